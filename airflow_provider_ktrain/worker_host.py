@@ -193,14 +193,21 @@ class WorkerHost:
             self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
             return ""
 
-    def submit(self, submission: Submission, on_finish_action: OnFinishAction) -> Submitted:
-        """Create or adopt the job.
+    def expect(self, submission: Submission, on_finish_action: OnFinishAction) -> None:
+        """From now on, a job of this task may exist.
 
         :param submission: what to submit.
         :param on_finish_action: what happens to the job when this try ends.
         """
         self._training.job.options = Options(on_finish_action=on_finish_action)
         self._training.job.expect(submission)
+        self.check()
+
+    def submit(self, submission: Submission) -> Submitted:
+        """Create or adopt the job, which `expect` has announced.
+
+        :param submission: what to submit.
+        """
         self.check()
         began = time.monotonic()
         try:
@@ -247,7 +254,11 @@ class WorkerHost:
         :param timeout: seconds. Default: None, no limit.
         :raises TimeoutError: the job has not ended in time.
         """
-        ended = self._run(asyncio.wait_for(self._training.follow(ref, options), timeout))
+        try:
+            ended = self._run(asyncio.wait_for(self._training.follow(ref, options), timeout))
+        except TimeoutError:
+            self._run(self._training.interrupted(Event.WAIT_EXPIRED))
+            raise
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
 
@@ -260,8 +271,8 @@ class WorkerHost:
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
         """Run a coroutine function with the API and the connection's namespace."""
-
-        async def run() -> T:
-            return await ask(await self._training.job.api(), self._hook.namespace or "default")
-
-        return self._run(run())
+        try:
+            return self._run(self._training.call(lambda api: ask(api, self._hook.namespace or "default")))
+        except Stopped as e:
+            self._killed = TrainingKilledError(str(e))
+            raise self._killed from None

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from airflow_provider_ktrain.core.ending import ACTS, ENDED, Action, Event, Rule, Task, decide, task_of
+from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.state.status import seen_in
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
@@ -57,10 +56,11 @@ class Stopping:
     async def interrupted(self, event: Event) -> None:
         """An error ends the try. It is raised afterwards, so nothing is raised here.
 
-        :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT or KILL.
+        :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT, KILL or WAIT_EXPIRED.
         """
         job = self._job
-        if not job.is_mine:
+        if not job.is_mine or decide(job.situation(event, None)).action is Action.LET_GO:
+            job.let_go()
             return
         if event in HURRIED and self._host.seconds is not None:
             await self._in_seconds(event)
@@ -102,7 +102,7 @@ class Stopping:
             await job.find_submitted(max(late, job.posting.until + 1.0))
         if job.ref is None:
             return NO_JOB, ""
-        read = self._ended_as_seen() if event is Event.KILL else await self._last_read()
+        read = self._as_seen() if event is Event.KILL else await self._last_read()
         while True:
             rule = decide(replace(job.situation(event, read), task=task, may_wait=False))
             text, error = job.text(rule, state), ""
@@ -134,10 +134,10 @@ class Stopping:
         released, error = await job.write(job.mode(rule, read) or Mode.DELETE_PODS, read, verify=False)
         return error or (released.text if released is not None else "")
 
-    def _ended_as_seen(self) -> JobRead | None:
-        """The job, if it was seen to have ended, which is final."""
+    def _as_seen(self) -> JobRead | None:
+        """The job as it was seen last, which fences the one request: an end and another owner are final."""
         job = self._job.last_seen
-        return JobRead(job, []) if job is not None and seen_in(job, ()) in ENDED else None
+        return None if job is None else JobRead(job, [])
 
     async def _read_job(self, end: float) -> JobRead | None:
         """The job as it is now, after a conflict; None if it can't be read."""

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.adoption import may_have_begun
+from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import LIMITS, Action, Event, Ownership, Rule, decide, deletes
+from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ownership, Rule, decide, deletes
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -47,6 +48,8 @@ RETRY_SECONDS = 5.0  #: between two attempts to follow a job
 PATIENCE_RESET_SECONDS = 1200.0
 REST_SECONDS = 1.0  #: until a rule that a read didn't confirm is looked at again
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
+#: events after which nothing is ended
+NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED)
 STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
 
 
@@ -76,7 +79,8 @@ class Training:
         self._stopping = Stopping(self.job, host, self._positions, log)
         self.cursor: Cursor | None = None  #: positions in the logs, updated in place
         self._concluded: JobRead | None = None  # the read by which an ended job was concluded
-        self._near_end: dict[Event, float] = {}  # time.monotonic() at which the primary was first seen ended
+        #: time.monotonic() at which a decision about an event first saw this end of the primary
+        self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
         self._looks_again = False  # whether the last decision was to look again
 
@@ -96,14 +100,26 @@ class Training:
 
         :raises Stopped: the process was asked to stop; what happens to the job is decided and done.
         """
-        self.job.expect(submission)
+        if self.job.submission is not submission:
+            self.job.expect(submission)
+        return await self.call(lambda api: self._submit(api, submission))
+
+    async def call(self, ask: Callable[[Api], Awaitable[T]]) -> T:
+        """Do something with the client.
+
+        :raises Stopped: the process was asked to stop; what happens to the job is decided and done.
+        """
+
+        async def work() -> T:
+            return await ask(await self.job.api())
+
         try:
-            return await self._unless_stopped(self._submit(submission))
+            return await self._unless_stopped(work())
         except _StopRequested:
             raise Stopped(str(cause_of(await self.stop()))) from None
 
-    async def _submit(self, submission: Submission) -> Submitted:
-        api, job = await self.job.api(), self.job
+    async def _submit(self, api: Api, submission: Submission) -> Submitted:
+        job = self.job
         try:
             submitted = await submission.carry_out(api, self._log, posting=job.posting, end_job=job.end_existing)
         except CodeRefusedError as refused:
@@ -203,6 +219,7 @@ class Training:
                 api, job.known_ref, job.options,
                 log=self._log, handover=self.handover, policy=self._policy, cursor=self._positions(),
             )  # fmt: skip
+            following.state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
             async with following:
                 try:
                     result = await self._follow_to_the_end(following, until, first)
@@ -290,30 +307,31 @@ class Training:
         """The rule that applies, and the read by which it was found; None if nothing was read."""
         event, job = noticed.event, self.job
         unread = job.situation(event, None)
-        if unread.owner is Ownership.FOREIGN or event is Event.HAND_OVER:
+        if unread.owner is Ownership.FOREIGN or event in NEEDS_NO_READ:
             return decide(unread), None
         try:
             read = await job.read()
             seen = await following.observe(read)
-            holds = await following.still_holds(noticed) if event in LIMITS and seen is Seen.RUNNING else True
+            holds = await following.still_holds(noticed) if event in LIMITS and seen in ALIVE else True
         except (ApiStatusError, ApiUnavailable) as e:
             self._log_unread(noticed, e)
             return decide(unread), None
         self._unread_logged = False
         if holds is None:
             return decide(unread), None
-        situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=self._may_wait(event, seen))
+        may_wait = self._may_wait(event, following)
+        situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=may_wait)
         if situation.owner is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
             known = event is Event.RELEASE_FAILED or await self._stored_conclusion() is not None
             situation = replace(situation, cause_stored=known)
         return decide(situation), read
 
-    def _may_wait(self, event: Event, seen: Seen) -> bool:
+    def _may_wait(self, event: Event, following: Following) -> bool:
         """Whether there is time to look again: a job's status shows its end some seconds after its program's."""
-        if seen is not Seen.PRIMARY_ENDED:
-            self._near_end.pop(event, None)
+        if following.state.seen is not Seen.PRIMARY_ENDED:
             return True
-        return time.monotonic() - self._near_end.setdefault(event, time.monotonic()) < STATUS_LAG_SECONDS
+        since = self._near_end.setdefault((event, following.state.ended_primary), time.monotonic())
+        return time.monotonic() - since < STATUS_LAG_SECONDS
 
     def _log_unread(self, noticed: Noticed, error: Exception) -> None:
         """Log once per outage that nothing is decided."""

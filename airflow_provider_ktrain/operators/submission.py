@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -51,25 +50,25 @@ class Submission:
     :param request: the job that the task requests.
     :param context: Airflow's context, for the task's state.
     :param hook: hook of the connection.
-    :param log: the task's logger.
     :param patience: seconds to retry an unreachable or overloaded API server where an earlier try may have left a job.
     :raises ManifestError: the request is invalid, and no earlier try has submitted a job.
     :raises PlaceChangedError: the connection or namespace has changed since the previous try.
     :raises AccessError: the connection points to another cluster than in the previous try.
     """
 
-    def __init__(self, request: JobRequest, context: Context, hook: TrainingHook, log: Log, *, patience: float) -> None:
+    def __init__(self, request: JobRequest, context: Context, hook: TrainingHook, *, patience: float) -> None:
         self._patience = patience
         self.version: str | None = None
         self._sent: Manifest = {}  # the manifest of the job that this try creates
         state = mapping(compat.recall(context, SUBMISSION_STATE))
         same_life = state.get("max_tries") == request.owner.max_tries
-        before: Mapping[str, str] = mapping(state.get("place")) if same_life else {}
-        if request.invalid is not None and (not {"name", "namespace"} <= before.keys() or request.dry_run):
+        self._before: Mapping[str, str] = mapping(state.get("place")) if same_life else {}
+        known = {"name", "namespace"} <= self._before.keys()
+        if request.invalid is not None and (request.dry_run or not (known or _may_have_job(request, context))):
             raise request.invalid
         hook.load()
-        if request.invalid is not None:
-            self.name, self.namespace = before["name"], before["namespace"]
+        if request.invalid is not None and known:
+            self.name, self.namespace = self._before["name"], self._before["namespace"]
         else:
             self.name, self.namespace = request.job_name, request.namespace_or(hook.namespace or "default")
         if same_life:  # `retries` may have been changed since
@@ -78,20 +77,28 @@ class Submission:
         self._previous = int(state.get("attempt", 0)) if same_life or request.resume_on_clear else 0
         self._earlier_step: float | None = None  # the highest step of earlier tries
         self._checkpoints: CheckpointListing | None = None  # what they left
-        if not request.dry_run:
-            self._settle(context, before, hook, log)
         if self.is_retry and not request.dry_run:
             first = 1 if request.resume_on_clear else request.first_try
             self._earlier_step = task_state.read_earlier_step(context, first)
             if request.checkpoint_location is not None:
                 self._checkpoints = CheckpointListing(request.checkpoint_location)
 
-    def _settle(self, context: Context, before: Mapping[str, str], hook: TrainingHook, log: Log) -> None:
+    async def cluster(self, api: Api, earlier: JobRef | None, log: Log) -> str:
+        """The identity of the connection's cluster.
+
+        :param earlier: the job of an earlier try. None: there is none.
+        :raises AccessError: the earlier job is in another cluster.
+        """
+        if earlier is not None:
+            await check_cluster(api, earlier, patience=self.patience(DISCOVERY_PATIENCE), log=log)
+        return await api.cluster()
+
+    def settle(self, context: Context, ask_cluster: Callable[[JobRef | None], str], log: Log) -> None:
         """Store the job's place in the task's state.
 
-        :param before: the place of the previous try; empty if there was none.
+        :param ask_cluster: calls `cluster`.
         """
-        request = self._request
+        request, before = self._request, self._before
         place = {
             "kubernetes_conn_id": request.kubernetes_conn_id,
             "cluster_context": request.cluster_context or "",
@@ -100,7 +107,7 @@ class Submission:
         }
         _same_place(before, place)
         job = task_state.read_job(context) if before else None
-        place["cluster"] = asyncio.run(_cluster(hook, job, self.patience(DISCOVERY_PATIENCE), log))
+        place["cluster"] = ask_cluster(job)
         if compat.is_common_deployment_id():
             # a cluster on this machine is rarely shared
             write = log.info if urlsplit(place["cluster"]).hostname in LOOPBACK else log.warning
@@ -109,7 +116,7 @@ class Submission:
                 "names.\n[api] base_url is not set or is localhost, so it does not identify this Airflow. Set "
                 "AIRFLOW__KTRAIN__DEPLOYMENT_ID to the same value in all components of each Airflow."
             )
-        if not job:  # else the hook has already compared the clusters
+        if not job:  # else the clusters were compared
             _same_place(before, place)
         life = {"max_tries": request.owner.max_tries, "first_try": request.first_try}
         self._state = {"version": VERSION, **life, "place": place}
@@ -240,13 +247,6 @@ def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
         )
 
 
-async def _cluster(hook: TrainingHook, job: JobRef | None, patience: float, log: Log) -> str:
-    """The identity of the connection's cluster.
-
-    :param patience: seconds to retry an unreachable or overloaded API server.
-    :raises AccessError: `job` is in another cluster.
-    """
-    async with hook.api() as api:
-        if job is not None:
-            await check_cluster(api, job, patience=patience, log=log)
-        return await api.cluster()
+def _may_have_job(request: JobRequest, context: Context) -> bool:
+    """Whether an earlier try may have left a job, of which nothing is stored: below Airflow 3.3."""
+    return request.owner.try_number > 1 and not compat.has_task_state(context)

@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ktrain.compat import DEFERRAL_TIMEOUT
-from airflow_provider_ktrain.exceptions import TrainingTimeoutError
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingTimeoutError
 from tests.operators.task_instance import Instance, of_each_kind
 
 TRAINS_SOON = ["sh", "-c", "echo 'KTRAIN_RESULT {\"loss\": 1}'"]
@@ -60,6 +60,23 @@ def test_deferral_timeout_releases_the_job_below_airflow_3_3(stateless: Instance
     assert isinstance(stateless.execute(), TaskDeferred)
     with pytest.raises(TrainingTimeoutError):
         stateless.fail(DEFERRAL_TIMEOUT)
+    assert not stateless.jobs()
+
+
+@of_each_kind
+def test_retry_with_an_invalid_parameter_adopts_the_job_below_airflow_3_3(stateless: Instance) -> None:
+    """Nothing is stored about the job of the lost try, so it is looked for by its name."""
+    stateless.execute(number=1, retries=1)
+    before = uids(stateless)
+    again = stateless.execute(number=2, retries=1, rendered={"gpus": "two"})
+    assert isinstance(again, TaskDeferred)
+    assert uids(stateless) == before
+
+
+def test_invalid_parameter_without_a_job_is_final_below_airflow_3_3(stateless: Instance) -> None:
+    for number in (1, 2):
+        with pytest.raises(TrainingConfigurationError):
+            stateless.execute(number=number, retries=1, rendered={"gpus": "two"})
     assert not stateless.jobs()
 
 

@@ -45,6 +45,7 @@ def test_error_of_a_killed_submission_does_not_keep_the_job() -> None:
     submission = FailingSubmission()
     host = WorkerHost(NoClusterHook(), logging.getLogger(__name__), Try(retry_left=True, ask_state=lambda: "none"))
     submission.host = host
+    host.expect(submission, OnFinishAction.DELETE_JOB)
     with pytest.raises(TrainingKilledError, match="was killed before it had submitted a job"), host:
-        host.submit(submission, OnFinishAction.DELETE_JOB)
+        host.submit(submission)
     assert submission.searched

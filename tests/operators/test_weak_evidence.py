@@ -85,7 +85,7 @@ def test_unexpected_error_does_not_end_the_training(instance: Instance, capsys: 
     with pytest.raises(AttributeError):
         instance.execute(operator=Breaks, deferrable=False)
     assert alive(instance)
-    assert "nobody follows it now. To delete it, run: kubectl delete" in capsys.readouterr().out
+    assert "nobody follows it now.\nTo delete it, run: kubectl delete" in capsys.readouterr().out
 
 
 @of_each_kind
@@ -103,7 +103,7 @@ def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     finally:
         instance.cluster.admin("clear")
     assert alive(instance) == [before]
-    assert "nobody follows it now. To delete it, run: kubectl delete" in capsys.readouterr().out
+    assert "nobody follows it now.\nTo delete it, run: kubectl delete" in capsys.readouterr().out
 
 
 @of_each_kind
@@ -215,7 +215,7 @@ def test_last_failure_of_a_trigger_keeps_a_job_that_cannot_be_reached(
         instance.fail("Trigger failure", traceback=["ImportError: no module\n"])
     assert alive(instance)
     output = capsys.readouterr().out
-    assert "no retry is left. To delete it, run: kubectl delete" in output
+    assert "no retry is left.\nTo delete it, run: kubectl delete" in output
     assert "could not be released" not in output, "nothing tries to"
 
 

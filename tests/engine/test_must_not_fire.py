@@ -1,0 +1,283 @@
+"""No limit and no startup rule ends a job that became healthy while nobody could see it.
+
+Each of them is tested with an API server that is away for longer than the limit, with a late watch of the jobs, with a
+late watch of the pods, and with a read that fails once at the decision. The same job is ended if it stays unhealthy.
+All combinations run at the same time, because a limit takes seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine.follow.messages import Options
+from tests.engine.fakekube import until
+from tests.engine.small_api import stamp
+from tests.engine.staged import NAME, Staged, staged, writes_of
+
+LEFT = 3.0  # seconds until a limit passes, from the beginning of the following
+AWAY = 6.0  # seconds for which the API server is away, more than is left of a limit
+GRACE = 2.0  # of each startup rule in this test
+
+Change = Callable[[Staged], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A limit or a rule, a job that it ends, and what becomes of the job.
+
+    :param limits: of the task.
+    :param unhealthy: brings the job into the state that is ended.
+    :param healthy: brings it into one that isn't.
+    :param text: what the cause of its end contains.
+    """
+
+    limits: Mapping[str, Any]
+    unhealthy: Change
+    healthy: Change
+    text: str
+
+
+def starts(training: Staged) -> None:
+    """All pods run."""
+    training.pod(0)
+    training.running()
+
+
+def succeeds(training: Staged) -> None:
+    training.pod(0, "Succeeded")
+    training.ended()
+
+
+def suspended(training: Staged) -> None:
+    training.spec(runPolicy={"suspend": True})
+    training.condition("Suspended", since=27.0)
+
+
+def admitted(training: Staged) -> None:
+    training.spec(runPolicy={"suspend": False})
+    starts(training)
+
+
+def without_node(training: Staged) -> None:
+    training.condition("Created")
+    training.pod(0, "Pending", node="", since=27.0)
+
+
+def pulling(training: Staged) -> None:
+    training.condition("Created")
+    training.pod(0, "Pending", since=27.0)
+
+
+def partly_scheduled(training: Staged) -> None:
+    training.condition("Created")
+    training.pod(0, since=27.0)
+    training.pod(1, "Pending", node="", since=27.0)
+
+
+def both_start(training: Staged) -> None:
+    training.pod(1)
+    starts(training)
+
+
+def silent(training: Staged) -> None:
+    """Two replicas run, of which the first is followed."""
+    training.line("started", since=30.0)
+    both_start(training)
+
+
+async def talk(training: Staged) -> None:
+    """Each second, the replica that is not followed writes a line with a higher step."""
+    for step in itertools.count(1):
+        training.line(f'KTRAIN_METRIC {{"step": {step}, "loss": 0.5}}', 1)
+        await asyncio.sleep(1.0)
+
+
+def talks(training: Staged) -> None:
+    training.background = asyncio.ensure_future(talk(training))
+
+
+def restarted(number: int) -> Change:
+    def change(training: Staged) -> None:
+        end = {"terminated": {"exitCode": 1, "startedAt": stamp(8), "finishedAt": stamp(6)}}
+        training.pod(0, state={"running": {"startedAt": stamp(5)}}, restarts=number, last=end)
+        training.running()
+
+    return change
+
+
+def waits(reason: str, message: str = "") -> Change:
+    def change(training: Staged) -> None:
+        training.condition("Created")
+        training.pod(0, "Pending", state={"waiting": {"reason": reason, "message": message}}, since=27.0)
+
+    return change
+
+
+def volume_missing(training: Staged) -> None:
+    pulling(training)
+    text = 'MountVolume.SetUp failed for volume "data": configmap "data" not found'
+    training.event("FailedMount", text, about=f"{NAME}-{training.role.lower()}-0")
+
+
+def pods_refused(training: Staged) -> None:
+    training.condition("Created")
+    text = 'Error creating: pods "train-worker-0" is forbidden: violates PodSecurity "restricted:latest"'
+    training.event("FailedCreatePod", text)
+
+
+LIMITS: dict[str, Case] = {
+    "queue": Case({"queue": 30}, suspended, admitted, "queue_timeout"),
+    "schedule": Case({"schedule": 30}, without_node, starts, "schedule_timeout"),
+    "startup": Case({"startup": 30}, pulling, starts, "startup_timeout"),
+    "partial start": Case({"partial_start": 30}, partly_scheduled, both_start, "partial_start_timeout"),
+    "log stall": Case({"log_stall": LEFT + 1}, silent, talks, "log_stall_timeout"),
+    "progress": Case({"progress": LEFT + 1}, silent, talks, "progress_timeout"),
+}
+#: the number of restarts never becomes less: the job has succeeded meanwhile
+RESTARTS: dict[str, Case] = {
+    "max_restarts": Case({"max_restarts": 1}, restarted(1), succeeds, "max_restarts"),
+}
+RULES: dict[str, Case] = {
+    "late Secret": Case({}, waits("CreateContainerConfigError", 'secret "s" not found'), starts, "secret"),
+    "registry away": Case({}, waits("ErrImagePull", "dial tcp: i/o timeout"), starts, "image"),
+    "back-off": Case({}, waits("ImagePullBackOff", "Back-off pulling image"), starts, "image"),
+    "late volume": Case({}, volume_missing, starts, "data"),
+    "refused pods": Case({}, pods_refused, starts, "PodSecurity"),
+}
+CASES = {**LIMITS, **RULES}
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    for reason in GRACE_SECONDS:
+        monkeypatch.setitem(GRACE_SECONDS, reason, GRACE)
+
+
+# the faults: each makes the job healthy without showing that
+
+
+async def away(training: Staged, case: Case) -> None:
+    """The API server is away for longer than the limit, and the job becomes healthy meanwhile."""
+    training.api.away = True
+    case.healthy(training)
+    await asyncio.sleep(AWAY if case.limits else 16)
+    training.api.away = False
+
+
+async def late_jobs(training: Staged, case: Case) -> None:
+    training.api.freeze(training.kind.plural)
+    case.healthy(training)
+
+
+async def late_pods(training: Staged, case: Case) -> None:
+    training.api.freeze("pods")
+    case.healthy(training)
+
+
+async def late_and_unread(training: Staged, case: Case) -> None:
+    """The watches are late, and the read of the decision fails once."""
+    training.api.freeze("pods", training.kind.plural)
+    training.api.fail("GET", f"/{training.kind.plural}/{NAME}", 503, 1)
+    case.healthy(training)
+
+
+async def late_and_unlisted(training: Staged, case: Case) -> None:
+    """The watches are late, and the list of pods of the decision fails once."""
+    training.api.freeze("pods", training.kind.plural)
+    training.api.fail("GET", r"/pods\?(?!.*watch)", 503, 1)
+    case.healthy(training)
+
+
+FAULTS = (away, late_jobs, late_pods, late_and_unread, late_and_unlisted)
+
+
+async def followed(training: Staged, case: Case) -> asyncio.Future[Any]:
+    """The training is followed, and its state is known."""
+    case.unhealthy(training)
+    options = Options(limits=Limits(**case.limits), drain_timeout=0.5, logs={"Worker": [0]})
+    following = asyncio.ensure_future(training.follow(options))
+    await until(lambda: following.done() or " is " in str(training.log), 20)
+    await until(lambda: training.api.watched("pods") and training.api.watched(training.kind.plural), 20)
+    return following
+
+
+async def outcome_of_healthy(case: Case, fault: Any) -> str:
+    """What is wrong with the end of a job that became healthy; empty if nothing is."""
+    async with staged() as training:
+        following = await followed(training, case)
+        await fault(training, case)
+        rest = LEFT + 2 if case.limits else 18
+        await asyncio.wait([following], timeout=rest)
+        if following.done():
+            return f"ended: {following.result().cause} {writes_of(training)}\n{training.log}"
+        if writes_of(training):
+            return f"changed: {writes_of(training)}"
+        succeeds(training)
+        for pod in list(training.api.objects["pods"]):
+            training.api.change("pods", pod, lambda pod: pod["status"].update(phase="Succeeded"))
+        training.api.thaw()
+        if not (await asyncio.wait([following], timeout=30))[0]:
+            following.cancel()
+            return f"its end is not noticed:\n{training.log}\n{training.api.requests[-12:]}"
+        outcome = following.result()
+        return "" if outcome.succeeded and not outcome.cause else f"its own end is lost: {outcome.cause}"
+
+
+async def outcome_of_unhealthy(case: Case, *, fails_once: bool) -> str:
+    """What is wrong with the end of a job that stays unhealthy; empty if nothing is."""
+    async with staged() as training:
+        following = await followed(training, case)
+        if fails_once:
+            training.api.fail("GET", f"/{training.kind.plural}/{NAME}", 503, 1)
+        outcome = await asyncio.wait_for(following, 60)
+        deleted = [line for line in training.api.writes() if line.startswith("DELETE") and training.kind.plural in line]
+        if outcome.succeeded or len(deleted) != 1 or training.api.objects["pods"]:
+            return f"not ended: {outcome} {training.api.writes()}"
+        return "" if case.text in str(outcome.cause) else f"another cause: {outcome.cause}"
+
+
+@pytest.mark.parametrize("cases", [LIMITS, RULES], ids=["limits", "startup rules"])
+async def test_healthy_job_is_never_ended(cases: Mapping[str, Case]) -> None:
+    runs = {
+        f"{name}, {fault.__name__}": outcome_of_healthy(case, fault) for name, case in cases.items() for fault in FAULTS
+    }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+async def test_unhealthy_job_is_ended() -> None:
+    runs = {
+        f"{name}, {fails}": outcome_of_unhealthy(case, fails_once=fails)
+        for name, case in CASES.items()
+        for fails in (False, True)
+    }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+@pytest.mark.parametrize("fault", [late_jobs, late_pods, away, late_and_unread])
+async def test_success_wins_against_restarts(fault: Any) -> None:
+    """The restart that exceeds max_restarts is seen when the job has succeeded already."""
+    case = RESTARTS["max_restarts"]
+    async with staged() as training:
+        following = await followed(training, case)
+
+        def exceeds(training: Staged) -> None:
+            restarted(2)(training)
+            succeeds(training)
+
+        if fault is late_jobs:
+            training.api.freeze(training.kind.plural)
+            restarted(2)(training)
+        await fault(training, Case(case.limits, case.unhealthy, exceeds, case.text))
+        training.api.thaw()
+        outcome = await asyncio.wait_for(following, 60)
+        assert outcome.succeeded, (outcome, str(training.log))

@@ -1,0 +1,128 @@
+"""The primary's container has ended, and the job's status doesn't show it yet: its own end is concluded.
+
+Recordings 01, 31, 41, 50 and 57 show a delay of 1.1 to 2.2 s; on a loaded cluster it is longer. All combinations run at
+the same time, because they take as long as the longest delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine.follow.following import Noticed
+from airflow_provider_ktrain.engine.follow.messages import Options
+from tests.engine.fakekube import until
+from tests.engine.small_api import stamp
+from tests.engine.staged import KINDS, NAME, Staged, staged
+
+DELAYS = (0.0, 2.0, 15.0)  # seconds until the job's status shows its end
+NEVER = 60.0
+LIMIT = 2.0  # seconds from the end of the container at which a limit passes
+RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
+
+Set = Callable[[Kind], Options]
+
+
+def deadline(kind: Kind) -> Options:
+    return Options(deadline=time.time() + LIMIT, drain_timeout=0.5)
+
+
+def log_stall(kind: Kind) -> Options:
+    return Options(limits=Limits(log_stall=LIMIT), drain_timeout=0.5)
+
+
+def progress(kind: Kind) -> Options:
+    return Options(limits=Limits(progress=LIMIT), drain_timeout=0.5)
+
+
+def max_restarts(kind: Kind) -> Options:
+    return Options(limits=Limits(max_restarts=0), drain_timeout=0.5)
+
+
+ENDS: tuple[Set, ...] = (deadline, log_stall, progress, max_restarts)
+
+
+def container_ended(training: Staged, code: int) -> None:
+    """The program has ended, and has restarted once before."""
+    phase, state = ("Succeeded", "Completed") if code == 0 else ("Failed", "Error")
+    ended = {"terminated": {"exitCode": code, "reason": state, "startedAt": stamp(10), "finishedAt": stamp()}}
+    last = {"terminated": {"exitCode": 1, "startedAt": stamp(30), "finishedAt": stamp(20)}}
+    training.pod(0, phase, state=ended, restarts=1, last=last)
+
+
+async def followed(training: Staged, options: Options, first: Noticed | None = None) -> asyncio.Future[Any]:
+    training.pod(0)
+    training.running()
+    training.line("started", since=10.0)
+    training.line(RESULT, since=1.0)
+    following = asyncio.ensure_future(training.follow(options, first=first))
+    await until(lambda: following.done() or "loss" in str(training.log), 30)
+    return following
+
+
+async def ends_late(kind: Kind, options: Set, delay: float, code: int, first: Noticed | None = None) -> str:
+    """What is wrong with the reported end of a job; empty if nothing is."""
+    async with staged(kind) as training:
+        following = await followed(training, options(kind), first)
+        container_ended(training, code)
+        await asyncio.sleep(delay)
+        training.ended("Failed" if code else "Succeeded")
+        outcome = await asyncio.wait_for(following, 60)
+        if code == 0:
+            return "" if outcome.succeeded and outcome.result == {"loss": 0.5} else f"{outcome}\n{training.log}"
+        cause = str(outcome.cause)
+        return "" if f"exit code {code}" in cause and "timeout" not in cause else f"{cause}\n{training.log}"
+
+
+async def test_own_end_is_concluded() -> None:
+    runs = {
+        f"{kind.name}, {options.__name__}, {delay} s, exit code {code}": ends_late(kind, options, delay, code)
+        for kind in KINDS
+        for options in ENDS
+        for delay in DELAYS
+        for code in (0, 3)
+    }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+async def test_own_end_is_concluded_after_a_deferral_timeout() -> None:
+    """The worker finds the job after Airflow's timeout of the deferral, or to complete a trigger's release."""
+    runs = {
+        f"{kind.name}, {event}, {delay} s": ends_late(kind, lambda _: Options(drain_timeout=0.5), delay, 0, event)
+        for kind in KINDS
+        for event in (Noticed(Event.DEFERRAL_EXPIRED), Noticed(Event.RELEASE_FAILED))
+        for delay in DELAYS
+    }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+async def never_ends(kind: Kind, options: Set, code: int) -> str:
+    """What is wrong with the end of a job whose status never shows its end; empty if nothing is."""
+    async with staged(kind) as training:
+        following = await followed(training, options(kind))
+        container_ended(training, code)
+        ended = time.monotonic()
+        outcome = await asyncio.wait_for(following, NEVER)
+        waited = time.monotonic() - ended
+        deleted = NAME not in training.api.objects[kind.plural]
+        right = not outcome.succeeded and deleted and 20 <= waited and f"exit code {code}" in str(outcome.cause)
+        return "" if right else f"after {waited:.0f} s: {outcome.cause}\n{training.log}"
+
+
+async def test_rule_acts_on_a_job_that_never_shows_its_end() -> None:
+    """Its text contains the exit code."""
+    runs = {
+        f"{kind.name}, {options.__name__}, exit code {code}": never_ends(kind, options, code)
+        for kind in KINDS
+        for options in ENDS
+        for code in (0, 3)
+    }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}

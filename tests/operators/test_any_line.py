@@ -1,0 +1,361 @@
+"""An exception at any moment of a task: no job is leaked, doubled or deleted alive, and no result is lost.
+
+Airflow's next minor version raises an exception into the task on SIGTERM, besides calling `on_kill`
+(apache/airflow#73395). So here a signal handler raises at the n-th request that the API server receives, and at the
+n-th call of Airflow: a push of an XCom, or a write of the task's state. n grows until a run ends without an exception.
+Then a retry runs, if Airflow would start one. Each run takes the next kind of exception, so that all runs together
+cover all moments in reasonable time; EVERY=1 in the environment runs all combinations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk import TaskInstanceState
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, TaskDeferred
+
+from airflow_provider_ktrain.core.ending import Successor
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Options, Outcome, event_of
+from airflow_provider_ktrain.engine.training import Host, Training
+from airflow_provider_ktrain.hooks.training import TrainingHook
+from tests.clusters import TestCluster
+from tests.engine.small_api import NAMESPACE, Object, SmallApi, precise_stamp, served, stamp
+from tests.operators.conftest import set_connection
+from tests.operators.task_instance import Instance, Store, Supervisor, supervised
+
+TRAINS_FOR = 0.4  # seconds of a training
+RESULT = {"loss": 0.5}
+JOBS = PYTORCHJOB.plural
+EVERY = bool(os.environ.get("EVERY"))
+STRIDE = 1 if EVERY else 5
+
+
+class Operator:
+    """What a training operator and a kubelet do with a job of one replica: its pod runs, prints a result and succeeds.
+
+    :ivar created: number of jobs that were created.
+    :ivar deleted_alive: number of jobs that were deleted before they had ended.
+    """
+
+    def __init__(self) -> None:
+        self.created = self.deleted_alive = 0
+        self.api = SmallApi(self.on_write)
+
+    def on_write(self, method: str, resource: str, obj: Object) -> None:
+        if resource != JOBS:
+            return
+        if method == "DELETE":
+            self.deleted_alive += not _has_ended(obj)
+            return
+        self.created += 1
+        name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
+        self._show(name, uid, "Running", {"running": {"startedAt": stamp()}})
+        self.api.logs[f"{name}-{uid}"].append((precise_stamp(), f"KTRAIN_RESULT {json.dumps(RESULT)}"))
+        asyncio.get_running_loop().call_later(TRAINS_FOR, self._succeed, name, uid)
+
+    def _succeed(self, name: str, uid: str) -> None:
+        job = self.api.objects[JOBS].get(name)
+        if job is not None and job["metadata"]["uid"] == uid and not job["spec"]["runPolicy"].get("suspend"):
+            ended = {"exitCode": 0, "startedAt": stamp(), "finishedAt": stamp()}
+            self._show(name, uid, "Succeeded", {"terminated": ended})
+
+    def _show(self, name: str, uid: str, phase: str, state: Object) -> None:
+        condition = {"type": phase, "status": "True", "lastTransitionTime": stamp()}
+        job = self.api.change(JOBS, name, lambda job: job.update(status={"conditions": [condition]}))
+        labels = {
+            **job["metadata"]["labels"], PYTORCHJOB.pod_name_label: name,
+            "training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0",
+        }  # fmt: skip
+        owners = [{"kind": job["kind"], "name": name, "uid": uid}]
+        container = {"name": "pytorch", "restartCount": 0, "state": state, "lastState": {}}
+        self.api.put(
+            "pods",
+            {
+                "metadata": {"name": f"{name}-{uid}", "labels": labels, "ownerReferences": owners},
+                "spec": {
+                    "nodeName": "node-1",
+                    "terminationGracePeriodSeconds": 0,
+                    "containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+                },
+                "status": {"phase": phase, "containerStatuses": [container]},
+            },
+        )
+
+    def alive(self) -> list[Object]:
+        """The jobs that train."""
+        found = list(self.api.objects[JOBS].values())
+        return [job for job in found if not _has_ended(job) and not job["spec"]["runPolicy"].get("suspend")]
+
+
+def _has_ended(job: Object) -> bool:
+    return any(one["type"] == "Succeeded" for one in (job.get("status") or {}).get("conditions") or ())
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Operator, Path]]:
+    """The API server in a thread of its own, and its kubeconfig."""
+    running, stop, urls = threading.Event(), asyncio.Event(), []
+    loop = asyncio.new_event_loop()
+    made: list[Operator] = []
+
+    async def serve() -> None:
+        made.append(Operator())
+        async with served(made[0].api) as url:
+            urls.append(url)
+            running.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    assert running.wait(60)
+    path = tmp_path_factory.mktemp("any_line") / "kubeconfig"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1", "kind": "Config", "current-context": "small",
+                "contexts": [{"name": "small", "context": {"cluster": "small", "user": "small"}}],
+                "clusters": [{"name": "small", "cluster": {"server": urls[0]}}],
+                "users": [{"name": "small", "user": {}}],
+            }
+        )
+    )  # fmt: skip
+    yield made[0], path
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(60)
+    loop.close()
+
+
+# the exception
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An exception, and what goes with it.
+
+    :param error: what the signal handler raises. None: the API server cuts the connection, or Airflow's API fails.
+    :param kills: whether `on_kill` is called before.
+    :param state: of the task, as Airflow answers.
+    """
+
+    name: str
+    error: type[BaseException] | None
+    kills: bool = False
+    state: TaskInstanceState = TaskInstanceState.RUNNING
+
+
+KINDS = (
+    Kind("error", ValueError),
+    Kind("stopped", AirflowTaskTerminated, kills=True),
+    Kind("killed", AirflowTaskTerminated, kills=True, state=TaskInstanceState.FAILED),
+    Kind("terminated", AirflowTaskTerminated),
+    Kind("exit", SystemExit),
+    Kind("failure", None),
+)
+
+
+class Moments:
+    """Counts the moments of a run, and raises at the n-th one.
+
+    :param number: from 1. 0: never.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.count = 0
+        self.kind = KINDS[0]
+        self.hit = ""  # where it was raised
+        self.cut: Callable[[], None] = lambda: None
+
+    def start(self, number: int, kind: Kind) -> None:
+        self.number, self.kind, self.count, self.hit = number, kind, 0, ""
+
+    def passes(self, what: str, *, inside: bool) -> bool:
+        """A moment has come. Returns whether this is the one at which the request or call itself fails.
+
+        :param inside: whether this is called in the thread that runs the task.
+        """
+        self.count += 1
+        if self.count != self.number or self.hit:
+            return False
+        self.hit = what
+        if self.kind.error is None:
+            return True
+        if inside:
+            signal.raise_signal(signal.SIGUSR1)
+        else:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return False
+
+
+class RaisingStore(Store):
+    """The task's state."""
+
+    def __init__(self, moments: Moments) -> None:
+        super().__init__()
+        self._moments = moments
+
+    def set(self, key: str, value: Any) -> None:
+        inside = threading.current_thread() is threading.main_thread()
+        if self._moments.passes(f"before state {key}", inside=inside):
+            raise ConnectionError("Airflow's API fails")
+        super().set(key, value)
+        if self._moments.passes(f"after state {key}", inside=inside):
+            raise ConnectionError("Airflow's response is lost")
+
+
+class RaisingInstance(Instance):
+    """A task instance whose pushes of XComs are moments, too."""
+
+    moments: Moments
+
+    def jobs(self) -> list[Object]:
+        """Called by each push of an XCom, after the value is stored."""
+        inside = threading.current_thread() is threading.main_thread()
+        if self.moments.passes("after an XCom", inside=inside):
+            raise ConnectionError("Airflow's response is lost")
+        return []
+
+    def delete(self) -> None: ...
+
+
+@dataclass
+class Run:
+    """One life of a task with an exception at one moment."""
+
+    operator: Operator
+    instance: RaisingInstance
+    moments: Moments
+    capsys: pytest.CaptureFixture[str]
+    deferrable: bool
+    retries: int
+
+    def task(self, number: int) -> Any:
+        """Run a try as Airflow does, the trigger included. Returns the result, or raises."""
+        ended = self.instance.execute(
+            number=number, retries=self.retries, deferrable=self.deferrable, command=["train"]
+        )
+        while isinstance(ended, TaskDeferred):
+            ended = self.instance.resume(self.trigger(ended))
+        return ended
+
+    def trigger(self, deferred: Any) -> Object:
+        """The event of the trigger, which follows the job without Airflow's 10 s. A triggerer that dies is replaced."""
+        arguments = deferred.trigger.serialize()[1]
+        while True:
+            try:
+                return asyncio.run(self._event(arguments))
+            except BaseException as e:
+                if isinstance(e, KeyboardInterrupt) or not self.moments.hit:
+                    raise
+
+    async def _event(self, arguments: Object) -> Object:
+        from airflow_provider_ktrain.core.identity import JobRef
+        from airflow_provider_ktrain.engine.follow.messages import Handover
+
+        async def ask(seconds: float) -> str:
+            return str(self.moments.kind.state)
+
+        host = Host(None, ask, Successor.OTHER_PROCESS, policy=FollowPolicy(shared=True))
+        training = Training(TrainingHook().api, host, self.instance.operator.log)  # type: ignore[union-attr]
+        training.ref, training.handover = JobRef.from_dict(arguments["job"]), Handover.from_dict(arguments["handover"])
+        try:
+            outcome = await training.follow(training.ref, Options.from_dict(arguments["options"]))
+        except Exception as e:
+            return event_of(f"{type(e).__name__}: {e}")
+        finally:
+            await training.close()
+        assert isinstance(outcome, Outcome)
+        return event_of(outcome)
+
+    def check(self) -> str:
+        """What is wrong after an exception; empty if nothing is."""
+        kind, error, result = self.moments.kind, None, None
+        try:
+            result = self.task(1)
+        except BaseException as e:
+            error = e
+        if not self.moments.hit:
+            assert result == RESULT, error
+            return "end"
+        text = self.capsys.readouterr().out + str(error)
+        killed = kind.state is TaskInstanceState.FAILED
+        final = isinstance(error, AirflowFailException | AirflowTaskTerminated)
+        if error is None:
+            return "" if result == RESULT else f"another result: {result}"
+        if final and not killed:
+            return f"a retry is forbidden: {error!r}"
+        if killed:
+            return self._left(text)
+        if self.operator.deleted_alive and self.retries:
+            return f"deleted alive: {error!r}"
+        if not self.retries:
+            return self._left(text)
+        self.moments.start(0, KINDS[0])
+        result = self.task(2)
+        if result != RESULT:
+            return f"the result is lost: {result}"
+        return "" if self.operator.created == 1 else f"{self.operator.created} jobs"
+
+    def _left(self, text: str) -> str:
+        alive = self.operator.alive()
+        return f"leaked: {text[-1500:]}" if alive and "kubectl delete" not in text else ""
+
+
+@pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
+@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferrable"])
+def test_exception_at_any_moment(
+    operator: tuple[Operator, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    deferrable: bool, retries: int,
+) -> None:  # fmt: skip
+    made, kubeconfig = operator
+    cluster = TestCluster(kubeconfig, NAMESPACE)
+    set_connection(cluster, monkeypatch)
+    monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "0")
+    moments, found = Moments(), {}
+    current: list[RaisingInstance] = []
+
+    def on_request(line: str) -> None:
+        if moments.passes(line, inside=False):
+            raise ConnectionError("cut")
+
+    def on_signal(*_: object) -> None:
+        if moments.kind.kills and current[0].operator is not None:
+            current[0].operator.on_kill()
+        assert moments.kind.error is not None
+        raise moments.kind.error("raised by a signal handler")
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    made.api.on_request = on_request
+    try:
+        for offset, kind in enumerate(KINDS):
+            number = 1 + offset % STRIDE
+            while True:
+                made.created = made.deleted_alive = 0
+                made.api.objects.clear()
+                made.api.requests.clear()
+                capsys.readouterr()
+                instance = RaisingInstance(cluster)
+                instance.moments, instance.store, current[:] = moments, RaisingStore(moments), [instance]
+                moments.start(number, kind)
+                with supervised(Supervisor(kind.state)):
+                    problem = Run(made, instance, moments, capsys, deferrable, retries).check()
+                if problem == "end":
+                    break
+                if problem:
+                    found[f"{kind.name} at {number}: {moments.hit}"] = problem
+                number += STRIDE
+    finally:
+        made.api.on_request = lambda line: None
+        signal.signal(signal.SIGUSR1, before)
+    assert found == {}
