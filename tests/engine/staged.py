@@ -212,6 +212,7 @@ class Staged:
         finally:
             await training.close()
 
+
 @contextlib.asynccontextmanager
 async def staged(kind: Kind = PYTORCHJOB, **how: Any) -> AsyncIterator[Staged]:
     """A job in an API server of its own."""
