@@ -410,8 +410,9 @@ class Training:
             outcome = await closing.outcome(cause)
             job.let_go()
             return _with_release(outcome, result)
-        if stored and self._host.policy.status_sink is not None:
-            self._host.policy.status_sink.retract()
+        sink = self._host.policy.status_sink
+        if stored and sink is not None and rule.action is not Action.CONCLUDE_STORED:
+            sink.retract()
         ended = await self._carry_out(rule, read, following, noticed)
         if ended is not None:
             return ended
