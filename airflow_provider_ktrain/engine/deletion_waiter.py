@@ -77,7 +77,7 @@ class DeletionWaiter:
         return True
 
     async def _ask(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await retry_transient(ask, time.monotonic() + self._patience)
+        return await retry_transient(ask, time.monotonic() + self._patience, warn=self._log.warning)
 
     def _report_is_due(self) -> bool:
         """Whether to log the progress, or to give up."""

@@ -39,10 +39,11 @@ class Log(Protocol):
         """Why the job failed."""
 
 
-async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
+async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log | None = None) -> str:
     """The API version in which this cluster serves the kind, by discovery.
 
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :param log: where to log that requests are repeated. Default: None, nowhere.
     :raises OperatorMissingError: the cluster doesn't serve a version that this provider supports.
     :raises AccessError, UnreachableError, ClusterError: a request fails.
     """
@@ -50,7 +51,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
 
     async def discover(path: str) -> Object:
         try:
-            return await retry_transient(lambda: api.request("GET", path), end)
+            return await retry_transient(lambda: api.request("GET", path), end, warn=log.warning if log else None)
         except ApiStatusError as e:
             if e.status == 404:
                 return {}
@@ -259,13 +260,15 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
     return await api.request("PATCH", api_paths.job(ref), body=patch, content_type=MERGE_PATCH)
 
 
-async def check_cluster(api: Api, ref: JobRef) -> None:
+async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log | None = None) -> None:
     """Check that the connection leads to the cluster of the job.
 
     In another cluster the job would look deleted, and a retry would submit it a second time. The same URL and
     certificate authority mean the same cluster. If they differ, the cluster may have a new address: then a job with
     the same uid proves that it is the same cluster.
 
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :param log: where to log that requests are repeated. Default: None, nowhere.
     :raises AccessError: the connection leads to another cluster.
     :raises UnreachableError: the API server can't be reached, so it is unknown which cluster it is.
     """
@@ -273,7 +276,8 @@ async def check_cluster(api: Api, ref: JobRef) -> None:
     if ref.cluster in ("", here):
         return
     try:
-        if await read_job(api, ref) is not None:
+        end = time.monotonic() + patience
+        if await retry_transient(lambda: read_job(api, ref), end, warn=log.warning if log else None) is not None:
             return
         response = "that job doesn't exist there"
     except ApiUnavailable as e:

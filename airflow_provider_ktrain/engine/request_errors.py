@@ -31,13 +31,20 @@ def is_transient(error: ApiUnavailable | ApiStatusError) -> bool:
     return isinstance(error, ApiUnavailable) or error.transient
 
 
-async def retry_transient(ask: Callable[[], Awaitable[T]], end: float, *, refused_until: float = 0) -> T:
+async def retry_transient(
+    ask: Callable[[], Awaitable[T]],
+    end: float,
+    *,
+    refused_until: float = 0,
+    warn: Callable[[str], object] | None = None,
+) -> T:
     """Repeat `ask` while the API server is unreachable or overloaded.
 
     :param ask: makes the request.
     :param end: value of `time.monotonic()` from which the error is raised instead.
     :param refused_until: value of `time.monotonic()` until which a refused request (401, 403) is repeated as well: an
         API server that has just started refuses everything until it has read the rights. Default: it isn't repeated.
+    :param warn: gets one message before the first repetition. Default: None, nobody is told.
     """
     delay = 0.2
     while True:
@@ -48,6 +55,10 @@ async def retry_transient(ask: Callable[[], Awaitable[T]], end: float, *, refuse
             last = min(end, refused_until) if refused else end
             if not (refused or is_transient(e)) or time.monotonic() + delay > last:
                 raise
+            if warn is not None:
+                seconds = last - time.monotonic()
+                warn(f"The API server can't be reached or is overloaded. Trying again for {seconds:.0f} s.\n{e}")
+                warn = None
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5)
 

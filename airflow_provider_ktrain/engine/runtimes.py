@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
@@ -16,6 +17,8 @@ from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
+Read = Callable[..., Awaitable[tuple[Object | None, int]]]  #: `_get` with its first parameters
+SCHEMA_PATIENCE_SECONDS = 15.0  #: limit to repeat requests for a schema that the API server can't serve (5xx)
 
 
 async def read_served(
@@ -40,11 +43,11 @@ async def read_served(
     """
     if not kind.has_runtimes():
         return None
-    end = time.monotonic() + patience
-    fields = await _spec_fields(api, kind, version, end)
+    read = functools.partial(_get, api, time.monotonic() + patience, log)
+    fields = await _spec_fields(read, kind, version)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
     if ref := kind.runtime_ref(manifest):
-        runtime = await read_runtime(api, kind, version, ref, namespace, end)
+        runtime = await read_runtime(read, kind, version, ref, namespace)
         if runtime is None:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
     served = Served(fields, runtime, unreadable)
@@ -53,15 +56,12 @@ async def read_served(
     return served
 
 
-async def read_runtime(
-    api: Api, kind: Kind, version: str, ref: RuntimeRef, namespace: str, end: float
-) -> Object | None:
+async def read_runtime(read: Read, kind: Kind, version: str, ref: RuntimeRef, namespace: str) -> Object | None:
     """The runtime of a job. None: the connection has no right to read it.
 
-    :param end: value of `time.monotonic()` until which requests are repeated.
     :raises RuntimeMismatchError: it does not exist.
     """
-    found, status = await _get(api, api_paths.runtime(kind, version, ref, namespace), end)
+    found, status = await read(api_paths.runtime(kind, version, ref, namespace))
     if status == 404:
         where = f" in namespace {namespace}" if ref.namespaced else ""
         raise RuntimeMismatchError(
@@ -74,29 +74,42 @@ async def read_runtime(
     return found
 
 
-async def _spec_fields(api: Api, kind: Kind, version: str, end: float) -> frozenset[str] | None:
+async def _spec_fields(read: Read, kind: Kind, version: str) -> frozenset[str] | None:
     """The fields of `spec` that the cluster serves. None: the schema can't be read.
 
     Versions of the Trainer differ in their fields, but not in their API version. An API server that can't publish its
     schema may still run jobs: its errors 5xx are handled like a missing right.
     """
     api_version = f"{kind.group}/{version}"
-    document, _ = await _get(api, f"/openapi/v3/apis/{api_version}", end, optional=True)
+    document, _ = await read(f"/openapi/v3/apis/{api_version}", optional=True)
     published = schema.published(document or {}, kind.name, api_version)
     if published is None:
-        crd, _ = await _get(api, api_paths.definition(kind), end, optional=True)
+        crd, _ = await read(api_paths.definition(kind), optional=True)
         versions = ((crd or {}).get("spec") or {}).get("versions") or ()
         published = next((v["schema"]["openAPIV3Schema"] for v in versions if v.get("name") == version), None)
     return schema.spec_fields(published) or None if published is not None else None
 
 
-async def _get(api: Api, path: str, end: float, *, optional: bool = False) -> tuple[Object | None, int]:
+async def _get(
+    api: Api, end: float, log: Log | None, path: str, *, optional: bool = False
+) -> tuple[Object | None, int]:
     """The object and 200, or None and 403 or 404.
 
-    :param optional: return None for errors of the API server (5xx), too, after they were repeated. Default: False.
+    :param end: value of `time.monotonic()` until which requests are repeated.
+    :param optional: return None for errors of the API server (5xx), too, after SCHEMA_PATIENCE_SECONDS. Default: False.
     """
+    schema_end = time.monotonic() + SCHEMA_PATIENCE_SECONDS
+
+    async def ask() -> tuple[Object | None, int]:
+        try:
+            return await api.request("GET", path), 200
+        except ApiStatusError as e:
+            if optional and e.status >= 500 and time.monotonic() > schema_end:
+                return None, e.status
+            raise
+
     try:
-        return await retry_transient(lambda: api.request("GET", path), end), 200
+        return await retry_transient(ask, end, warn=log.warning if log else None)
     except ApiUnavailable as e:
         raise unreachable(e) from None
     except ApiStatusError as e:

@@ -214,7 +214,10 @@ async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, pati
             failing_since = failing_since or now
             if not again or now + delay > failing_since + patience:
                 raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from None
-            log.warning(f"The API server can't process the request for {claim} now. Trying again.\n{e}")
+            if now == failing_since:
+                log.warning(
+                    f"The API server can't process the request for {claim} now. Trying again for {patience:.0f} s.\n{e}"
+                )
             # the API server may have created the job although its response was lost: the next create then gets 409
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)

@@ -64,7 +64,7 @@ class TrainingJobOperator(JobParameters):
                 return self._conclude(earlier, context)
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-            submission = Submission(request, context, hook, self.log)
+            submission = Submission(request, context, hook, self.log, patience=self.patience)
             with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))

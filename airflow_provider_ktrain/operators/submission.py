@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.redaction import redacted
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.job_requests import Log, served_version
+from airflow_provider_ktrain.engine.job_requests import Log, check_cluster, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DISCOVERY_PATIENCE = 15.0  #: seconds to retry discovery; short, so that an unreachable cluster is reported soon
+CREATE_PATIENCE = 120.0  #: seconds to retry the create and other requests about the job
 
 
 class Submission:
@@ -52,12 +53,14 @@ class Submission:
     :param context: Airflow's context, for the task's state.
     :param hook: hook of the connection.
     :param log: the task's logger.
+    :param patience: seconds to retry an unreachable or overloaded API server where an earlier try may have left a job.
     :raises ManifestError: the request is invalid, and no earlier try has submitted a job.
     :raises PlaceChangedError: the connection or namespace has changed since the previous try.
     :raises AccessError: the connection points to another cluster than in the previous try.
     """
 
-    def __init__(self, request: JobRequest, context: Context, hook: TrainingHook, log: Log) -> None:
+    def __init__(self, request: JobRequest, context: Context, hook: TrainingHook, log: Log, *, patience: float) -> None:
+        self._patience = patience
         self.version: str | None = None
         self._sent: Manifest = {}  # the manifest of the job that this try creates
         self._submission = ""  # value of the submission label of the job that this try creates
@@ -99,7 +102,7 @@ class Submission:
         }
         _same_place(before, place)
         job = task_state.read_job(context) if before else None
-        place["cluster"] = asyncio.run(_cluster(hook, job))
+        place["cluster"] = asyncio.run(_cluster(hook, job, self.patience(DISCOVERY_PATIENCE), log))
         if compat.is_common_deployment_id():
             # a cluster on this machine is rarely shared
             write = log.info if urlsplit(place["cluster"]).hostname in LOOPBACK else log.warning
@@ -119,6 +122,13 @@ class Submission:
         """Whether an earlier try may have left a job."""
         return self._request.owner.try_number > 1
 
+    def patience(self, of_first_try: float) -> float:
+        """Seconds to retry an unreachable or overloaded API server.
+
+        :param of_first_try: the seconds if no earlier try may have left a job.
+        """
+        return max(of_first_try, self._patience) if self.is_retry else of_first_try
+
     @property
     def attempt(self) -> int:
         """The number of this submission since the task was last cleared, from 1: KTRAIN_ATTEMPT."""
@@ -128,16 +138,15 @@ class Submission:
         """Discover the served API version, then create or adopt the job."""
         request = self._request
         kind, owner = request.kind, request.owner
-        self.version = await served_version(api, kind, patience=DISCOVERY_PATIENCE)
+        discovery, patience = self.patience(DISCOVERY_PATIENCE), self.patience(CREATE_PATIENCE)
+        self.version = await served_version(api, kind, patience=discovery, log=log)
         try:
             fitted = request.fitted(f"{kind.group}/{self.version}")
-            served = await read_served(
-                api, kind, self.version, fitted, self.namespace, patience=DISCOVERY_PATIENCE, log=log
-            )
+            served = await read_served(api, kind, self.version, fitted, self.namespace, patience=discovery, log=log)
             submitted = await submit(
                 api, kind, self.version, lambda submission: self._stamped(fitted, submission, served), owner,
-                request.first_try, reattach=request.reattach, quota_patience=request.schedule_seconds or 0,
-                code=request.code, log=log,
+                request.first_try, reattach=request.reattach, patience=patience,
+                quota_patience=request.schedule_seconds or 0, code=request.code, log=log,
             )  # fmt: skip
         except ManifestError as invalid:
             if not self.is_retry:
@@ -146,7 +155,7 @@ class Submission:
             metadata = {"name": self.name, "namespace": self.namespace, "annotations": annotations}
             return await adopt(
                 api, kind, self.version, metadata, owner, request.first_try,
-                reattach=request.reattach, invalid=invalid, log=log,
+                reattach=request.reattach, invalid=invalid, patience=patience, log=log,
             )  # fmt: skip
         if submitted.created:
             self._log_avoided_nodes(served, log)
@@ -254,10 +263,13 @@ def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
         )
 
 
-async def _cluster(hook: TrainingHook, job: JobRef | None) -> str:
+async def _cluster(hook: TrainingHook, job: JobRef | None, patience: float, log: Log) -> str:
     """The identity of the connection's cluster.
 
+    :param patience: seconds to retry an unreachable or overloaded API server.
     :raises AccessError: `job` is in another cluster.
     """
-    async with hook.api(job) as api:
+    async with hook.api() as api:
+        if job is not None:
+            await check_cluster(api, job, patience=patience, log=log)
         return await api.cluster()

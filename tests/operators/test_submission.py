@@ -19,6 +19,7 @@ from airflow_provider_ktrain.exceptions import (
     TrainingJobError,
     TrainingUserCodeError,
 )
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.operators.task_instance import TRAINS, Instance, Object, Store, of_each_kind
 
 FORMATS = pathlib.Path(__file__).parents[1] / "formats" / "v1"
@@ -158,6 +159,12 @@ def test_a_job_that_cannot_be_taken_over_is_released_before_the_error(
     assert not instance.jobs()
 
 
+class Impatient(PyTorchJobOperator):
+    """Doesn't wait for an API server that can't be reached."""
+
+    patience = 0.0
+
+
 def test_invalid_manifest_releases_nothing_while_the_cluster_is_unreachable(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +173,7 @@ def test_invalid_manifest_releases_nothing_while_the_cluster_is_unreachable(
     with monkeypatch.context() as patched:
         patched.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": away}))
         with pytest.raises(TrainingClusterError, match="cannot be reached"):
-            instance.execute(number=2, retries=2, **TWO_MASTERS, reattach="if_unchanged")
+            instance.execute(number=2, retries=2, operator=Impatient, **TWO_MASTERS, reattach="if_unchanged")
     (job,) = instance.jobs()
     assert "deletionTimestamp" not in job["metadata"]
 

@@ -106,6 +106,44 @@ def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     assert "The job of an earlier try is kept" in capsys.readouterr().out
 
 
+@of_each_kind
+@pytest.mark.embedded
+@pytest.mark.parametrize("outage", [{"fault": "drop", "seconds": 600}, {"fault": "status", "status": 503}], ids=str)
+@pytest.mark.parametrize(
+    ("number", "retries", "seconds"), [(1, 0, 15), (2, 0, 900), (2, 1, 900)], ids=["first", "cleared", "retry"]
+)
+def test_submission_waits_for_the_api_server(
+    instance: Instance, capsys: pytest.CaptureFixture[str], outage: dict[str, Any], number: int, retries: int,
+    seconds: int,
+) -> None:  # fmt: skip
+    """As long as following where an earlier try may have left a job, whether or not a retry is left."""
+    if number > 1:
+        instance.execute(number=1, retries=retries)
+    before = alive(instance)
+    log = ""
+
+    def end_outage() -> None:
+        nonlocal log
+        deadline = time.monotonic() + 120
+        while "Trying again for" not in log and time.monotonic() < deadline:
+            time.sleep(0.05)
+            log += capsys.readouterr().out
+        instance.cluster.admin("clear")
+
+    instance.cluster.admin(**outage)
+    ending = threading.Thread(target=end_outage)
+    ending.start()
+    try:
+        assert isinstance(instance.execute(number=number, retries=retries, max_tries=number - 1), TaskDeferred)
+    finally:
+        ending.join()
+    log += capsys.readouterr().out
+    (patience,) = re.findall(r"The API server can't be reached or is overloaded. Trying again for (\d+) s\.", log)
+    assert seconds / 2 < int(patience) <= seconds
+    assert len(alive(instance)) == 1
+    assert (alive(instance) == before) == (retries > 0)
+
+
 RESULT_THEN_LINES = """echo 'KTRAIN_RESULT {"loss": 0.5}'
 i=0; while [ $i -lt 20 ]; do echo line $i; i=$((i+1)); sleep 0.5; done"""
 
