@@ -89,7 +89,16 @@ class StatusSink(Protocol):
         """Leave the conclusion out of later statuses: the job was not released."""
 
     async def concluded(self) -> Mapping[str, Any] | None:
-        """The conclusion that a process of the same try has stored; None if there is none. It never raises."""
+        """The conclusion that a process of the same try has stored; empty if there is none. It never raises.
+
+        :return: None: Airflow doesn't answer.
+        """
+
+    async def __aenter__(self) -> object:
+        """Begin to follow one job."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Publish nothing more, so that no status replaces a later one."""
 
 
 @dataclass(frozen=True)
