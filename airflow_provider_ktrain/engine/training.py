@@ -223,7 +223,7 @@ class Training:
                 log=self._log, handover=self.handover, policy=self._policy, cursor=self._positions(),
             )  # fmt: skip
             following.state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
-            async with self._policy.status_sink or contextlib.nullcontext(), following:
+            async with self._open_sink(), following:
                 try:
                     result = await self._follow_to_the_end(following, until, first)
                 except Exception:
@@ -236,6 +236,11 @@ class Training:
                 assert not isinstance(result, _StartOver)
                 return result
             first = None
+
+    def _open_sink(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """The sink of this life, which publishes nothing more when it is left: no status replaces a later one."""
+        sink = self._policy.status_sink
+        return sink if isinstance(sink, contextlib.AbstractAsyncContextManager) else contextlib.nullcontext()
 
     @property
     def _policy(self) -> FollowPolicy:

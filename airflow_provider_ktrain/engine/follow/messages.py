@@ -94,12 +94,6 @@ class StatusSink(Protocol):
         :return: None: Airflow doesn't answer.
         """
 
-    async def __aenter__(self) -> object:
-        """Begin to follow one job."""
-
-    async def __aexit__(self, *error: object) -> None:
-        """Publish nothing more, so that no status replaces a later one."""
-
 
 @dataclass(frozen=True)
 class FollowPolicy:
