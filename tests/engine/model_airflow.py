@@ -1,29 +1,44 @@
-"""A model of Airflow: one task instance and its tries."""
+"""A model of Airflow: one task instance and its tries, what they have stored, and the status XCom."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_provider_ktrain.core.adoption import first_try_since_clear
 from airflow_provider_ktrain.core.identity import JobRef, Owner
-from tests.engine.model_cluster import KEY, Client
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome
+from tests.engine.model_cluster import KEY
 
 RETRIES = 2
+OVER = ("success", "failed")
+
+
+@dataclass
+class Deferral:
+    """The arguments of a trigger."""
+
+    ref: JobRef
+    options: Options
+    handover: Handover
 
 
 @dataclass
 class Try:
-    """One try of the task, with its processes."""
+    """One try of the task."""
 
     owner: Owner
     began: int  # first try since the task was cleared
     first: int  # the same, as the task computes it
-    ref: JobRef | None = None
-    client: Client | None = None  # of its process
-    process: asyncio.Task[None] | None = None
-    others: list[asyncio.Task[None]] = field(default_factory=list)
-    killed: bool = False  # a kill has released the job of this try
+    deferral: Deferral | None = None
+    event: Outcome | str | None = None  # of its trigger
+    stored: tuple[Outcome, JobRef] | None = None  # in the task's state
+    conclusion: Mapping[str, Any] | None = None  # in the status XCom
+    was_rejected: bool = False  # Airflow did not accept its deferral: it had declared the process dead
+    processes: list[Any] = field(default_factory=list)  # of model_hosts
 
     @property
     def name(self) -> str:
@@ -34,7 +49,7 @@ class Airflow:
     """One task instance: its state, its tries, and Airflow's rules for starting the next try."""
 
     def __init__(self) -> None:
-        self.state = "none"  # none, running, up_for_retry, success, failed
+        self.state = "none"  # none, running, deferred, queued, up_for_retry, success, failed
         self.try_number = 0
         self.max_tries = RETRIES
         self.tries: list[Try] = []
@@ -53,14 +68,69 @@ class Airflow:
         self.tries.append(Try(Owner(KEY, self.try_number, f"ti-{self.try_number}", self.max_tries), began, first))
         return self.current
 
+    def has_retry(self, me: Try) -> bool:
+        """Whether Airflow retries the task if this try fails."""
+        return me.owner.try_number <= self.max_tries
+
+    def move(self, me: Try, before: str, after: str) -> bool:
+        """Change the state for a process of this try, if it is what the process expects; returns whether it was."""
+        if me is not self.current or self.state != before:
+            return False
+        self.state = after
+        return True
+
     def end(self, ended: Try, succeeded: bool) -> None:
         """A try reports its end. Airflow ignores the report of any try but the current one."""
-        if ended is self.current and self.state == "running":
-            again = self.try_number <= self.max_tries
-            self.state = "success" if succeeded else "up_for_retry" if again else "failed"
+        if ended is self.current and self.state in ("running", "deferred", "queued"):
+            self.state = "success" if succeeded else "up_for_retry" if self.has_retry(ended) else "failed"
 
     def clear(self) -> None:
         """Clear the task. Nothing else changes max_tries, and clearing a running task doesn't change it."""
-        if self.state != "running":
+        if self.state not in ("running", "deferred", "queued"):
             self.max_tries = self.try_number + RETRIES
         self.state = "none"
+
+    def earlier_success(self, me: Try) -> tuple[Outcome, JobRef] | None:
+        """What an earlier try of the same life has stored, if it succeeded."""
+        earlier = (t.stored for t in self.tries if t is not me and t.owner.max_tries == me.owner.max_tries)
+        return next((stored for stored in earlier if stored is not None and stored[0].succeeded), None)
+
+
+class Sink:
+    """The status XCom of one try, for one process.
+
+    :param rng: decides whether a write is answered in time.
+    :param is_dead: whether the process was killed.
+    """
+
+    def __init__(self, me: Try, rng: random.Random, is_dead: Callable[[], bool]) -> None:
+        self.host, self.try_number = "worker", me.owner.try_number
+        self.answered: Mapping[str, Any] | None = None  #: the conclusion, when its write was answered or given up
+        self._known: Mapping[str, Any] | None = None  # the conclusion, which is a part of each later status
+        self._retracted = False
+        self._me, self._rng, self._is_dead = me, rng, is_dead
+
+    def offer(self, build: object, *, urgent: bool) -> None:
+        if self._retracted and not self._is_dead():
+            self._me.conclusion = None
+
+    def mask(self, text: str) -> str:
+        return text
+
+    async def conclude(self, document: Mapping[str, Any]) -> bool:
+        self._known, self._retracted = document, False
+        kept, answered = self._rng.random() < 0.95, self._rng.random() < 0.9
+        await asyncio.sleep(self._rng.choice([0, 0.3, 2]))
+        if kept and not self._is_dead():
+            self._me.conclusion = document
+        await asyncio.sleep(self._rng.choice([0, 0.3]) if answered else 10)
+        self.answered = document
+        return kept and answered
+
+    def retract(self) -> None:
+        self._known, self._retracted = None, True
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        await asyncio.sleep(self._rng.choice([0, 0.3]))
+        self._known = self._known or self._me.conclusion
+        return self._known

@@ -1,4 +1,4 @@
-"""A model of a Kubernetes API and an operator in memory, to test ownership and fencing. No time passes.
+"""A model of a Kubernetes API and an operator in memory. Its time is that of the model's event loop.
 
 Each request waits at one gate before it is processed and at another before its response arrives. The test opens the
 gates in random order, and so it decides every interleaving, crash and lost response.
@@ -11,19 +11,23 @@ import copy
 import itertools
 import random
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.identity import (
     DEPLOYMENT_LABEL,
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
+    SUSPENDED_ANNOTATION,
     Owner,
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
-from airflow_provider_ktrain.core.state.status import phase_of, wants_suspension
+from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import has_ended, is_terminating
@@ -32,8 +36,17 @@ from tests.engine.model_watches import History, Stream, WatchingApi, selects
 Object = dict[str, Any]
 KEY = TaskKey("prod", "dag", "train", "run-1")
 NAME, NAMESPACE = KEY.job_name(), "ns"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PODS = api_paths.core(NAMESPACE, "pods")
+EVENTS = api_paths.core(NAMESPACE, "events")
+EPOCH = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp()
 REAPER = "reaper"
+_ROLE, _INDEX = "training.kubeflow.org/replica-type", "batch.kubernetes.io/job-completion-index"
+_JOBSET_ROLE = "jobset.sigs.k8s.io/replicatedjob-name"
+_ROLES: dict[str, tuple[Object, ...]] = {
+    "PyTorchJob": ({_ROLE: "master"}, {_ROLE: "worker"}),
+    "MPIJob": ({_ROLE: "launcher"}, {_ROLE: "worker"}),
+    "TrainJob": ({_JOBSET_ROLE: "node", _INDEX: "0"}, {_JOBSET_ROLE: "node", _INDEX: "1"}),
+}
 
 
 class InstantLoop(asyncio.SelectorEventLoop):
@@ -45,10 +58,23 @@ class InstantLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__(self._Nothing())
-        self.now = 0.0
+        self.now = 1000.0  # a process never starts at 0
 
     def time(self) -> float:
         return self.now
+
+    def wall_time(self) -> float:
+        """The time in epoch seconds."""
+        return EPOCH + self.now
+
+    async def turn(self, seconds: float) -> None:
+        """Let time pass, and the tasks run."""
+        self.now += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
+            for thread in threading.enumerate():  # of `engine.threads.in_thread`
+                if thread.name == "ktrain-call":
+                    thread.join()
 
 
 class Broken(AssertionError):
@@ -63,6 +89,31 @@ class Gate:
     answer: bool
     opened: asyncio.Future[None]
 
+    def open(self) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def lose(self) -> None:
+        """Lose the request or its response."""
+        if not self.opened.done():
+            self.opened.set_exception(ApiUnavailable("cut"))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one process has read of the job and its pods for a decision, as the API server had it."""
+
+    job: Object
+    pods: list[Object]
+
+
+class Rules(Protocol):
+    """Judges each write. Its methods raise Broken."""
+
+    def check_create(self, client: Client, job: Object) -> None: ...
+
+    def check_write(self, client: Client, verb: str, job: Object, sent: Object) -> None: ...
+
 
 class Cluster:
     """One namespace of a Kubernetes API, with an operator and kubelets that act when the test calls them.
@@ -71,7 +122,8 @@ class Cluster:
     collection isn't behind: a job that is deleted in the foreground is removed only when it has no pods, and no pod is
     created after the removal. A TrainJob's pods are created as long as its JobSet exists.
 
-    :param allowed: called with actor, verb, job and body of each write to a job; raises Broken.
+    :param rules: judge each write to a job.
+    :param clock: returns the time in epoch seconds.
     :param kind: of the jobs.
     :param cleans_up: whether the operator deletes the pods that still run when a job has ended (cleanPodPolicy).
     :param labels_pods: whether the pods have our labels. A TrainJob's may lack them.
@@ -79,7 +131,8 @@ class Cluster:
 
     def __init__(
         self,
-        allowed: Callable[[str, str, Object, Object], None],
+        rules: Rules,
+        clock: Callable[[], float],
         kind: Kind = PYTORCHJOB,
         *,
         cleans_up: bool = False,
@@ -90,55 +143,61 @@ class Cluster:
         self.jobsets: dict[str, Object] = {}
         self.gates: list[Gate] = []
         self.streams: list[Stream] = []  # open watches
-        self.created: list[Object] = []
         self.log: list[str] = []
         self.kind = kind
+        self.away = False  #: whether the API server can't be reached
+        self.no_nodes_until = self.no_images_until = 0.0  #: epoch seconds
+        self.status_lag = 0.0  #: seconds from the end of the primary's container to the job's condition, at least
         self.orphaned: set[str] = set()  #: uids of jobs that a user deleted in the background: their pods outlive them
+        self.touched_by_users: set[str] = set()  #: uids of jobs that a user deleted or suspended
+        self.shown_succeeded: dict[str, Owner] = {}  #: by uid of a job whose status showed Succeeded: its owner then
         self.version = 0
-        self._allowed = allowed
+        self._rules, self._clock = rules, clock
         self._cleans_up = cleans_up
         self._labels_pods = labels_pods
         self._uids = itertools.count(1)
-        self._over: dict[str, bool] = {}  # by uid of a job whose primary pod has ended: whether it succeeded
+        self.over: dict[str, bool] = {}  #: by uid of a job whose primary pod has ended: whether it succeeded
+        self._over_at: dict[str, float] = {}
         self._late: set[str] = set()  # uids of terminating jobs of which the operator has created a pod
         self.jobs_path = api_paths.jobs(kind, kind.versions[0], NAMESPACE)
-        self.histories = {self.jobs_path: History(), PODS: History()}
+        self.histories = {self.jobs_path: History(), PODS: History(), EVENTS: History()}
 
     # the API
 
-    async def request(
-        self, actor: str, method: str, path: str, query: Mapping[str, str], body: Any, spares_ended: bool = False
-    ) -> Object:
-        await self._gate(actor, False)
+    async def request(self, client: Client, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
+        await self._gate(client, False)
         try:
-            answer = self._carry_out(actor, method, path, query, body, spares_ended)
+            answer = self._carry_out(client, method, path, query, body)
         except ApiStatusError as e:
-            self.log.append(f"{actor}: {method} {path.rpartition('/')[2]}: {e}")
-            await self._gate(actor, True)
+            self.note(f"{client.actor}: {method} {path.rpartition('/')[2]}: {e}")
+            await self._gate(client, True)
             raise
-        self.log.append(f"{actor}: {method} {path.rpartition('/')[2]}: done")
-        await self._gate(actor, True)
+        self.note(f"{client.actor}: {method} {path.rpartition('/')[2]}: done")
+        await self._gate(client, True)
         return answer
 
-    async def _gate(self, actor: str, answer: bool) -> None:
-        gate = Gate(actor, answer, asyncio.get_running_loop().create_future())
+    async def _gate(self, client: Client, answer: bool) -> None:
+        gate = Gate(client.actor, answer, asyncio.get_running_loop().create_future())
         self.gates.append(gate)
         try:
             await gate.opened
         finally:
             self.gates.remove(gate)
+        if self.away or client.is_dead:
+            raise ApiUnavailable("the API server is away")
 
-    def _carry_out(
-        self, actor: str, method: str, path: str, query: Mapping[str, str], body: Any, spares_ended: bool
-    ) -> Object:
-        if path in (self.jobs_path, PODS) and method == "GET":
+    def note(self, text: str) -> None:
+        self.log.append(f"{self._clock() - EPOCH:7.1f} {text}")
+
+    def _carry_out(self, client: Client, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
+        if path in self.histories and method == "GET":
             return self._list(path, query)
         if path == self.jobs_path:
             assert method == "POST"
-            return self._create(actor, body)
+            return self._create(client, body)
         parent, _, name = path.rpartition("/")
         if parent == PODS:
-            return self._delete_pod(actor, name, body)
+            return self._delete_pod(client, name, body)
         objects = self.jobs if parent == self.jobs_path else self.jobsets
         found = objects.get(name)
         if found is None:
@@ -146,15 +205,14 @@ class Cluster:
         if method == "GET":
             return copy.deepcopy(found)
         assert objects is self.jobs
-        self._compare(found, body["preconditions"] if method == "DELETE" else body["metadata"])
-        self._allowed(actor, method, found, body)
+        self._compare(found, body.get("preconditions", {}) if method == "DELETE" else body["metadata"])
+        self._rules.check_write(client, method, found, body)
         if method == "DELETE":
-            if spares_ended and phase_of(found).ended:
-                raise Broken(f"{actor} deletes a job that has ended, which it must keep")
-            assert body["propagationPolicy"] == self.kind.propagation
+            if body["propagationPolicy"] != self.kind.propagation:
+                raise Broken(f"{client.actor} deletes a {self.kind.name} in the {body['propagationPolicy']}")
             self._request_deletion(found)
         else:
-            for annotation, value in body["metadata"]["annotations"].items():
+            for annotation, value in body["metadata"].get("annotations", {}).items():
                 found["metadata"]["annotations"].pop(annotation, None)
                 if value is not None:
                     found["metadata"]["annotations"][annotation] = value
@@ -165,38 +223,43 @@ class Cluster:
         return copy.deepcopy(found)
 
     def _list(self, path: str, query: Mapping[str, str]) -> Object:
-        objects = self.pods if path == PODS else self.jobs
+        objects = {PODS: self.pods, self.jobs_path: self.jobs}.get(path, {})
         found = [obj for obj in objects.values() if selects(query, obj)]
         return {"kind": f"{found[0]['kind'] if found else ''}List", "items": copy.deepcopy(found),
                 "metadata": {"resourceVersion": str(self.version)}}  # fmt: skip
 
-    def _create(self, actor: str, body: Object) -> Object:
+    def _create(self, client: Client, body: Object) -> Object:
         name = body["metadata"]["name"]
         if name in self.jobs:
             raise ApiStatusError(409, "AlreadyExists", f'"{name}" already exists')
-        self._allowed(actor, "POST", {}, body)
+        self._rules.check_create(client, body)
+        return self.put(body)
+
+    def put(self, body: Object) -> Object:
+        """Create a job, no matter who asks for it."""
         job = {**copy.deepcopy(body), "kind": self.kind.name, "status": {"conditions": []}}
-        job["metadata"] |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": self._time()}
-        self.jobs[name] = job
-        self.created.append(job)
+        job["metadata"] |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": self.stamp()}
+        self.jobs[body["metadata"]["name"]] = job
         return copy.deepcopy(self._written(job))
 
     def _request_deletion(self, job: Object) -> None:
         if self.kind.pods_outlive_job:
             self._removed(self.jobs, job)
         elif "deletionTimestamp" not in job["metadata"]:
-            job["metadata"]["deletionTimestamp"] = self._time()
+            job["metadata"]["deletionTimestamp"] = self.stamp()
             self._written(job)
 
-    def _delete_pod(self, actor: str, name: str, body: Any) -> Object:
+    def _delete_pod(self, client: Client, name: str, body: Any) -> Object:
         pod = self.pods.get(name)
+        if not client.has_read_job:
+            raise Broken(f"{client.actor} deletes a pod without a read of its job")
         if pod is None:
             raise ApiStatusError(404, "NotFound", name)
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             raise ApiStatusError(409, "Conflict", name)
         for job in self.jobs.values():
             if job["metadata"]["uid"] == pod["metadata"]["job"] and not phase_of(job).ended:
-                raise Broken(f"{actor} deletes a pod of a job that has not ended")
+                raise Broken(f"{client.actor} deletes a pod of a job that has not ended")
         self._terminate(pod)
         return {}
 
@@ -206,8 +269,10 @@ class Cluster:
             if field_ in expected and expected[field_] != job["metadata"][field_]:
                 raise ApiStatusError(409, "Conflict", f"{field_} has changed")
 
-    def _time(self) -> str:
-        return f"2026-11-21T10:{self.version:08d}"  # only compared
+    def stamp(self) -> str:
+        """The time as the API server writes it, with a fraction by which writes of one second are ordered."""
+        at = datetime.fromtimestamp(int(self._clock()), UTC)
+        return f"{at:%Y-%m-%dT%H:%M:%S}.{self.version:06d}Z"
 
     def _written(self, obj: Object) -> Object:
         """Give the object a new version after a change."""
@@ -227,7 +292,7 @@ class Cluster:
         for history in self.histories.values():
             history.expired = self.version
 
-    # the operator, the garbage collector and the kubelets
+    # the operator, the garbage collector, the scheduler and the kubelets
 
     def reconcile(self, rng: random.Random) -> None:
         """One step of them, if a step is possible."""
@@ -235,6 +300,7 @@ class Cluster:
         if gone and rng.random() < 0.5:
             self._removed(self.pods, rng.choice(gone))
             return
+        self._start_pods(rng)
         for job in list(self.jobs.values()):
             self._reconcile(job, rng)
         if self.kind.pods_outlive_job:
@@ -244,8 +310,29 @@ class Cluster:
             if pod["metadata"]["ownerReferences"][0]["uid"] not in uids:
                 self._terminate(pod)
 
+    def _start_pods(self, rng: random.Random) -> None:
+        now = self._clock()
+        for pod in self.pods.values():
+            if pod["status"]["phase"] != "Pending" or is_terminating(pod) or rng.random() < 0.3:
+                continue
+            if "nodeName" not in pod["spec"]:
+                if now >= self.no_nodes_until or rng.random() < 0.05:
+                    pod["spec"]["nodeName"] = "node"
+                    pod["status"]["conditions"] = [
+                        {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.stamp()}
+                    ]
+                    self._written(pod)
+            elif now >= self.no_images_until:
+                pod["status"] |= {"phase": "Running", **self._containers(pod, {"running": {"startedAt": self.stamp()}})}
+                self._written(pod)
+
+    @staticmethod
+    def _containers(pod: Object, state: Object) -> Object:
+        names = [container["name"] for container in pod["spec"]["containers"]]
+        return {"containerStatuses": [{"name": name, "restartCount": 0, "state": state} for name in names]}
+
     def _reconcile(self, job: Object, rng: random.Random) -> None:
-        meta, phase, mine = job["metadata"], phase_of(job), self._pods_of(job)
+        meta, phase, mine = job["metadata"], phase_of(job), self.pods_of(job)
         if "deletionTimestamp" in meta:
             for pod in mine:
                 self._terminate(pod)
@@ -259,15 +346,17 @@ class Cluster:
                 for pod in mine:
                     if not has_ended(pod):
                         self._terminate(pod)
-        elif wants_suspension(job) and not (self.kind.pods_outlive_job and meta["uid"] in self._over):
+        elif wants_suspension(job) and not (self.kind.pods_outlive_job and meta["uid"] in self.over):
             for pod in mine:
                 self._terminate(pod)
-            self._over.pop(meta["uid"], None)  # it trains again when it is resumed
+            self.over.pop(meta["uid"], None)  # it trains again when it is resumed
             self._condition(job, "Suspended")
-        elif meta["uid"] in self._over:
+        elif meta["uid"] in self.over:
+            if self._clock() < self._over_at[meta["uid"]] + self.status_lag:
+                return
             if not self.kind.pods_outlive_job:
                 self._create_pods(job)  # a missing pod is created in the pass that observes the end
-            self._condition(job, "Succeeded" if self._over[meta["uid"]] else "Failed")
+            self._condition(job, "Succeeded" if self.over[meta["uid"]] else "Failed")
         elif not self.kind.pods_outlive_job:
             self._run(job)
 
@@ -284,20 +373,21 @@ class Cluster:
             if self.jobs.get(job["metadata"]["name"]) is not job and rng.random() < 0.5:
                 self._removed(self.jobsets, jobset)
                 return
-            if not phase_of(job).ended and not wants_suspension(job) and job["metadata"]["uid"] not in self._over:
+            if not phase_of(job).ended and not wants_suspension(job) and job["metadata"]["uid"] not in self.over:
                 self._run(job)
 
     def _run(self, job: Object) -> None:
         """Replace the pods that have failed, and create the missing ones."""
-        for pod in self._pods_of(job):
+        for pod in self.pods_of(job):
             if has_ended(pod):
                 self._terminate(pod)
         self._create_pods(job)
-        self._condition(job, "Running")
+        runs = all(pod["status"]["phase"] == "Running" for pod in self.pods_of(job))
+        self._condition(job, "Running" if runs else "Created")
 
     def _create_pods(self, job: Object) -> None:
         meta = job["metadata"]
-        known = {pod["metadata"]["labels"]["index"] for pod in self._pods_of(job)}
+        known = {pod["metadata"]["labels"]["index"] for pod in self.pods_of(job)}
         jobset = self.jobsets.get(meta["name"])
         for index, labels in enumerate(_ROLES[self.kind.name]):
             uid = f"uid-{next(self._uids)}"
@@ -309,23 +399,47 @@ class Cluster:
             self.pods[name] = {
                 "kind": "Pod",
                 "metadata": {
-                    "name": name, "uid": uid, "job": meta["uid"], "creationTimestamp": self._time(),
+                    "name": name, "uid": uid, "job": meta["uid"], "creationTimestamp": self.stamp(),
                     "created": self.version, "ownerReferences": [{"uid": owner, "kind": self.kind.name, "name": ""}],
                     "labels": {**ours, **labels, "index": str(index), self.kind.pod_name_label: meta["name"],
                                **({self.kind.pod_owner_label: owner} if jobset is not None else {})},
                 },
-                "spec": {"nodeName": "node", "terminationGracePeriodSeconds": 1},
-                "status": {"phase": "Running"},
+                "spec": {
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [{"name": self.kind.container or "node",
+                                    "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+                },
+                "status": {"phase": "Pending"},
             }  # fmt: skip
             self._written(self.pods[name])
 
-    def _pods_of(self, job: Object) -> list[Object]:
+    def pods_of(self, job: Object) -> list[Object]:
+        """All pods of a job."""
         return [pod for pod in self.pods.values() if pod["metadata"]["job"] == job["metadata"]["uid"]]
 
     def _terminate(self, pod: Object) -> None:
         if "deletionTimestamp" not in pod["metadata"]:
-            pod["metadata"]["deletionTimestamp"] = self._time()
+            pod["metadata"]["deletionTimestamp"] = self.stamp()
             self._written(pod)
+
+    def _condition(self, job: Object, kind: str) -> None:
+        if not self.kind.reports_phases:
+            kind = {"Succeeded": "Complete", "Running": "", "Created": ""}.get(kind, kind)
+        wanted = [kind] if kind else []
+        if [c["type"] for c in job["status"]["conditions"]] == wanted:
+            return
+        job["status"] = {
+            "conditions": [{"type": kind, "status": "True", "lastTransitionTime": self.stamp()} for kind in wanted],
+            "startTime": job["status"].get("startTime") or self.stamp(),
+        }
+        if phase_of(job).ended and self.kind.reports_phases:
+            job["status"]["completionTime"] = self.stamp()
+        owner = Owner.of(job)
+        if phase_of(job) is Phase.SUCCEEDED and owner is not None:
+            self.shown_succeeded[job["metadata"]["uid"]] = owner
+        self._written(job)
+
+    # what happens to trainings
 
     def touch(self) -> None:
         """The operator writes an unchanged status."""
@@ -335,23 +449,31 @@ class Cluster:
     def finish(self, succeeded: bool, lingering: bool = False) -> None:
         """The training ends. `lingering`: one of its pods continues to run, as with `cleanPodPolicy: None`."""
         for job in self.jobs.values():
-            mine = self._pods_of(job)
-            runs = [pod for pod in mine if pod["metadata"]["labels"]["index"] == "0" and not has_ended(pod)]
-            if runs and not phase_of(job).ended and "deletionTimestamp" not in job["metadata"]:
-                self._over[job["metadata"]["uid"]] = succeeded
-                for pod in runs if lingering else mine:
-                    self._end(pod, succeeded)
+            mine = self.pods_of(job)
+            if not mine or any(pod["status"]["phase"] != "Running" or is_terminating(pod) for pod in mine):
+                continue
+            if len(mine) == len(_ROLES[self.kind.name]) and not phase_of(job).ended and not is_terminating(job):
+                uid = job["metadata"]["uid"]
+                self.over[uid], self._over_at[uid] = succeeded, self._clock()
+                self.note(f"the program of {uid} ends with {'success' if succeeded else 'an error'}")
+                for pod in mine:
+                    if not lingering or pod["metadata"]["labels"]["index"] == "0":
+                        self._end(pod, succeeded)
 
     def fail_pod(self, rng: random.Random) -> None:
         """A pod of a training that goes on fails, and the operator replaces it."""
-        running = [pod for pod in self.pods.values() if not has_ended(pod) and pod["metadata"]["job"] not in self._over]
+        running = [
+            pod
+            for pod in self.pods.values()
+            if pod["status"]["phase"] == "Running" and pod["metadata"]["job"] not in self.over
+        ]
         if running:
             self._end(rng.choice(running), False)
 
     def _end(self, pod: Object, succeeded: bool) -> None:
-        if not has_ended(pod):
-            pod["status"]["phase"] = "Succeeded" if succeeded else "Failed"
-            self._written(pod)
+        state = {"terminated": {"exitCode": 0 if succeeded else 1, "finishedAt": self.stamp()}}
+        pod["status"] |= {"phase": "Succeeded" if succeeded else "Failed", **self._containers(pod, state)}
+        self._written(pod)
 
     def remove_label(self, rng: random.Random) -> None:
         """A user removes the label of the deployment from a job or a pod that isn't being deleted."""
@@ -362,57 +484,56 @@ class Cluster:
             obj["metadata"]["labels"].pop(DEPLOYMENT_LABEL, None)
             self._written(obj)
 
+    def suspend(self, suspend: bool) -> None:
+        """A user suspends the job, or resumes it."""
+        for job in self.jobs.values():
+            ours = SUSPENDED_ANNOTATION in job["metadata"]["annotations"]
+            if (
+                wants_suspension(job) is not suspend
+                and not ours
+                and not phase_of(job).ended
+                and not is_terminating(job)
+            ):
+                self.note(f"a user {'suspends' if suspend else 'resumes'} {job['metadata']['uid']}")
+                self.touched_by_users.add(job["metadata"]["uid"])
+                fields = self.kind.suspension(suspend)
+                job["spec"] |= {k: v for k, v in fields.items() if k != "runPolicy"}
+                job["spec"].setdefault("runPolicy", {}).update(fields.get("runPolicy", {}))
+                self._written(job)
+
     def delete(self, propagation: str) -> None:
         """A user deletes the job. In the background, which is kubectl's default, the job is removed at once."""
         for job in list(self.jobs.values()):
+            uid = job["metadata"]["uid"]
             if propagation == "Background" and "deletionTimestamp" not in job["metadata"]:
-                self.orphaned.add(job["metadata"]["uid"])
+                self.orphaned.add(uid)
+                self.touched_by_users.add(uid)
                 self._removed(self.jobs, job)
             elif propagation == self.kind.propagation:
+                self.touched_by_users.add(uid)
                 self._request_deletion(job)
 
-    def _condition(self, job: Object, kind: str) -> None:
-        if not self.kind.reports_phases:
-            kind = {"Succeeded": "Complete", "Running": ""}.get(kind, kind)
-        wanted = [kind] if kind else []
-        if [c["type"] for c in job["status"]["conditions"]] != wanted:
-            job["status"] = {
-                "conditions": [{"type": kind, "status": "True"} for kind in wanted],
-                "startTime": "2026-11-21T10:00:00Z",
-            }
-            if phase_of(job).ended and self.kind.reports_phases:
-                job["status"]["completionTime"] = "2026-11-21T10:30:00Z"
-            self._written(job)
+    # what is true
+
+    def job_of(self, uid: str) -> Object | None:
+        """The job with this uid; None if it doesn't exist."""
+        return next((job for job in self.jobs.values() if job["metadata"]["uid"] == uid), None)
 
     def live(self) -> set[str]:
         """Uids of the jobs whose pods hold GPUs."""
         return {p["metadata"]["job"] for p in self.pods.values() if p["status"]["phase"] == "Running"}
 
-    def held(self, uid: str, before: int | None = None, *, terminating: bool = True) -> list[str]:
-        """Names of the pods of a job that hold GPUs.
-
-        :param before: count only pods that were created before this version. Default: all.
-        :param terminating: count pods that are being deleted, too. Default: True.
-        """
+    def held(self, uid: str) -> list[str]:
+        """Names of the pods of a job that hold GPUs."""
         return [
-            pod["metadata"]["name"]
-            for pod in self.pods.values()
-            if pod["metadata"]["job"] == uid and not has_ended(pod)
-            if before is None or pod["metadata"]["created"] < before
-            if terminating or not is_terminating(pod)
+            name
+            for name, pod in self.pods.items()
+            if pod["metadata"]["job"] == uid and pod["status"]["phase"] == "Running"
         ]
 
 
-_ROLE = "training.kubeflow.org/replica-type"
-_ROLES: dict[str, tuple[Object, ...]] = {
-    "PyTorchJob": ({_ROLE: "master"}, {_ROLE: "worker"}),
-    "MPIJob": ({_ROLE: "launcher"}, {_ROLE: "worker"}),
-    "TrainJob": ({"jobset.sigs.k8s.io/replicatedjob-name": "node"},) * 2,
-}
-
-
 class Client(WatchingApi):
-    """The part of `engine.api.Api` that submit and release use, for one process of a try.
+    """The part of `engine.api.Api` that the owner uses, for one process of a try.
 
     :param informers: of all clients of the same process. Default: of this client alone.
     """
@@ -422,47 +543,53 @@ class Client(WatchingApi):
     ) -> None:
         super().__init__(cluster.histories, cluster.streams, informers)
         self._cluster, self.actor = cluster, actor
-        self._spares_ended = False  # whether deleting a job that has ended is an error
-        self._uid = ""  # of the job that is released
-        self._has_read = False  # whether the job was read, and is gone or this actor's
+        self.is_dead = False  #: whether the process was killed by SIGKILL
+        self.stats: Counter[str] = Counter()
+        self.evidence: Evidence | None = None  #: the last read of job and pods
+        self.has_read_job = False  #: whether the job was read, by a request of its own
+        self._job: Object | None = None  # as read by the last request of its own
+        self.process: Any = None  #: of model_hosts
 
-    def begin_release(self, uid: str, spares_ended: bool) -> None:
-        """Check the requests of a release of the job with this uid."""
-        self._uid, self._spares_ended, self._has_read = uid, spares_ended, False
-
-    def end_release(self) -> None:
-        self._spares_ended, self._has_read = False, True
+    @property
+    def is_away(self) -> bool:
+        """Whether the API server can't be reached from this process."""
+        return self._cluster.away or self.is_dead
 
     async def request(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None, **_: Any
     ) -> Object:
-        if method == "DELETE" and path.startswith(PODS) and not self._has_read:
-            raise Broken(f"{self.actor} deletes a pod without a read of its job")
-        reads_job = method == "GET" and path.startswith(f"{self._cluster.jobs_path}/")
+        task = asyncio.current_task()
+        reads = method == "GET" and task is not None and not task.get_name().startswith("watch ")
+        reads_job = reads and path.startswith(f"{self._cluster.jobs_path}/")
         try:
-            answer = await self._cluster.request(self.actor, method, path, query or {}, body, self._spares_ended)
+            answer = await self._cluster.request(self, method, path, query or {}, body)
         except ApiStatusError as e:
-            self._has_read = self._has_read or (reads_job and e.status == 404)
+            self.has_read_job = self.has_read_job or (reads_job and e.status == 404)
             raise
-        if reads_job:
-            owner = Owner.of(answer)
-            mine = self.actor == REAPER or (owner is not None and owner.ti_id == self.actor)
-            self._has_read = mine or answer["metadata"]["uid"] != self._uid
+        if reads:
+            self._note(path, answer)
         return answer
+
+    def _note(self, path: str, answer: Object) -> None:
+        """Keep what was read for a decision, not for a watch."""
+        if path.startswith(f"{self._cluster.jobs_path}/"):
+            self._job, self.has_read_job = answer, True
+        elif path == PODS and self._job is not None:
+            uid = self._job["metadata"]["uid"]
+            self.evidence = Evidence(self._job, [p for p in answer["items"] if p["metadata"]["job"] == uid])
 
     async def cluster(self) -> str:
         return "https://cluster"
 
+    def on_notice(self, tell: Callable[[str], object]) -> Callable[[], None]:
+        return lambda: None
 
-class Quiet:
-    def info(self, event: Any, *args: Any, **kw: Any) -> None: ...
-
-    def warning(self, event: Any, *args: Any, **kw: Any) -> None: ...
-
-    def error(self, event: Any, *args: Any, **kw: Any) -> None: ...
+    def add_known_object(self, path: str, uid: str) -> Callable[[], None]:
+        return lambda: None
 
 
 def manifest(owner: Owner, submission: str, changed: bool = False, *, cleans_up: bool = False) -> Object:
+    """The manifest that a try submits."""
     return {
         "metadata": {
             "namespace": NAMESPACE, "name": NAME, "labels": KEY.labels(submission),
@@ -473,12 +600,3 @@ def manifest(owner: Owner, submission: str, changed: bool = False, *, cleans_up:
         },
         "spec": {"runPolicy": {"cleanPodPolicy": "Running" if cleans_up else "None"}},
     }  # fmt: skip
-
-
-def lost(gate: Gate) -> None:
-    """Lose the request or its response."""
-    gate.opened.set_exception(ApiUnavailable("cut"))
-
-
-def spawn(coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    return asyncio.get_running_loop().create_task(coroutine, name=name)

@@ -129,13 +129,22 @@ class WatchingApi:
         self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, *, query: Mapping[str, str], read_timeout: float) -> AsyncIterator[Stream]:
+    async def stream(self, path: str, *, query: Mapping[str, str], **_: Any) -> AsyncIterator[Stream]:
+        if self.is_away:
+            raise ApiUnavailable("the API server is away")
+        if path not in self._histories:  # a log
+            raise ApiStatusError(404, "NotFound", path)
         stream = Stream(path, self._histories[path], query)
         self._streams.append(stream)
         try:
             yield stream
         finally:
             self._streams.remove(stream)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the API server can't be reached from this process."""
+        raise NotImplementedError
 
     def at_close(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         handle = object()

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import job_pods
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, TrainTask, api_of
+from tests.engine.tasks import TRAINS, TrainTask, api_of, until
 
 pytestmark = pytest.mark.embedded
 RESULT = """echo "line of $PET_NODE_RANK"; echo 'KTRAIN_RESULT {"loss": 0.5}'"""
@@ -53,8 +53,14 @@ async def test_kill_of_a_running_job_releases_its_gpus(task: TrainTask) -> None:
     stop.request("The task was killed")
     outcome = await following
     assert isinstance(outcome, Outcome)
-    assert "2 GPUs will be released" in outcome.released
+    assert (outcome.cause or {})["category"] == "killed"
+    assert not outcome.release_error
     assert await task.job() is None
+
+    async def free() -> bool:
+        return not await task.holding(ref)
+
+    await until(free)
 
 
 async def test_retry_adopts_the_job(task: TrainTask) -> None:

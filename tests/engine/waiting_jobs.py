@@ -15,9 +15,9 @@ from typing import Any
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.messages import Options
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.training import Training
 from tests.engine.large_job import AT, STEPS_UNTIL_IDLE, Stream, nobody
-from tests.engine.tasks import follow
+from tests.engine.tasks import host_of
 
 MANAGED: dict[str, Any] = {f"f:field-{number}": {"f:value": {}} for number in range(60)}
 
@@ -92,9 +92,15 @@ async def memory_of_jobs(count: int) -> Counter[str]:
     """The bytes that following takes for each job, by the file that allocated them."""
     api, log = WaitingJobs(count), logging.getLogger("waiting-jobs")
     log.setLevel(logging.CRITICAL)
+    host = host_of(shared=True)
+
+    @contextlib.asynccontextmanager
+    async def connected(ref: JobRef | None) -> AsyncIterator[Api]:
+        yield api
+
     tracemalloc.start()
     before = tracemalloc.take_snapshot()
-    following = [asyncio.create_task(_follow(number, api, log)) for number in range(count)]
+    following = [asyncio.create_task(_follow(number, Training(connected, host, log))) for number in range(count)]
     while not {"pytorchjobs", "pods"} <= api.streams:  # noqa: ASYNC110
         await asyncio.sleep(0)
     for _ in range(STEPS_UNTIL_IDLE):
@@ -110,6 +116,6 @@ async def memory_of_jobs(count: int) -> Counter[str]:
     return Counter({of.traceback[0].filename: of.size_diff // count for of in differences})
 
 
-async def _follow(number: int, api: Api, log: Log) -> None:
+async def _follow(number: int, training: Training) -> None:
     ref = JobRef("PyTorchJob", "v1", "ns", f"train-{number}", f"uid-{number}", deployment="bench", submission="s")
-    await follow(ref, api, Options(), log=log, shared=True)
+    await training.follow(ref, Options())

@@ -35,6 +35,10 @@ class FailingSubmission:
         self.host.kill("the task received SIGTERM")
         raise ClusterError("the API server can't create the job now")
 
+    @property
+    def delete_command(self) -> str:
+        return "kubectl delete"
+
     async def find(self, api: Any) -> Submitted | None:
         self.searched = True
         return None
@@ -45,7 +49,7 @@ def test_error_of_a_killed_submission_does_not_keep_the_job() -> None:
     submission = FailingSubmission()
     host = WorkerHost(NoClusterHook(), logging.getLogger(__name__), Try(retry_left=True, ask_state=lambda: "none"))
     submission.host = host
+    host.expect(submission, OnFinishAction.DELETE_JOB)
     with pytest.raises(TrainingKilledError, match="was killed before it had submitted a job"), host:
-        host.expect(submission, OnFinishAction.DELETE_JOB)
         host.submit(submission)
     assert submission.searched
