@@ -25,6 +25,8 @@ from tests.engine.staged import NAME, Staged, staged, writes_of
 LEFT = 3.0  # seconds until a limit passes, from the beginning of the following
 AWAY = 6.0  # seconds for which the API server is away, more than is left of a limit
 GRACE = 2.0  # of each startup rule in this test
+LIMIT_SECONDS = LEFT + 8  # until a limit has been decided on, also if a read has failed
+RULE_SECONDS = 42.0  # likewise: startup rules are looked at after 15 s, and again after 22 s
 
 Change = Callable[[Staged], object]
 
@@ -182,6 +184,11 @@ async def late_pods(training: Staged, case: Case) -> None:
     case.healthy(training)
 
 
+async def late_both(training: Staged, case: Case) -> None:
+    training.api.freeze("pods", training.kind.plural)
+    case.healthy(training)
+
+
 async def late_and_unread(training: Staged, case: Case) -> None:
     """The watches are late, and the read of the decision fails once."""
     training.api.freeze("pods", training.kind.plural)
@@ -196,7 +203,7 @@ async def late_and_unlisted(training: Staged, case: Case) -> None:
     case.healthy(training)
 
 
-FAULTS = (away, late_jobs, late_pods, late_and_unread, late_and_unlisted)
+FAULTS = (away, late_jobs, late_pods, late_both, late_and_unread, late_and_unlisted)
 
 
 async def followed(training: Staged, case: Case) -> asyncio.Future[Any]:
@@ -204,8 +211,8 @@ async def followed(training: Staged, case: Case) -> asyncio.Future[Any]:
     case.unhealthy(training)
     options = Options(limits=Limits(**case.limits), drain_timeout=0.5, logs={"Worker": [0]})
     following = asyncio.ensure_future(training.follow(options))
-    await until(lambda: following.done() or " is " in str(training.log), 20)
-    await until(lambda: training.api.watched("pods") and training.api.watched(training.kind.plural), 20)
+    await until(lambda: following.done() or " is " in str(training.log), 120)
+    await until(lambda: training.api.watched("pods") and training.api.watched(training.kind.plural), 120)
     return following
 
 
@@ -214,8 +221,7 @@ async def outcome_of_healthy(case: Case, fault: Any) -> str:
     async with staged() as training:
         following = await followed(training, case)
         await fault(training, case)
-        rest = LEFT + 2 if case.limits else 18
-        await asyncio.wait([following], timeout=rest)
+        await asyncio.wait([following], timeout=LIMIT_SECONDS if case.limits else RULE_SECONDS)
         if following.done():
             return f"ended: {following.result().cause} {writes_of(training)}\n{training.log}"
         if writes_of(training):
