@@ -138,9 +138,9 @@ class WorkerHost:
         """
         if isinstance(error, TrainingKilledError):
             return
-        if self._stop.reason is not None:
+        if self._stop.reason is not None and self._training.job.is_mine:
             self.check()
-        if isinstance(error, TaskDeferred) or error is None:  # from now on, the trigger is responsible
+        if isinstance(error, TaskDeferred) or error is None:  # the training has ended, or its trigger is responsible
             return
         match error:
             case AirflowTaskTimeout():
