@@ -19,7 +19,6 @@ from airflow_provider_ktrain.core.ending import (
     Ownership,
     Rule,
     Situation,
-    Successor,
     Task,
     decide,
     deletes,
@@ -192,7 +191,7 @@ class OwnedJob:
             event,
             seen,
             owner=self._owner_in(read),
-            successor=Successor.NOBODY if event is Event.FINAL_ERROR else self._host.successor,
+            successor=self._host.successor,
             hurried=self._host.seconds is not None and event in (Event.KILL, Event.INTERRUPT, Event.DEADLINE),
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
         )
