@@ -197,7 +197,7 @@ class OwnedJob:
         )
 
     def _owner_in(self, read: JobRead | None) -> Ownership:
-        if not self.options.release or self.ref is None or not self.ref.owner:
+        if not self.options.release or (self.ref is not None and not self.ref.owner):
             return Ownership.FOREIGN
         if read is None or read.job is None:
             return Ownership.MINE

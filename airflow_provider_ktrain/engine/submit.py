@@ -114,10 +114,14 @@ class Posting:
         return job
 
     async def wait(self) -> None:
-        """Wait for the response, if a request is on its way."""
+        """Wait for the response, if a request is on its way.
+
+        A signal handler may have raised an error while it was sent. That is no response.
+        """
         if self._request is not None:
             await asyncio.wait([self._request])
-            if not self._request.cancelled() and not isinstance(self._request.exception(), ApiUnavailable):
+            error = asyncio.CancelledError() if self._request.cancelled() else self._request.exception()
+            if error is None or (isinstance(error, KtrainError) and not isinstance(error, ApiUnavailable)):
                 self.until = 0.0
 
     @property
