@@ -74,20 +74,21 @@ class Interleaving:
             self, loop.wall_time, kind, cleans_up=cleans_up, labels_pods=kind.labels_pods or rng.random() < 0.8
         )
         self.cluster.status_lag = rng.choice([0, 0, 1, 3, 10])
-        self.cluster.no_nodes_until = loop.wall_time() + rng.choice([0, 0, 3, 10, 40])
-        self.cluster.no_images_until = loop.wall_time() + rng.choice([0, 0, 3, 10, 40])
+        self.cluster.no_nodes_until = loop.wall_time() + rng.choice([0, 3, 15, 40])
+        self.cluster.no_images_until = loop.wall_time() + rng.choice([0, 3, 15, 40])
         self.slow = rng.choice(["", PODS, self.cluster.jobs_path])  # path of the watches that are far behind
         self.airflow = Airflow()
         self.action = rng.choice([OnFinishAction.DELETE_JOB, *OnFinishAction])
         self.in_terminal = rng.random() < 0.1
         self.foreign = rng.random() < 0.05
+        self.unrest = rng.choice([1.0, 0.1, 0.1])  # how often processes end and users interfere: limits take time to pass
         self.back_at = 0.0  # loop time at which the API server is reachable again
         limit = functools.partial(rng.choice, [None, None, 4.0, 12.0])
         self.limits = Limits(queue=limit(), schedule=limit(), startup=limit(), partial_start=limit())
         self.world = World(
             rng, self.cluster, self.airflow, self.limits, self.action,
             rng.choice(["always", "always", "if_unchanged"]), cleans_up, make_training, self._judge, self._check_text,
-            {} if rng.random() < 0.5 else None, rng.choice([None, None, 8.0, 25.0, 80.0]),
+            {} if rng.random() < 0.5 else None, rng.choice([None, None, 8.0, 15.0, 30.0]),
             faulty=rng.random() < 0.6,
         )  # fmt: skip
         #: by uid of a job that a limit has ended: the process, the cause, and whether it was stored
@@ -230,7 +231,8 @@ class Interleaving:
         for process in self.world.processes:
             if (evidence := process.client.evidence) is not None:
                 for pod in evidence.pods:
-                    ended = any("terminated" in c["state"] for c in pod["status"].get("containerStatuses", ()))
+                    states = [c["state"] for c in pod["status"].get("containerStatuses", ())]
+                    ended = any(state.get("terminated", {}).get("exitCode") == 0 for state in states)
                     if pod["metadata"]["labels"]["index"] == "0" and ended:
                         seen = self.loop.now, evidence.job["metadata"]["uid"]
                         process.saw_end.setdefault(pod["metadata"]["uid"], seen)
@@ -382,6 +384,7 @@ class Interleaving:
 
     def _step(self) -> None:
         rng, cluster = self.rng, self.cluster
+        unrest = self.unrest
         choices: list[tuple[float, Callable[[], object]]] = [
             (60, self._open),
             (16, lambda: cluster.reconcile(rng)),
@@ -389,17 +392,17 @@ class Interleaving:
             (6, self._start),
             (6, self._continue),
             (4, lambda: cluster.finish(rng.random() < 0.6, rng.random() < 0.3)),
-            (0.5, lambda: cluster.delete("Foreground")),
-            (0.3, lambda: cluster.delete("Background")),
+            (unrest * 0.5, lambda: cluster.delete("Foreground")),
+            (unrest * 0.3, lambda: cluster.delete("Background")),
             (0.5, lambda: cluster.suspend(True)),
             (1.5, lambda: cluster.suspend(False)),
-            (1.5, self._crash),
-            (3, self._crash_after_release),
+            (unrest * 1.5, self._crash),
+            (5, self._crash_after_release),
             (6, self._finish_at_deadline),
-            (1, self._sigterm),
-            (0.7, self._miss_heartbeat),
-            (1, self._mark),
-            (0.7, self._clear),
+            (unrest, self._sigterm),
+            (unrest * 0.7, self._miss_heartbeat),
+            (unrest, self._mark),
+            (unrest * 0.7, self._clear),
             (1, self._second_trigger),
             (1, self._cancel_trigger),
             (1, self._expire_deferral),
@@ -469,9 +472,9 @@ class Interleaving:
         if self.airflow.state in ("none", "up_for_retry"):
             return  # the next try finds the job
         me = next(t for t in self.airflow.tries if t.name == owner.ti_id)
-        # an error ends the try while its task is marked: nobody asks again
-        in_trouble = any(process.in_trouble and process.stopped for process in me.processes)
-        crashed = in_trouble or any(process.client.is_dead for process in me.processes)
+        # a process that has kept the job, because of an error or of Airflow's answer, doesn't ask again
+        asked_before = any(p.stopped and (p.in_trouble or not p.kill_is_proved) for p in me.processes)
+        crashed = asked_before or any(process.client.is_dead for process in me.processes)
         named = any(
             "kubectl delete" in text or "may have been created" in text
             for process in me.processes
