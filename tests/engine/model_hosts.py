@@ -266,7 +266,7 @@ class Worker(Process):
         if rng.random() < 0.06 and world.faulty:
             raise OperatorError("an error of the operator")
         options = self._options()
-        until = rng.choice([None, time.monotonic() + rng.uniform(0.1, 6)])
+        until = rng.choice([None, time.monotonic(), time.monotonic() + rng.uniform(0.1, 4)])
         ended = await training.follow(submitted.ref, options, until=until, patience=rng.choice([0.0, 60.0]))
         if isinstance(ended, Outcome):
             world.judge(self, ended)
