@@ -20,7 +20,11 @@ PAUSE = (4.0, 16.0)  # seconds between two disturbances
 # seconds for which a component is left alone after a disturbance: without Airflow's API server no task starts, and
 # without a triggerer no deferred task continues
 CALM = 60.0
-AWAY = (2.0, 20.0)  # seconds for which a process or the API server is unavailable
+AWAY = (2.0, 20.0)  # seconds for which a process is unavailable, or requests fail
+OUTAGE = (20.0, 60.0)  # seconds for which the Kubernetes API server refuses connections: longer than most limits
+OUTAGE_NAME = "Kubernetes API server away"
+OUTAGE_EVERY = 6  # every sixth disturbance is an outage, so that each run has some
+FIRST_OUTAGE = 2  # number of disturbances before the first one
 
 
 class Disturbances:
@@ -48,7 +52,7 @@ class Disturbances:
         }
         if cluster.embedded:
             self._kinds |= {
-                "Kubernetes API server away": lambda: self._fault("refuse"),
+                OUTAGE_NAME: lambda: self._fault("refuse", OUTAGE),
                 "its connections cut": lambda: self._fault("drop"),
                 "it answers 500": lambda: self._fault("status", status=500),
                 "it answers 429": lambda: self._fault("status", status=429),
@@ -67,6 +71,8 @@ class Disturbances:
             return
         self._next = now + self._random.uniform(*PAUSE)
         kind = self._random.choice(list(self._kinds))
+        if self._cluster.embedded and self.done.total() % OUTAGE_EVERY == FIRST_OUTAGE:
+            kind = OUTAGE_NAME
         if self._kinds[kind]():
             self.done[kind] += 1
             self.last = kind
@@ -150,8 +156,8 @@ class Disturbances:
         self._away(name, lambda: self._start_again(name, name))
         return True
 
-    def _fault(self, fault: str, **how: int) -> bool:
+    def _fault(self, fault: str, away: tuple[float, float] = AWAY, **how: int) -> bool:
         with contextlib.suppress(Exception):  # it may already be gone
-            self._cluster.admin(fault, seconds=round(self._random.uniform(*AWAY), 1), **how)
+            self._cluster.admin(fault, seconds=round(self._random.uniform(*away), 1), **how)
             return True
         return False
