@@ -24,7 +24,6 @@ AWAY = (2.0, 20.0)  # seconds for which a process is unavailable, or requests fa
 OUTAGE = (20.0, 60.0)  # seconds for which the Kubernetes API server refuses connections: longer than most limits
 OUTAGE_NAME = "Kubernetes API server away"
 OUTAGE_EVERY = 6  # every sixth disturbance is an outage, so that each run has some
-FIRST_OUTAGE = 2  # number of disturbances before the first one
 
 
 class Disturbances:
@@ -71,7 +70,7 @@ class Disturbances:
             return
         self._next = now + self._random.uniform(*PAUSE)
         kind = self._random.choice(list(self._kinds))
-        if self._cluster.embedded and self.done.total() % OUTAGE_EVERY == FIRST_OUTAGE:
+        if self._cluster.embedded and self.done.total() % OUTAGE_EVERY == OUTAGE_EVERY - 1:
             kind = OUTAGE_NAME
         if self._kinds[kind]():
             self.done[kind] += 1
