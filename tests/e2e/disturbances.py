@@ -23,7 +23,6 @@ CALM = 60.0
 AWAY = (2.0, 20.0)  # seconds for which a process is unavailable, or requests fail
 OUTAGE = (20.0, 60.0)  # seconds for which the Kubernetes API server refuses connections: longer than most limits
 OUTAGE_NAME = "Kubernetes API server away"
-OUTAGE_EVERY = 6  # every sixth disturbance is an outage, so that each run has some
 
 
 class Disturbances:
@@ -39,6 +38,7 @@ class Disturbances:
         self._cluster = cluster
         self._random = random
         self._next = time.monotonic()
+        self._next_outage = self._next + CALM  # trainings run then
         self._calm: dict[str, float] = {}  # the time until which a component is left alone, by its name
         self._undo: list[tuple[float, Callable[[], object]]] = []  # when and how a disturbance ends
         self._kinds: dict[str, Callable[[], bool]] = {
@@ -51,7 +51,6 @@ class Disturbances:
         }
         if cluster.embedded:
             self._kinds |= {
-                OUTAGE_NAME: lambda: self._fault("refuse", OUTAGE),
                 "its connections cut": lambda: self._fault("drop"),
                 "it answers 500": lambda: self._fault("status", status=500),
                 "it answers 429": lambda: self._fault("status", status=429),
@@ -69,9 +68,10 @@ class Disturbances:
             time.sleep(min(0.5, self._next - now))
             return
         self._next = now + self._random.uniform(*PAUSE)
+        if self._cluster.embedded and now > self._next_outage:
+            self._begin_outage()
+            return
         kind = self._random.choice(list(self._kinds))
-        if self._cluster.embedded and self.done.total() % OUTAGE_EVERY == OUTAGE_EVERY - 1:
-            kind = OUTAGE_NAME
         if self._kinds[kind]():
             self.done[kind] += 1
             self.last = kind
@@ -155,8 +155,15 @@ class Disturbances:
         self._away(name, lambda: self._start_again(name, name))
         return True
 
-    def _fault(self, fault: str, away: tuple[float, float] = AWAY, **how: int) -> bool:
+    def _begin_outage(self) -> None:
+        seconds = self._random.uniform(*OUTAGE)
+        self._next_outage = time.monotonic() + seconds + CALM
+        if self._fault("refuse", seconds):
+            self.done[OUTAGE_NAME] += 1
+            self.last = OUTAGE_NAME
+
+    def _fault(self, fault: str, seconds: float = 0.0, **how: int) -> bool:
         with contextlib.suppress(Exception):  # it may already be gone
-            self._cluster.admin(fault, seconds=round(self._random.uniform(*away), 1), **how)
+            self._cluster.admin(fault, seconds=round(seconds or self._random.uniform(*AWAY), 1), **how)
             return True
         return False
