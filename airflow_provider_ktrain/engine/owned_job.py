@@ -199,7 +199,7 @@ class OwnedJob:
     def _owner_in(self, read: JobRead | None) -> Ownership:
         if not self.options.release or (self.ref is not None and not self.ref.owner):
             return Ownership.FOREIGN
-        if read is None or read.job is None:
+        if self.ref is None or read is None or read.job is None:
             return Ownership.MINE
         owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY

@@ -12,7 +12,6 @@ import asyncio
 import functools
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -21,11 +20,11 @@ import pytest
 
 from airflow_provider_ktrain.core import adoption
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import RULES, Action, Event, Ownership, Rule, decide
+from airflow_provider_ktrain.core.ending import RULES, Action, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, wants_suspension
+from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import owned_job, stopping
 from airflow_provider_ktrain.engine import release as releasing
