@@ -80,6 +80,7 @@ class SmallApi:
         self.on_request: Callable[[str], None] = lambda line: None
         self.paused = asyncio.Event()  #: set when a request waits at the point that `pause` has set
         self._pause = re.compile(r"(?!)")
+        self._slow: tuple[re.Pattern[str], float] = re.compile(r"(?!)"), 0.0
         self._on_write = on_write
         self._failures: list[Failure] = []
         self._history: dict[str, list[tuple[int, str, Object]]] = defaultdict(list)
@@ -106,6 +107,9 @@ class SmallApi:
     def fail(self, method: str, path: str, status: int = 503, count: float = 1) -> None:
         self._failures.append(Failure(method, re.compile(path), status, count))
 
+    def clear_failures(self) -> None:
+        self._failures.clear()
+
     def pause(self, moment: str) -> None:
         """Never answer the request whose moment matches: `before GET /path`, or `after GET /path` if it is processed.
 
@@ -114,7 +118,14 @@ class SmallApi:
         self._pause = re.compile(moment or r"(?!)")
         self.paused.clear()
 
+    def slow(self, moment: str, seconds: float) -> None:
+        """Wait at moments that match, as in `pause`."""
+        self._slow = re.compile(moment or r"(?!)"), seconds
+
     async def _wait(self, moment: str) -> None:
+        pattern, seconds = self._slow
+        if pattern.match(moment):
+            await asyncio.sleep(seconds)
         if self._pause.match(moment):
             self.paused.set()
             await asyncio.Event().wait()
