@@ -243,7 +243,7 @@ class TaskStatusSink:
     async def concluded(self) -> Mapping[str, Any] | None:
         """The conclusion that this process or an earlier one of the same try has stored, for each later status.
 
-        :return: for `core.reporting.conclusion.Conclusion.from_dict`; None if there is none, or if Airflow doesn't
+        :return: for `core.reporting.conclusion.Conclusion.from_dict`; empty if there is none. None: Airflow doesn't
             answer within CONCLUSION_SECONDS.
         """
         if self._conclusion:
@@ -257,7 +257,7 @@ class TaskStatusSink:
         self._conclusion = mapping(status.pop(CONCLUSION, None))
         if self._build is None:
             self._build = lambda: lambda: status
-        return self._conclusion or None
+        return self._conclusion
 
     def _status(self) -> Callable[[], Mapping[str, Any]]:
         """The latest status, as it is now. A conclusion is stored also if there is none."""

@@ -83,6 +83,11 @@ class RunSubmission:
             code=request.code, posting=posting, end_job=end_job, log=log,
         )  # fmt: skip
 
+    @property
+    def delete_command(self) -> str:
+        """The command with which a user deletes the job."""
+        return f"kubectl delete -n {self._namespace} {self._request.kind.plural} {self._request.job_name}"
+
     async def find(self, api: Api) -> Submitted | None:
         """The job, if the create request was processed."""
         kind, name = self._request.kind, self._request.job_name

@@ -204,7 +204,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sensor reports", Action.REPORT, "{job} is reported as it is.",
-        owner=_of(Ownership.FOREIGN), event=_of(Event.ENDED, Event.MISSING, Event.CONDITION),
+        owner=_of(Ownership.FOREIGN), event=_of(Event.ENDED, Event.MISSING, Event.CONDITION, *LIMITS),
+    ),
+    Rule(
+        "sensor follows on", Action.FOLLOW, "{job} is watched on.",
+        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED, Event.TRIGGER_FAILED),
     ),
     Rule(
         "sensor hands over", Action.HAND_OVER, "{job} is watched by another process from now on.",
@@ -288,6 +292,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "not read, may wait", Action.LOOK_AGAIN, "{job} can't be read. Nothing is decided, and it is read again.",
         seen=_of(Seen.NOTHING), may_wait=True,
+    ),
+    Rule(
+        "not read, failed for good", Action.KEEP,
+        "{job} can't be read, and the task has failed for good.\nTo delete it, run: {command}",
+        event=_of(Event.FINAL_ERROR), seen=_of(Seen.NOTHING),
     ),
     Rule(
         "not read, next try", Action.KEEP, "{job} can't be read, and is kept for the next try.",

@@ -13,7 +13,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Rule, Situation, Task, decide, deletes
+from airflow_provider_ktrain.core.ending import (
+    Action,
+    Event,
+    Ownership,
+    Rule,
+    Situation,
+    Task,
+    decide,
+    deletes,
+)
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
@@ -58,6 +67,11 @@ class Submission(Protocol):
 
     async def find(self, api: Api) -> Submitted | None:
         """The job that this try or an earlier one has created, if `carry_out` was interrupted."""
+        ...
+
+    @property
+    def delete_command(self) -> str:
+        """The command with which a user deletes the job."""
         ...
 
 
@@ -183,12 +197,12 @@ class OwnedJob:
         )
 
     def _owner_in(self, read: JobRead | None) -> Ownership:
-        if not self.options.release or self.ref is None or not self.ref.owner:
+        if not self.options.release or (self.ref is not None and not self.ref.owner):
             return Ownership.FOREIGN
         if read is None or read.job is None:
             return Ownership.MINE
-        owner = Owner.of(read.job)
-        return Ownership.MINE if owner is not None and owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
+        owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
+        return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
 
     def mode(self, rule: Rule, read: JobRead) -> Mode | None:
         """How the rule releases the job; None if it doesn't."""

@@ -51,6 +51,7 @@ from airflow_provider_ktrain.engine.job_requests import (
     is_terminating,
     job_pods,
     list_pods,
+    read_training,
 )
 from airflow_provider_ktrain.engine.quota_wait import QuotaWait
 from airflow_provider_ktrain.engine.release import JobChanged
@@ -113,10 +114,14 @@ class Posting:
         return job
 
     async def wait(self) -> None:
-        """Wait for the response, if a request is on its way."""
+        """Wait for the response, if a request is on its way.
+
+        A signal handler may have raised an error while it was sent. That is no response.
+        """
         if self._request is not None:
             await asyncio.wait([self._request])
-            if not self._request.cancelled() and not isinstance(self._request.exception(), ApiUnavailable):
+            error = asyncio.CancelledError() if self._request.cancelled() else self._request.exception()
+            if error is None or (isinstance(error, KtrainError) and not isinstance(error, ApiUnavailable)):
                 self.until = 0.0
 
     @property
@@ -341,8 +346,13 @@ async def _undone(api: Api, claim: _Claim, created: Submitted, patience: float, 
         f"{created.ref} is deleted and created again: pods of an earlier job of this name are left.\n"
         "Another try created and deleted that job after this try had looked for pods."
     )
-    with contextlib.suppress(JobChanged):
-        await claim.end_job(created.ref, JobRead(created.job, pods))
+    read = JobRead(created.job, pods)
+    while read.job is not None and Owner.of(read.job) == claim.me:
+        try:
+            await claim.end_job(created.ref, read)
+            break
+        except JobChanged:  # the operator writes the status of a new job
+            read = await _retry("get", lambda: read_training(api, created.ref), claim, patience, log)
     return True
 
 

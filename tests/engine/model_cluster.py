@@ -399,7 +399,8 @@ class Cluster:
             self.pods[name] = {
                 "kind": "Pod",
                 "metadata": {
-                    "name": name, "uid": uid, "job": meta["uid"], "creationTimestamp": self.stamp(),
+                    "name": name, "namespace": NAMESPACE, "uid": uid, "job": meta["uid"],
+                    "creationTimestamp": self.stamp(),
                     "created": self.version, "ownerReferences": [{"uid": owner, "kind": self.kind.name, "name": ""}],
                     "labels": {**ours, **labels, "index": str(index), self.kind.pod_name_label: meta["name"],
                                **({self.kind.pod_owner_label: owner} if jobset is not None else {})},

@@ -97,6 +97,10 @@ class JobSubmission:
             self.me.owner, self.me.first, reattach=world.reattach, posting=posting, end_job=end_job, log=log,
         )  # fmt: skip
 
+    @property
+    def delete_command(self) -> str:
+        return "kubectl delete"
+
     async def find(self, api: Api) -> Submitted | None:
         kind = self.world.cluster.kind
         return await find_own(api, kind, kind.versions[0], NAMESPACE, NAME, self.me.owner)
@@ -262,7 +266,7 @@ class Worker(Process):
         if rng.random() < 0.06 and world.faulty:
             raise OperatorError("an error of the operator")
         options = self._options()
-        until = rng.choice([None, time.monotonic() + rng.uniform(0.1, 6)])
+        until = rng.choice([None, time.monotonic(), time.monotonic() + rng.uniform(0.1, 4)])
         ended = await training.follow(submitted.ref, options, until=until, patience=rng.choice([0.0, 60.0]))
         if isinstance(ended, Outcome):
             world.judge(self, ended)

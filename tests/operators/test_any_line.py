@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,8 @@ from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options, Outcome, event_of
-from airflow_provider_ktrain.engine.training import Host, Training
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.training import Training
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests.clusters import TestCluster
 from tests.engine.small_api import NAMESPACE, Object, SmallApi, precise_stamp, served, stamp
