@@ -74,7 +74,7 @@ def main() -> int:
     home = pathlib.Path(tempfile.mkdtemp(prefix="ktrain-soak-"))
     count, disturbances, seconds = soak(home, trainings, seed, minutes * 60)
     print(table(trainings, seed, seconds, count, disturbances.done))
-    for title, names in count.defects.items():
+    for title, names in {**count.defects, "limit passed": count.limits_passed}.items():
         for name in names:
             print(f"{title}: {name}")
     if count.clean():

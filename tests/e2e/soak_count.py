@@ -144,9 +144,12 @@ def _limits_passed(began: float, pods: Iterable[Object], record: list[tuple[str,
         _seconds(_created(pod), _scheduled(pod) or _released(pod)) for pod in pods
     ]
     waits["startup_timeout"] += [_seconds(_scheduled(pod), _started(pod) or _released(pod)) for pod in pods]
-    times = [*starts[:1], *(at for _, at in record)]
-    waits["log_stall_timeout"] = waits["progress_timeout"] = [_seconds(*pair) for pair in pairwise(times)]
-    waits["execution_timeout"] = [_seconds(began, at) for at in times[-1:]]
+    waits["log_stall_timeout"] = waits["progress_timeout"] = [
+        _seconds(min(starts, default=None), record[0][1] if record else None),
+        # step 0 begins another run: between two runs a program can't print anything
+        *(later - at for (_, at), (step, later) in pairwise(record) if step != "0"),
+    ]
+    waits["execution_timeout"] = [_seconds(began, at) for _, at in record[-1:]]
     return [limit for limit, seconds in LIMITS.items() if max(waits[limit], default=0.0) >= seconds]
 
 

@@ -87,6 +87,14 @@ def test_suspension_of_a_running_training_counts_as_set_back() -> None:
     assert not count.clean()
 
 
+def test_suspension_until_the_next_try_counts_as_set_back() -> None:
+    """The time between the two runs of the program doesn't pass a limit."""
+    record = [*steps(0, 20, 3), ("end", BEGAN + 24), *steps(0, 40, 60)]
+    count = counted(Observed([job("a", end="Succeeded")], (), {"a"}, [pod()], {RECORD: record}), [SUCCESS])
+    assert count.set_back == ["a of same/same/same/0 was suspended", "same.0 went from step 20 to 0"]
+    assert count.limits_passed == []
+
+
 @pytest.mark.parametrize(
     ("pods", "record", "limit"),
     [

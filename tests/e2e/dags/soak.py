@@ -13,7 +13,7 @@ from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJo
 TRAININGS = int(os.environ.get("SOAK_TRAININGS", "2"))  # of each DAG
 LIMITS = json.loads(os.environ.get("SOAK_LIMITS", '{"execution_timeout": 1200}'))  # seconds, by parameter
 STEPS = os.environ.get("SOAK_STEPS", "")  # the directory of the programs' records
-SECONDS = (45, 4, 75, 20)  # durations of the trainings, used in turn: longer and shorter than an outage
+SECONDS = (75, 4, 45, 20)  # durations of the trainings, used in turn: longer and shorter than an outage
 IMAGE = os.environ.get("TEST_IMAGE", "scratch")
 # each step is printed, and recorded with its time where nothing can be lost
 TRAIN = """
