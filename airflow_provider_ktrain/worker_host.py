@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core import kill_decision
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.core.text import UNSTORABLE
+from airflow_provider_ktrain.core.text import shown
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
@@ -44,12 +44,13 @@ NO_PROGRESS_SECONDS = 120.0  #: seconds after its creation in which a job has ma
 
 @contextlib.contextmanager
 def as_airflow_errors() -> Iterator[None]:
-    """Raise the provider's errors as Airflow's, without characters that Airflow's log can't store."""
+    """Raise the provider's errors as Airflow's. Airflow logs the whole chain: it is left out if it can't be shown."""
     try:
         with _typed_errors():
             yield
     except Exception as e:
-        if not UNSTORABLE.search("".join(traceback.format_exception(e))):
+        texts = [part for part in traceback.format_exception(e) if not part.startswith("  File ")]
+        if shown(texts) == texts:
             raise
         error = e if isinstance(e, TrainingJobError) else TrainingJobError(f"{type(e).__name__}: {e}")
         error.__cause__ = None

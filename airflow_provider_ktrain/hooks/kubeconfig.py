@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.text import clean
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
@@ -132,7 +131,7 @@ async def configuration(
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
             f"No client for the connection {conn_id!r}. Check its kubeconfig ({where}) and cluster_context "
-            f"({cluster_context or extras.get('cluster_context') or 'not set'}).\n{clean(str(error))}"
+            f"({cluster_context or extras.get('cluster_context') or 'not set'}).\n{error}"
         ) from error
 
 

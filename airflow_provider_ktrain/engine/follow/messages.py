@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.kill_decision import KillAction, KillDecision
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text import clean, shown
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 
 
@@ -74,9 +74,6 @@ class StatusSink(Protocol):
             document, which the host calls in a thread.
         :param urgent: whether the phase has changed.
         """
-
-    def mask(self, text: str) -> str:
-        """The text without the secrets that the host knows. It may be called in a thread."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outc
 
 @dataclass(frozen=True)
 class Outcome:
-    """How following ended; the trigger's event.
+    """How following ended; the trigger's event. Its texts are `shown`; the user's own values are as they were reported.
 
     :param phase: the job's last phase.
     :param succeeded: whether the training succeeded.
@@ -183,6 +180,10 @@ class Outcome:
     status: dict[str, Any] = field(default_factory=dict)
     step: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("cause", "released", "release_error", "result_error", "status"):
+            object.__setattr__(self, name, shown(getattr(self, name)))
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without characters that Airflow's processes or its database reject."""
         return clean(asdict(self))
@@ -204,7 +205,7 @@ class Outcome:
 
 def event_of(ended: Outcome | str) -> dict[str, Any]:
     """The event with which a trigger ends: the outcome, or why the trigger can't follow the job any more."""
-    content = {"error": clean(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
+    content = {"error": shown(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
     return {"version": VERSION, **content}
 
 
