@@ -15,7 +15,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_d
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest
-from airflow_provider_ktrain.core.logs.result import LEFT_OUT
+from airflow_provider_ktrain.core.logs.result import LEFT_OUT, UNKNOWN
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
     PROGRAM_VARIABLE,
@@ -159,6 +159,9 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
             )
         if outcome.result_error.startswith(LEFT_OUT):
             raise self._lost(outcome.result_error.removeprefix(LEFT_OUT))
+        if not outcome.has_result:
+            unknown = outcome.result_error.removeprefix(UNKNOWN)
+            raise self._lost(unknown or "neither the log of replica 0 nor its termination message has it")
         return returned
 
     def _lost(self, why: str) -> Exception:

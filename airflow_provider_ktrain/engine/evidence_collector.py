@@ -27,7 +27,8 @@ from airflow_provider_ktrain.engine.watch.object_keys import by_involved_name, b
 Object = dict[str, Any]
 Pod = Mapping[str, Any]
 TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
-MAX_TAIL_BYTES = 128 * 1024  # kept of the log of a container that was not followed
+RESULT_LINES = 1000  # last lines of the primary in which a result is searched, if its log was not followed
+MAX_TAIL_BYTES = 256 * 1024  # kept of the log of a container that was not followed
 READ_TIMEOUT_SECONDS = 10.0  # for all events and logs together: the release of the GPUs waits for them
 MAX_OBJECTS_WITH_EVENTS = 20  # the job and its pods, existing ones first
 MAX_TAILS_OF_OTHERS = 100  # containers of forgotten pods whose lines are kept: each Launcher pod has another name
@@ -190,18 +191,13 @@ class EvidenceCollector:
     ) -> None:
         """Read the last lines of a container. Log them unless it was followed or is a sidecar."""
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
-        path = f"{api_paths.core(ref.namespace, 'pods', name)}/log"
-        query, end = {"container": container, "tailLines": str(TAIL_LINES), "timestamps": "true"}, bytearray()
+        query = {"tailLines": str(TAIL_LINES), "timestamps": "true"}
         if (status.get("state") or {}).get("running"):  # the container was restarted: the previous run failed
             query["previous"] = "true"
-        try:
-            async with self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as answer:
-                async for block in answer.content.iter_any():
-                    end += block
-                    del end[:-MAX_TAIL_BYTES]
-        except (ApiStatusError, ApiUnavailable):
+        read = await self._read_end(ref, name, container, query)
+        if read is None:
             return
-        lines = [_parted(line) for line in end.decode(errors="replace").split("\n") if line]
+        lines = [_parted(line) for line in read]
         self._tails[log_key(name, container)] = deque(
             (TailLine("", 0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
         )
@@ -211,6 +207,32 @@ class EvidenceCollector:
         role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
         for time, text in lines:
             self._log_line(LogLine(name, container, role, index, 0, time, text))
+
+    async def last_lines(self, ref: JobRef, pod: str, container: str) -> list[str] | None:
+        """The last lines of a container that has ended, in which its result is; None if they can't be read.
+
+        :param ref: reference to the job.
+        :param pod: name of the pod.
+        :param container: name of the container.
+        """
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+                return await self._read_end(ref, pod, container, {"tailLines": str(RESULT_LINES)})
+        except TimeoutError:
+            return None
+
+    async def _read_end(self, ref: JobRef, pod: str, container: str, query: Mapping[str, str]) -> list[str] | None:
+        """The lines of a container's log that `query` selects, at most MAX_TAIL_BYTES; None if they can't be read."""
+        path, end = f"{api_paths.core(ref.namespace, 'pods', pod)}/log", bytearray()
+        query = {"container": container, **query}
+        try:
+            async with self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as answer:
+                async for block in answer.content.iter_any():
+                    end += block
+                    del end[:-MAX_TAIL_BYTES]
+        except (ApiStatusError, ApiUnavailable):
+            return None
+        return [line for line in end.decode(errors="replace").split("\n") if line]
 
 
 def _parted(line: str) -> tuple[str, str]:

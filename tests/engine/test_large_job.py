@@ -24,9 +24,6 @@ class Sink:
     def __init__(self) -> None:
         self.offered = 0
 
-    def mask(self, text: str) -> str:
-        return text
-
     def offer(self, status: Any, *, urgent: bool = False) -> None:
         self.offered += 1
 

@@ -34,9 +34,6 @@ class Sink:
     def offer(self, build: Any, *, urgent: bool) -> None:
         self.offered.append(build()())
 
-    def mask(self, text: str) -> str:
-        return text
-
     async def queue_is(self, reason: str) -> bool:
         return bool(self.offered) and self.offered[-1]["queue"] == reason
 

@@ -9,7 +9,6 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
-from airflow_provider_ktrain.core.logs.result import find_result
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.success_summary import summary_of_success
@@ -107,8 +106,11 @@ class Finisher:
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
         state = self._state
+        if state.phase is Phase.SUCCEEDED and self._options.conditions:
+            return Outcome(state.phase, False)
         if state.phase is Phase.SUCCEEDED:
-            return Outcome(state.phase, False) if self._options.conditions else await self._release(None)
+            await self._output.find_result_line(self._unread)
+            return await self._release(None)
         gone = state.phase is Phase.GONE
         return await self.failed(
             diagnosis.diagnose(state.known_job, state.pods.all, *await self._evidence(), gone=gone)
@@ -269,7 +271,7 @@ class Finisher:
         if line := steps.describe(repeated):
             self._log.info(line)
         self._count()
-        result, result_error = find_result(state.kind, job, state.pods.all, self._output.result_line)
+        result, result_error, has_result = self._output.result()
         return Outcome(
             self._phase,
             cause is None,
@@ -280,6 +282,7 @@ class Finisher:
             usage={**spent.as_dict(), **repeated},
             result=result,
             result_error=result_error,
+            has_result=has_result,
             metrics=state.metrics,
             exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
             training_metrics=self._output.training_metrics.summary(),

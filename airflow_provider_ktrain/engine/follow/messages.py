@@ -162,6 +162,7 @@ class Outcome:
     :param training_metrics: last and best value of each metric that the program reported. Default: none.
     :param status: for the training page: see `core.state.status_document`. Default: empty.
     :param step: the highest step that the program reported in its log. Default: None, it reported none.
+    :param has_result: whether the program reported a result; None may be one. Default: True, as of older releases.
     """
 
     phase: str
@@ -179,6 +180,7 @@ class Outcome:
     training_metrics: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     step: float | None = None
+    has_result: bool = True
 
     def __post_init__(self) -> None:
         for name in ("cause", "released", "release_error", "result_error", "status"):

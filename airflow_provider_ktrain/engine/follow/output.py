@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
+from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, UNKNOWN, find_result, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
 from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.training_metrics import METRIC_MARKER, TrainingMetrics
@@ -48,6 +48,7 @@ class JobOutput:
         self._handed_over_at = handover.handed_over_at
         self._chosen: Callable[[Mapping[str, Any]], bool] | None = None  # None until the job is known
         self._roles: tuple[str, ...] = ()  # of the job when it was chosen
+        self._unread = ""  # the primary, if its log could not be searched for a result
         self.cursor = cursor
         self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
         self.result_line = handover.result_line  #: last result line of the primary; "" if there is none
@@ -108,6 +109,34 @@ class JobOutput:
     def restart_silence(self, at: float) -> None:
         """Count the time without a line from `at` on, in epoch seconds."""
         self.last_line_at = at
+
+    async def find_result_line(self, unread: Container[tuple[str, str]]) -> None:
+        """Search the end of the primary's log for a result, if that was not followed to its end.
+
+        :param unread: pods and containers whose logs were followed, but not read to their end.
+        """
+        state, kind = self._state, self._state.kind
+        primary = kind.primary(state.known_job), 0
+        pods = [pod for pod in state.pods.all if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
+        lines: list[str] | None = None
+        if pods:
+            newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+            name, container = newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
+            if self.cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread:
+                return
+            lines = await self.evidence.last_lines(state.ref, name, container)
+        self._unread = kind.replica_name(*primary) if lines is None else ""
+        for line in lines or ():
+            if MARKER_PREFIX in line:
+                self.result_line = keep_result_line(self.result_line, line)
+
+    def result(self) -> tuple[Any, str, bool]:
+        """The result, what is wrong with it, and whether the program reported one: see `find_result`."""
+        state = self._state
+        value, error, found = find_result(state.kind, state.known_job, state.pods.all, self.result_line)
+        if not found and self._unread:
+            return None, f"{UNKNOWN}the log of {self._unread} could not be read to its end", False
+        return value, error, found
 
     def warn_about_repeated_lines(self, host: HostPolicy) -> None:
         """Log which lines may be repeated after a handover.
