@@ -100,7 +100,9 @@ class TrainingStatus:
         :param with_metrics: whether last and best values of the metrics are included.
         """
         phase, since = self.phases[-1] if self.phases else ("", self.written_at)
-        states = Counter(str(row[-2])[:MAX_STATE_CHARS] for row in self.rows)
+        states = Counter[str]()
+        for state, count in Counter(str(row[-2]) for row in self.rows).items():
+            states[shown(state)[:MAX_STATE_CHARS]] += count
         return shown(
             {
                 "version": VERSION,
