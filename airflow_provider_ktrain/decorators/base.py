@@ -46,6 +46,8 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
 
     custom_operator_name: str
     runner: ClassVar[Runner] = TORCH
+    #: why no return value was found
+    lost_because: ClassVar[str] = "neither the log of replica 0 nor its termination message has it"
     needs_image: ClassVar[bool] = True  #: whether the job has no image without `image` and `manifest`
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **DecoratedOperator.template_fields_renderers,
@@ -161,7 +163,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
             raise self._lost(outcome.result_error.removeprefix(LEFT_OUT))
         if not outcome.has_result:
             unknown = outcome.result_error.removeprefix(UNKNOWN)
-            raise self._lost(unknown or "neither the log of replica 0 nor its termination message has it")
+            raise self._lost(unknown or self.lost_because)
         return returned
 
     def _lost(self, why: str) -> Exception:

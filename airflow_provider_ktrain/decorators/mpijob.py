@@ -22,6 +22,7 @@ POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variable
 class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
     custom_operator_name = "@task.mpijob"
     runner = MPI
+    lost_because = "the Launcher's log has no intact line of it"
     template_fields: Sequence[str] = (*FUNCTION_FIELDS, *MPIJobOperator.template_fields)
 
     def launch_command(self) -> list[str]:
@@ -30,15 +31,10 @@ class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
         return mpirun_command(shared)
 
     def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
-        """Conclude, but fail the task if the function succeeded and its return value was not read.
-
-        A retry doesn't train again: it finds the stored outcome and fails in the same way.
-        """
+        """Conclude with the return value that the result contains."""
         sent = outcome.result if isinstance(outcome.result, Mapping) else {}
-        returned = super()._conclude(replace(outcome, result=sent.get(RETURNED)), context, stored=stored)
-        if outcome.succeeded and self.do_xcom_push and RETURNED not in sent:
-            raise self._lost("the Launcher's log has no intact line of it")
-        return returned
+        returned = replace(outcome, result=sent.get(RETURNED), has_result=RETURNED in sent)
+        return super()._conclude(returned, context, stored=stored)
 
 
 def mpijob_task(
