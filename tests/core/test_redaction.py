@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from typing import Any
 
@@ -21,6 +22,8 @@ from airflow_provider_ktrain.core.text import (
     with_short_first_line,
 )
 from tests.secrets import SECRET, texts_with_a_secret
+
+MESSAGES = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "messages.md"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example)
@@ -78,6 +81,11 @@ def test_secrets_in_texts_are_hidden(text: str, hidden: str) -> None:
 )
 def test_texts_that_say_why_a_training_failed_are_shown(text: str) -> None:
     assert shown(text) == text
+
+
+def test_our_own_messages_are_shown() -> None:
+    messages = MESSAGES.read_text()
+    assert shown(messages) == messages
 
 
 @given(texts_with_a_secret())
