@@ -110,9 +110,6 @@ class Sink:
 
     def offer(self, build: object, *, urgent: bool) -> None: ...
 
-    def mask(self, text: str) -> str:
-        return text
-
     async def conclude(self, document: Mapping[str, Any]) -> bool:
         kept, answered = self._rng.random() < 0.95, self._rng.random() < 0.9
         await asyncio.sleep(self._rng.choice([0, 0.3, 2]))
