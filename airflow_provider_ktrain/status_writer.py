@@ -241,21 +241,23 @@ class TaskStatusSink:
         self._conclusion = {}
 
     async def concluded(self) -> Mapping[str, Any] | None:
-        """The conclusion that a process of the same try has stored; it becomes a part of each later status.
+        """The conclusion that this process or an earlier one of the same try has stored, for each later status.
 
-        :return: for `core.reporting.conclusion.Conclusion.from_dict`; None if there is none, or if Airflow doesn't
+        :return: for `core.reporting.conclusion.Conclusion.from_dict`; empty if there is none. None: Airflow doesn't
             answer within CONCLUSION_SECONDS.
         """
+        if self._conclusion:
+            return self._conclusion
         try:
             with question():
                 status = dict(mapping(await asyncio.wait_for(in_thread(self._read), CONCLUSION_SECONDS)))
         except Exception as e:
             log.warning("The cause that was stored in Airflow can't be read.\n%s: %s", type(e).__name__, e)
             return None
-        self._conclusion = self._conclusion or mapping(status.pop(CONCLUSION, None))
+        self._conclusion = mapping(status.pop(CONCLUSION, None))
         if self._build is None:
             self._build = lambda: lambda: status
-        return self._conclusion or None
+        return self._conclusion
 
     def _status(self) -> Callable[[], Mapping[str, Any]]:
         """The latest status, as it is now. A conclusion is stored also if there is none."""

@@ -60,11 +60,16 @@ def as_airflow_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _typed_errors() -> Iterator[None]:
-    """Raise a KtrainError as an Airflow exception; one that is `final` is not retried."""
+    """Raise a KtrainError as an Airflow exception; one that is `final` is not retried.
+
+    Airflow fails a task without a retry if it is terminated (apache/airflow#73395), also while it stores an outcome.
+    """
     try:
         yield
     except KtrainError as e:
         raise airflow_error(e) from e
+    except AirflowTaskTerminated as e:
+        raise TrainingKilledError("Airflow has terminated the task") from e
 
 
 @dataclass(frozen=True)
@@ -134,9 +139,9 @@ class WorkerHost:
         """
         if isinstance(error, TrainingKilledError):
             return
-        if self._stop.reason is not None:
+        if self._stop.reason is not None and self._training.job.is_mine:
             self.check()
-        if isinstance(error, TaskDeferred) or error is None:  # from now on, the trigger is responsible
+        if isinstance(error, TaskDeferred) or error is None:  # the training has ended, or its trigger is responsible
             return
         match error:
             case AirflowTaskTimeout():

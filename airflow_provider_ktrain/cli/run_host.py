@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.core.deadline import deadline_of
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import Event
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds.served import Served
@@ -82,6 +82,11 @@ class RunSubmission:
             api, kind, self._version, stamped, request.owner, request.first_try,
             code=request.code, posting=posting, end_job=end_job, log=log,
         )  # fmt: skip
+
+    @property
+    def delete_command(self) -> str:
+        """The command with which a user deletes the job."""
+        return f"kubectl delete -n {self._namespace} {self._request.kind.plural} {self._request.job_name}"
 
     async def find(self, api: Api) -> Submitted | None:
         """The job, if the create request was processed."""
@@ -154,9 +159,10 @@ class RunHost:
             options = Options(limits=LIMITS, deadline=deadline_of(submitted.job))
             outcome = await training.follow(submitted.ref, options, patience=math.inf)
             assert not isinstance(outcome, Handover)  # only with `until`
-        except Exception:
+        except Exception as e:
+            following = Event.NO_RIGHT if isinstance(e, NoRightError) else Event.ERROR
             # nobody else would release a job whose submission has failed: its pods may wait for code for ever
-            await training.interrupted(Event.FINAL_ERROR if self._ref is None else Event.ERROR)
+            await training.interrupted(Event.FINAL_ERROR if self._ref is None else following)
             raise
         finally:
             await training.close()

@@ -204,7 +204,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sensor reports", Action.REPORT, "{job} is reported as it is.",
-        owner=_of(Ownership.FOREIGN), event=_of(Event.ENDED, Event.MISSING, Event.CONDITION),
+        owner=_of(Ownership.FOREIGN), event=_of(Event.ENDED, Event.MISSING, Event.CONDITION, *LIMITS),
+    ),
+    Rule(
+        "sensor follows on", Action.FOLLOW, "{job} is watched on.",
+        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED, Event.TRIGGER_FAILED),
     ),
     Rule(
         "sensor hands over", Action.HAND_OVER, "{job} is watched by another process from now on.",

@@ -5,7 +5,7 @@ whether a task may be retried:
 
 | final | error | because |
 |---|---|---|
-| yes | ManifestError | a manifest or parameter that cannot be valid, or that the API server refuses as it is |
+| yes | ManifestError | a manifest or parameter that cannot be valid; a create refused for what is in the manifest |
 | no | ManifestUnreadableError, VersionNotServedError | the file may appear, the cluster may be upgraded |
 | no | RuntimeMismatchError | the training runtime may be created or changed, the Trainer may be upgraded |
 | no | ClusterError and its subclasses | access, credentials, rights, quotas and other objects change without the task |

@@ -148,16 +148,17 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         returned = super()._conclude(outcome, context, host, stored=stored, found=found)
         if outcome.result is not None or not outcome.succeeded or not self.do_xcom_push:
             return returned
-        if problem := outcome.result_error.partition(NOT_JSON)[2]:
+        why = outcome.result_error.removeprefix(LEFT_OUT)
+        if why.startswith(NOT_JSON):
             raise TrainingConfigurationError(
                 f"{self.python_callable.__name__} succeeded, but its return value is not JSON and is lost: "
-                f"{problem.rstrip(QUOTES)}.\nReturn strings, finite numbers, booleans, None, lists and dicts."
+                f"{why.removeprefix(NOT_JSON).rstrip(QUOTES)}.\n"
+                "Return strings, finite numbers, booleans, None, lists and dicts."
             )
-        if outcome.result_error.startswith(LEFT_OUT):
-            raise self._lost(outcome.result_error.removeprefix(LEFT_OUT))
+        if why != outcome.result_error:
+            raise self._lost(why)
         if not outcome.has_result:
-            unknown = outcome.result_error.removeprefix(UNKNOWN)
-            raise self._lost(unknown or self.lost_because)
+            raise self._lost(outcome.result_error.removeprefix(UNKNOWN) or self.lost_because)
         return returned
 
     def _lost(self, why: str) -> Exception:

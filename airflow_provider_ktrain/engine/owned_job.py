@@ -13,7 +13,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Rule, Situation, Task, decide, deletes
+from airflow_provider_ktrain.core.ending import (
+    Action,
+    Event,
+    Ownership,
+    Rule,
+    Situation,
+    Successor,
+    Task,
+    decide,
+    deletes,
+)
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
@@ -58,6 +68,11 @@ class Submission(Protocol):
 
     async def find(self, api: Api) -> Submitted | None:
         """The job that this try or an earlier one has created, if `carry_out` was interrupted."""
+        ...
+
+    @property
+    def delete_command(self) -> str:
+        """The command with which a user deletes the job."""
         ...
 
 
@@ -177,7 +192,7 @@ class OwnedJob:
             event,
             seen,
             owner=self._owner_in(read),
-            successor=self._host.successor,
+            successor=Successor.NOBODY if event is Event.FINAL_ERROR else self._host.successor,
             hurried=self._host.seconds is not None and event in (Event.KILL, Event.INTERRUPT, Event.DEADLINE),
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
         )
@@ -187,8 +202,8 @@ class OwnedJob:
             return Ownership.FOREIGN
         if read is None or read.job is None:
             return Ownership.MINE
-        owner = Owner.of(read.job)
-        return Ownership.MINE if owner is not None and owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
+        owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
+        return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
 
     def mode(self, rule: Rule, read: JobRead) -> Mode | None:
         """How the rule releases the job; None if it doesn't."""

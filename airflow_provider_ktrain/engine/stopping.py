@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Task, decide, task_of
+from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
@@ -24,10 +24,12 @@ from airflow_provider_ktrain.engine.release import JobChanged, Mode
 
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
+READ_INTERVAL = 0.5  #: between two reads of the job by a process that ends
 STATE_SECONDS = 1.5  #: for one answer about the task's state, in a process that has seconds
 STATE_INTERVAL = 5.0  #: between two questions about the task's state
 RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and to wait for the pods
 NO_JOB = "The task was killed before it had submitted a job."
+UNKNOWN_JOB = "The task was killed while it submitted a job, which may exist: the API server did not answer."
 UNDECIDED = (Task.CHANGING, Task.UNKNOWN)
 #: events that end a process which has seconds only
 HURRIED = (Event.DEADLINE, Event.INTERRUPT, Event.KILL)
@@ -74,8 +76,12 @@ class Stopping:
         if job.ref is None:
             self._log_unknown_job()
             return
-        read = await self._last_read()
+        read = await self._last_read(time.monotonic() + LAST_READ_SECONDS)
         rule = decide(replace(job.situation(event, read), may_wait=False))
+        if read is None and rule.action is Action.KEEP and job.situation(event, None).successor is Successor.NOBODY:
+            self._log.warning(job.text(rule))
+            read = await self._last_read(time.monotonic() + LATE_SECONDS)
+            rule = decide(replace(job.situation(event, read), may_wait=False))
         self._log.warning(job.text(rule))
         if read is not None and job.mode(rule, read) is not None:
             await job.release_by_rule(event)
@@ -84,7 +90,8 @@ class Stopping:
         """Log that nobody knows yet whether the job was created."""
         if self._job.submission is not None:
             self._log.warning(
-                "The task's job may have been created: the API server did not answer. The next try adopts it."
+                "The API server did not answer the request that creates the job. If there is no next try to adopt it, "
+                f"run: {self._job.submission.delete_command}"
             )
 
     # within seconds
@@ -101,8 +108,8 @@ class Stopping:
             self._log_unknown_job()
             await job.find_submitted(max(late, job.posting.until + 1.0))
         if job.ref is None:
-            return NO_JOB, ""
-        read = self._as_seen() if event is Event.KILL else await self._last_read()
+            return (NO_JOB if job.submission is None else UNKNOWN_JOB), ""
+        read = self._as_seen() if event is Event.KILL else await self._last_read(end)
         while True:
             rule = decide(replace(job.situation(event, read), task=task, may_wait=False))
             text, error = job.text(rule, state), ""
@@ -119,9 +126,12 @@ class Stopping:
                 command = job.known_ref.delete_command
                 error = f"The request was not answered. To delete the job, run: {command}\n{e}".rstrip()
             self._log.warning(f"{text}\n{error}".rstrip())
-            if not error or time.monotonic() > late:
+            unread = read is None and rule.action is Action.KEEP and event is not Event.KILL
+            if not (error or unread) or time.monotonic() > late:
                 return text, error
             end = late
+            if unread:
+                read = await self._last_read(late)
 
     async def _carry_out(self, rule: Rule, end: float) -> str:
         """Carry out a rule by one request; returns what was done."""
@@ -148,11 +158,16 @@ class Stopping:
                 return JobRead(job.last_seen, [])
         return None
 
-    async def _last_read(self) -> JobRead | None:
-        """One read of the job and its pods; None if there is no answer in time."""
-        with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError, KtrainError):
-            async with asyncio.timeout(min(LAST_READ_SECONDS, self._host.seconds or LAST_READ_SECONDS)):
-                return await self._job.read()
+    async def _last_read(self, end: float) -> JobRead | None:
+        """Read the job and its pods, again after each failure; None if there is no answer in time.
+
+        :param end: value of `time.monotonic`.
+        """
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError, KtrainError):
+                async with asyncio.timeout(left):
+                    return await self._job.read()
+            await asyncio.sleep(min(READ_INTERVAL, max(end - time.monotonic(), 0.0)))
         return None
 
     # with time

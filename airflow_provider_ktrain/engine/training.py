@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.adoption import may_have_begun
 from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ownership, Rule, decide, deletes
-from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
@@ -36,7 +36,7 @@ from airflow_provider_ktrain.engine.follow.messages import (
     cause_of,
 )
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log
+from airflow_provider_ktrain.engine.job_requests import JobRead, Log, is_terminating
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.release import JobChanged, Mode
 from airflow_provider_ktrain.engine.stopping import Stopping
@@ -47,6 +47,8 @@ RETRY_SECONDS = 5.0  #: between two attempts to follow a job
 #: of following after which an error starts the patience again; following itself retries a rejected watch for 600 s
 PATIENCE_RESET_SECONDS = 1200.0
 REST_SECONDS = 1.0  #: until a rule that a read didn't confirm is looked at again
+UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its deferral or release has failed
+CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
 #: events after which nothing is ended
 NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED)
@@ -82,6 +84,7 @@ class Training:
         #: time.monotonic() at which a decision about an event first saw this end of the primary
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
+        self._unanswered_since: float | None = None  # when Airflow did not answer about a stored cause
         self._looks_again = False  # whether the last decision was to look again
 
     def _positions(self) -> Cursor:
@@ -220,19 +223,24 @@ class Training:
                 log=self._log, handover=self.handover, policy=self._policy, cursor=self._positions(),
             )  # fmt: skip
             following.state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
-            async with following:
+            async with self._open_sink(), following:
                 try:
                     result = await self._follow_to_the_end(following, until, first)
                 except Exception:
                     self.handover = await following.closing.hand_over()
                     raise
                 finally:
-                    job.last_seen, job.workload = following.state.job, following.workload
+                    job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
                     job.ref = job.ref and following.state.ref  # unless the job was let go of
             if result != ended:
                 assert not isinstance(result, _StartOver)
                 return result
             first = None
+
+    def _open_sink(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """The sink of this life, which publishes nothing more when it is left: no status replaces a later one."""
+        sink = self._policy.status_sink
+        return sink if isinstance(sink, contextlib.AbstractAsyncContextManager) else contextlib.nullcontext()
 
     @property
     def _policy(self) -> FollowPolicy:
@@ -245,17 +253,20 @@ class Training:
     async def _follow_to_the_end(
         self, following: Following, until: float | None, first: Noticed | None
     ) -> Outcome | Handover | _StartOver:
-        noticed = first
+        noticed, give_up = first, time.monotonic() + UNREAD_PATIENCE_SECONDS
         while True:
             if noticed is None:
                 noticed = await following.next(until)
             ended = await self._settle(following, noticed)
             if ended is not None:
                 return ended
-            if noticed is first and self._looks_again:
-                await asyncio.sleep(REST_SECONDS)
-            else:
+            if noticed is not first or not self._looks_again:
                 noticed = None
+            elif time.monotonic() > give_up:
+                ref = self.job.known_ref
+                raise ClusterError(f"{ref} can't be read. To delete it, run: {ref.delete_command}")
+            else:
+                await asyncio.sleep(REST_SECONDS)
 
     async def _settle(self, following: Following, noticed: Noticed) -> Outcome | Handover | _StartOver | None:
         """Decide on what was noticed, and carry it out. None: the job is followed on."""
@@ -322,7 +333,9 @@ class Training:
         may_wait = self._may_wait(event, following)
         situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=may_wait)
         if situation.owner is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
-            known = event is Event.RELEASE_FAILED or await self._stored_conclusion() is not None
+            known = event is Event.RELEASE_FAILED or await self._has_stored_conclusion()
+            if known is None:
+                return decide(unread), None
             situation = replace(situation, cause_stored=known)
         return decide(situation), read
 
@@ -348,6 +361,9 @@ class Training:
         closing, conditions = following.closing, self.job.options.conditions
         if noticed.event is Event.CONDITION:
             return await closing.outcome_of_condition(conditions)
+        if noticed.event in LIMITS:
+            closing.report_failure(cause := await following.cause_of(noticed))
+            return await closing.outcome(cause)
         await closing.read_rest_of_ended_job(releases=False)
         if following.state.seen is Seen.SUCCEEDED:
             outcome = await closing.outcome(None, full=not conditions)
@@ -382,7 +398,7 @@ class Training:
         cause = cause or await following.closing.cause_of_end()
         following.closing.report_failure(cause)
         try:
-            result = await self.job.write(Mode.DELETE, read)
+            result = await self.job.write(self.job.mode_of_running(read.job), read)
         except JobChanged:
             result = await self.job.release_by_rule(Event.RELEASE_FAILED)
         outcome = await following.closing.outcome(cause)
@@ -410,8 +426,11 @@ class Training:
             outcome = await closing.outcome(cause)
             job.let_go()
             return _with_release(outcome, result)
-        if stored and self._host.policy.status_sink is not None:
-            self._host.policy.status_sink.retract()
+        sink = self._host.policy.status_sink
+        # an unanswered deletion may be the reason for which the job is gone, being deleted, or can't be read
+        is_kept = read is not None and read.job is not None and not is_terminating(read.job)
+        if stored and sink is not None and is_kept:
+            sink.retract()
         ended = await self._carry_out(rule, read, following, noticed)
         if ended is not None:
             return ended
@@ -432,6 +451,17 @@ class Training:
             self._log.warning(
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
             )
+
+    async def _has_stored_conclusion(self) -> bool | None:
+        """Whether an earlier process of this try has stored why it released this job; None: ask again."""
+        sink = self._host.policy.status_sink
+        if sink is None:
+            return False
+        if await sink.concluded() is not None:
+            self._unanswered_since = None
+            return await self._stored_conclusion() is not None
+        self._unanswered_since = self._unanswered_since or time.monotonic()
+        return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
 
     async def _stored_conclusion(self) -> Conclusion | None:
         """Why an earlier process of this try has released this job; None if that isn't stored."""

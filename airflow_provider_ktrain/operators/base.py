@@ -181,10 +181,8 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.core.diagnosis.model import Limit
         from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.following import Noticed
-        from airflow_provider_ktrain.operators import task_state
 
-        found = task_state.read_deferral(context)
-        deferral = found[0] if found is not None else self._deferral(job, self._options({}), Handover())
+        deferral = self._deferral_of(job, context)
         seconds = self.execution_timeout.total_seconds() if self.execution_timeout is not None else 0.0
         expired = Noticed(Event.DEFERRAL_EXPIRED, Limit.EXECUTION, seconds)
         with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
@@ -246,7 +244,7 @@ class TrainingJobOperator(JobParameters):
             try:
                 return self._host_for_existing_job(context)
             except AccessError as e:
-                if time.monotonic() + RETRY_SECONDS > until:
+                if self._killed or time.monotonic() + RETRY_SECONDS > until:
                     raise
                 self.log.warning("The connection can't be read. Retrying in %.0f s.\n%s", RETRY_SECONDS, e)
                 time.sleep(RETRY_SECONDS)
@@ -271,6 +269,14 @@ class TrainingJobOperator(JobParameters):
             f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
             "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
         )
+
+    def _deferral_of(self, job: JobRef, context: Context) -> Deferral:
+        """The deferral of this try's last trigger; with defaults if it isn't stored."""
+        from airflow_provider_ktrain.engine.follow.messages import Handover
+        from airflow_provider_ktrain.operators import task_state
+
+        found = task_state.read_deferral(context)
+        return found[0] if found is not None else self._deferral(job, self._options({}), Handover())
 
     def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
         """Let `on_kill` pass kills to this host, also a kill that has come before. Returns the host."""
@@ -315,12 +321,15 @@ class TrainingJobOperator(JobParameters):
         job = task_state.read_job_of_this_try(context)
         if job is None:
             return outcome
-        found = task_state.read_deferral(context)
-        deferral = found[0] if found is not None else self._deferral(job, self._options({}), Handover())
+        deferral = self._deferral_of(job, context)
         failed = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
-        with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
-            host.take_over(job, deferral.options, deferral.handover)
-            return host.follow(job, deferral.options, None, patience=self.patience, first=failed) or outcome
+        try:
+            with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
+                host.take_over(job, deferral.options, deferral.handover)
+                return host.follow(job, deferral.options, None, patience=self.patience, first=failed) or outcome
+        except KtrainError as e:  # must not hide how the training ended
+            self.log.error("The release could not be completed. To delete the job, run: %s\n%s", job.delete_command, e)
+            return outcome
 
     def _finish(self, outcome: Outcome, context: Context, host: WorkerHost | None = None) -> Any:
         """Store the outcome, so that no later try repeats the training; then conclude.

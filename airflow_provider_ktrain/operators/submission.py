@@ -230,6 +230,11 @@ class Submission:
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
 
+    @property
+    def delete_command(self) -> str:
+        """The command with which a user deletes the job."""
+        return f"kubectl delete -n {self.namespace} {self._request.kind.plural} {self.name}"
+
     async def find(self, api: Api) -> Submitted | None:
         """The job that this or an earlier try has created; None if there is none or another task owns it."""
         kind = self._request.kind

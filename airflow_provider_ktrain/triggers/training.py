@@ -89,7 +89,6 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.version = version
         self._killing: asyncio.Future[None] | None = None
         self._training: Training | None = None
-        self._sink: TaskStatusSink | None = None
 
     @property
     def log(self) -> Any:
@@ -145,11 +144,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         from airflow_provider_ktrain.engine.follow.messages import Handover, Options
 
         training = self._owner(began_at)
-        sink = self._sink
-        async with sink or contextlib.nullcontext():
-            await training.job.api()
-            self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
-            outcome = await training.follow(training.job.known_ref, Options.from_dict(self.options))
+        await training.job.api()
+        self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
+        outcome = await training.follow(training.job.known_ref, Options.from_dict(self.options))
         assert not isinstance(outcome, Handover)  # only with `until`
         return outcome
 
@@ -164,16 +161,14 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         from airflow_provider_ktrain.engine.training import Training
 
         if self._training is None:
-            self._sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
-            policy = FollowPolicy(
-                shared=True, began_at=began_at, status_sink=self._sink, unread_log=_log_queue().unread
-            )
+            sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
+            policy = FollowPolicy(shared=True, began_at=began_at, status_sink=sink, unread_log=_log_queue().unread)
             # `airflow dags test` runs triggers inline, without a task instance: after Ctrl-C nothing else runs
             inline = self.task_instance is None
             host = Host(
                 seconds=INTERRUPT_SECONDS if inline else None,
                 ask_state=None if inline else self._task_state,
-                successor=Successor.OTHER_PROCESS,
+                successor=Successor.NOBODY if inline else Successor.OTHER_PROCESS,
                 patience=self.state_patience,
                 policy=policy,
             )

@@ -146,6 +146,15 @@ def gone_job_is_not_released(s: Situation, rule: Rule) -> bool:
     return s.seen is not Seen.GONE or rule.action not in {*DELETES, Action.FREE_PODS}
 
 
+def foreign_job_is_followed_to_its_end(s: Situation, rule: Rule) -> bool:
+    """A sensor lets go of its job only when it stops, and it reports a cause."""
+    if s.owner is not Ownership.FOREIGN:
+        return True
+    if s.event in {Event.ENDED, Event.MISSING, Event.CONDITION, *LIMITS}:
+        return rule.action is Action.REPORT
+    return rule.action is Action.FOLLOW or s.event not in (Event.BEING_DELETED, Event.TRIGGER_FAILED)
+
+
 PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     live_job_is_deleted_on_proof_only,
     ended_job_is_deleted_after_its_outcome_was_stored,
@@ -159,6 +168,7 @@ PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     looking_again_takes_time,
     limit_that_holds_ends_the_job,
     gone_job_is_not_released,
+    foreign_job_is_followed_to_its_end,
 )
 
 
@@ -189,6 +199,10 @@ SCENARIOS = (
     Scenario("a sensor's job has failed", Event.ENDED, Action.REPORT, facts={"owner": Ownership.FOREIGN}),
     Scenario("a sensor's job runs at the end of the worker's time", Event.HAND_OVER, Action.HAND_OVER,
              facts={"owner": Ownership.FOREIGN}),
+    Scenario(
+        "somebody deletes a sensor's job", Event.BEING_DELETED, Action.FOLLOW, "watched on",
+        {"owner": Ownership.FOREIGN},
+    ),
     Scenario("a sensor times out", Event.WAIT_EXPIRED, Action.LET_GO, "submitted by somebody else",
              {"owner": Ownership.FOREIGN, "seen": Seen.RUNNING}),
     Scenario("a retry finds a stored success", Event.SUCCESS_FOUND, Action.DELETE_ENDED, "earlier try",

@@ -106,11 +106,16 @@ class Sink:
     def __init__(self, me: Try, rng: random.Random, is_dead: Callable[[], bool]) -> None:
         self.host, self.try_number = "worker", me.owner.try_number
         self.answered: Mapping[str, Any] | None = None  #: the conclusion, when its write was answered or given up
+        self._known: Mapping[str, Any] | None = None  # the conclusion, which is a part of each later status
+        self._retracted = False
         self._me, self._rng, self._is_dead = me, rng, is_dead
 
-    def offer(self, build: object, *, urgent: bool) -> None: ...
+    def offer(self, build: object, *, urgent: bool) -> None:
+        if self._retracted and not self._is_dead():
+            self._me.conclusion = None
 
     async def conclude(self, document: Mapping[str, Any]) -> bool:
+        self._known, self._retracted = document, False
         kept, answered = self._rng.random() < 0.95, self._rng.random() < 0.9
         await asyncio.sleep(self._rng.choice([0, 0.3, 2]))
         if kept and not self._is_dead():
@@ -120,8 +125,9 @@ class Sink:
         return kept and answered
 
     def retract(self) -> None:
-        self._me.conclusion = self.answered = None
+        self._known, self._retracted = None, True
 
     async def concluded(self) -> Mapping[str, Any] | None:
         await asyncio.sleep(self._rng.choice([0, 0.3]))
-        return self._me.conclusion
+        self._known = self._known or self._me.conclusion
+        return self._known

@@ -97,6 +97,10 @@ class JobSubmission:
             self.me.owner, self.me.first, reattach=world.reattach, posting=posting, end_job=end_job, log=log,
         )  # fmt: skip
 
+    @property
+    def delete_command(self) -> str:
+        return "kubectl delete"
+
     async def find(self, api: Api) -> Submitted | None:
         kind = self.world.cluster.kind
         return await find_own(api, kind, kind.versions[0], NAMESPACE, NAME, self.me.owner)

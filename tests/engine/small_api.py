@@ -78,6 +78,8 @@ class SmallApi:
         self.requests: list[str] = []  #: method and path with query of each request
         self.frozen: set[str] = set()  #: resources whose watches show nothing new
         self.on_request: Callable[[str], None] = lambda line: None
+        self.paused = asyncio.Event()  #: set when a request waits at the point that `pause` has set
+        self._pause = re.compile(r"(?!)")
         self._on_write = on_write
         self._failures: list[Failure] = []
         self._history: dict[str, list[tuple[int, str, Object]]] = defaultdict(list)
@@ -103,6 +105,19 @@ class SmallApi:
 
     def fail(self, method: str, path: str, status: int = 503, count: float = 1) -> None:
         self._failures.append(Failure(method, re.compile(path), status, count))
+
+    def pause(self, moment: str) -> None:
+        """Never answer the request whose moment matches: `before GET /path`, or `after GET /path` if it is processed.
+
+        An empty pattern ends that for later requests.
+        """
+        self._pause = re.compile(moment or r"(?!)")
+        self.paused.clear()
+
+    async def _wait(self, moment: str) -> None:
+        if self._pause.match(moment):
+            self.paused.set()
+            await asyncio.Event().wait()
 
     def freeze(self, *resources: str) -> None:
         self.frozen |= set(resources)
@@ -174,7 +189,10 @@ class SmallApi:
                 return _status(failure.status, "Failure")
         self._open[id(request)] = request
         try:
-            return await self._answer(request, Where.of(request.path))
+            await self._wait(f"before {line}")
+            answer = await self._answer(request, Where.of(request.path))
+            await self._wait(f"after {line}")
+            return answer
         finally:
             self._open.pop(id(request), None)
 
@@ -201,6 +219,9 @@ class SmallApi:
         if any(value and obj["metadata"][key] != value for key, value in fence.items()):
             return _status(409, "Conflict")
         if request.method == "DELETE":
+            if obj["metadata"].get("finalizers"):
+                deleted = {"metadata": {"deletionTimestamp": stamp()}}
+                return web.json_response(self.put(where.resource, _merged(obj, deleted)))
             self.remove(where.resource, where.name)
             self._on_write("DELETE", where.resource, obj)
             return web.json_response({})

@@ -15,7 +15,8 @@ from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kin
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options, Outcome
-from airflow_provider_ktrain.engine.training import Host, Training
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.training import Training
 from tests.engine.small_api import NAMESPACE, Object, SmallApi, connected, precise_stamp, served, stamp
 from tests.engine.tasks import Lines
 
@@ -208,6 +209,7 @@ class Staged:
             yield training
         finally:
             await training.close()
+
 
 @contextlib.asynccontextmanager
 async def staged(kind: Kind = PYTORCHJOB, **how: Any) -> AsyncIterator[Staged]:

@@ -195,6 +195,10 @@ class Call:
     async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
         return await self.work(api, log=log, posting=posting, end_job=end_job)
 
+    @property
+    def delete_command(self) -> str:
+        return "kubectl delete"
+
     async def find(self, api: Api) -> Submitted | None:
         return None
 

@@ -90,7 +90,8 @@ class Interleaving:
             {} if rng.random() < 0.5 else None, rng.choice([None, None, 8.0, 25.0, 80.0]),
             faulty=rng.random() < 0.6,
         )  # fmt: skip
-        self.causes: dict[str, tuple[str, str]] = {}  # by uid of a job that a limit has ended: try, and stored cause
+        #: by uid of a job that a limit has ended: the process, the cause, and whether it was stored
+        self.causes: dict[str, tuple[Process, str, bool]] = {}
         self.nobody_to_kill = False  # whether the task was ended while none of its processes ran
 
     # the invariants: what may be written
@@ -156,8 +157,9 @@ class Interleaving:
         self._check_lag(process, job)
         if process.sink.answered is None and not isinstance(process, Terminal):
             raise Broken(f"{process} ends a job whose cause it has not stored")
-        if process.me.conclusion is not None:
-            self.causes[job["metadata"]["uid"]] = process.me.name, process.me.conclusion["summary"]
+        if process.sink.answered is not None:
+            cause = process.sink.answered["summary"]
+            self.causes[job["metadata"]["uid"]] = process, cause, process.me.conclusion is not None
 
     def _check_lag(self, process: Process, job: Object) -> None:
         """A job whose program has succeeded has time until its status shows that."""
@@ -209,9 +211,10 @@ class Interleaving:
         owner = self.cluster.shown_succeeded.get(ref.uid)
         if owner is not None and not killed and ref.uid not in self.cluster.touched_by_users:
             raise Broken(f"{process} reports a succeeded training as failed: {cause.get('summary')}")
-        by, stored = self.causes.get(ref.uid, ("", ""))
-        if by == me.name and not killed and cause.get("summary") != stored:
-            raise Broken(f"{process} reports {cause.get('summary')!r}, but the cause was {stored!r}")
+        by, why, is_stored = self.causes.get(ref.uid, (None, "", False))
+        knows = by is process or (by is not None and by.me is me and is_stored)
+        if knows and not killed and cause.get("summary") != why:
+            raise Broken(f"{process} reports {cause.get('summary')!r}, but the cause was {why!r}")
 
     def _check_text(self, process: Process, text: str) -> None:
         """A process that reports a verified deletion of its job is right."""
@@ -466,7 +469,9 @@ class Interleaving:
         if self.airflow.state in ("none", "up_for_retry"):
             return  # the next try finds the job
         me = next(t for t in self.airflow.tries if t.name == owner.ti_id)
-        crashed = any(process.client.is_dead for process in me.processes)
+        # an error ends the try while its task is marked: nobody asks again
+        in_trouble = any(process.in_trouble and process.stopped for process in me.processes)
+        crashed = in_trouble or any(process.client.is_dead for process in me.processes)
         named = any(
             "kubectl delete" in text or "may have been created" in text
             for process in me.processes

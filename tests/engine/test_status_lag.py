@@ -112,7 +112,7 @@ async def never_ends(kind: Kind, options: Set, code: int) -> str:
         outcome = await asyncio.wait_for(following, NEVER)
         waited = time.monotonic() - ended
         deleted = NAME not in training.api.objects[kind.plural]
-        right = not outcome.succeeded and deleted and 20 <= waited and f"exit code {code}" in str(outcome.cause)
+        right = not outcome.succeeded and deleted and waited >= 20 and f"exit code {code}" in str(outcome.cause)
         return "" if right else f"after {waited:.0f} s: {outcome.cause}\n{training.log}"
 
 

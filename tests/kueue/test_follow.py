@@ -66,7 +66,6 @@ async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, r
         outcome = await following
         await asyncio.to_thread(driver.finish)
     assert isinstance(outcome, Outcome)
-    assert (outcome.metrics["queue.evictions"], outcome.metrics["queue.preemptions"]) == (1, 1)
     why = "preempted: a job with a higher priority in the ClusterQueue needs the quota"
     assert f"{ref} lost its admission and is queued again (1 time so far)\n{why}" in task.log.messages
     assert not outcome.release_error

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,11 @@ from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, TaskDeferred
 
 from airflow_provider_ktrain.core.ending import Successor
+from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Options, Outcome, event_of
-from airflow_provider_ktrain.engine.training import Host, Training
+from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options, Outcome, event_of
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.training import Training
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests.clusters import TestCluster
 from tests.engine.small_api import NAMESPACE, Object, SmallApi, precise_stamp, served, stamp
@@ -39,7 +40,7 @@ TRAINS_FOR = 0.4  # seconds of a training
 RESULT = {"loss": 0.5}
 JOBS = PYTORCHJOB.plural
 EVERY = bool(os.environ.get("EVERY"))
-STRIDE = 1 if EVERY else 5
+STRIDE = 1 if EVERY else 13
 
 
 class Operator:
@@ -260,17 +261,15 @@ class Run:
                     raise
 
     async def _event(self, arguments: Object) -> Object:
-        from airflow_provider_ktrain.core.identity import JobRef
-        from airflow_provider_ktrain.engine.follow.messages import Handover
-
         async def ask(seconds: float) -> str:
             return str(self.moments.kind.state)
 
         host = Host(None, ask, Successor.OTHER_PROCESS, policy=FollowPolicy(shared=True))
-        training = Training(TrainingHook().api, host, self.instance.operator.log)  # type: ignore[union-attr]
-        training.ref, training.handover = JobRef.from_dict(arguments["job"]), Handover.from_dict(arguments["handover"])
+        assert self.instance.operator is not None
+        training = Training(TrainingHook().api, host, self.instance.operator.log)
+        training.handover = Handover.from_dict(arguments["handover"])
         try:
-            outcome = await training.follow(training.ref, Options.from_dict(arguments["options"]))
+            outcome = await training.follow(JobRef.from_dict(arguments["job"]), Options.from_dict(arguments["options"]))
         except Exception as e:
             return event_of(f"{type(e).__name__}: {e}")
         finally:
@@ -339,7 +338,7 @@ def test_exception_at_any_moment(
     made.api.on_request = on_request
     try:
         for offset, kind in enumerate(KINDS):
-            number = 1 + offset % STRIDE
+            number = 1 + (4 * offset + 2 * deferrable + retries) % STRIDE
             while True:
                 made.created = made.deleted_alive = 0
                 made.api.objects.clear()

@@ -35,6 +35,10 @@ class FailingSubmission:
         self.host.kill("the task received SIGTERM")
         raise ClusterError("the API server can't create the job now")
 
+    @property
+    def delete_command(self) -> str:
+        return "kubectl delete"
+
     async def find(self, api: Any) -> Submitted | None:
         self.searched = True
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -106,3 +107,18 @@ def test_requests_of_a_short_trainjob(cluster: TestCluster, requests: RequestLog
     reads = {"discovery": 2, "get clustertrainingruntimes": 1, "get jobsets": 1}
     expected = {**WATCHES, **EVIDENCE, **reads, "list pods": 6}
     assert_requests(cluster, requests, TRAINJOB, run, expected, streams=1)
+
+
+def test_requests_of_a_short_deferred_pytorchjob(cluster: TestCluster, requests: RequestLog) -> None:
+    """The worker and the trigger list and watch on their own; the worker that resumes reads the job once more."""
+
+    def run(instance: Instance) -> None:
+        async def fire(deferred: Any) -> Any:
+            return (await anext(aiter(deferred.trigger.run()))).payload
+
+        instance.resume(asyncio.run(fire(instance.execute(command=PROGRAM))))
+
+    again = {"list JOBS": 2, "watch JOBS": 2, "watch pods": 2, "get JOBS": 3, "list pods": 6, "get pods": 1}
+    expected = {**WATCHES, **again, "discovery": 1}
+    assert sum(expected.values()) == 19
+    assert_requests(cluster, requests, PYTORCHJOB, run, expected, streams=1)

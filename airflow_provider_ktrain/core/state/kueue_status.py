@@ -127,7 +127,7 @@ class QueueStatus:
 
     @property
     def fails_after_seconds(self) -> float | None:
-        """How long the queue may stay in this phase before the task fails, retryable; None for as long as it takes."""
+        """How long the queue may stay in this phase before the task fails; None for as long as it takes."""
         return FAILS_AFTER_SECONDS.get(self.phase)
 
     @property

@@ -155,9 +155,9 @@ class Following:
                 await self._output.follower.budget.gate.awake()
             if await self._observer.update():
                 self._startup.phase_changed()
-            self._report()
             if (noticed := await self._notice()) is not None:
                 return noticed
+            self._report()  # a first status would replace the cause that an earlier process has stored
             if until is not None and time.monotonic() >= until:
                 return Noticed(Event.HAND_OVER)
             await self._observer.wait(max(self._seconds_to_wait(until), 0.01))
@@ -182,7 +182,7 @@ class Following:
         if state.phase.ended:
             event = Event.MISSING if state.gone else Event.ENDED
             return None if self._rests(event) else Noticed(event)
-        if state.is_being_deleted and not self._deletion_noticed:
+        if state.is_being_released and not self._deletion_noticed:
             self._deletion_noticed = True
             return Noticed(Event.BEING_DELETED)
         for find in (self._passed_limit, self._restarts, self._crash_loop):
@@ -261,6 +261,8 @@ class Following:
                     return self._restarts() is not None
                 case Event.CRASH_LOOP:
                     return self._crash_loop() is not None
+                case Event.QUEUE_VERDICT:
+                    return await self._queue.find_failure() is not None
                 case Event.STARTUP_RULE:
                     return await self._startup.find_failure(at_once=True) is not None
                 case _:
@@ -312,7 +314,8 @@ class Following:
     def _seconds_to_wait(self, until: float | None) -> float:
         """Seconds until something is due, if nothing changes before."""
         now, state = time.monotonic(), self.state
-        seconds = min((clock.due - time.time() for clock in self._clocks()), default=MAX_WAIT_SECONDS)
+        clocks = [] if state.ended else self._clocks()
+        seconds = min((clock.due - time.time() for clock in clocks), default=MAX_WAIT_SECONDS)
         if state.phase is None:
             seconds = max(seconds, state.began + FIRST_SYNC_SECONDS - now)
         if state.uncertain:

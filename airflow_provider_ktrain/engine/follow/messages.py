@@ -86,7 +86,10 @@ class StatusSink(Protocol):
         """Leave the conclusion out of later statuses: the job was not released."""
 
     async def concluded(self) -> Mapping[str, Any] | None:
-        """The conclusion that a process of the same try has stored; None if there is none. It never raises."""
+        """The conclusion that a process of the same try has stored; empty if there is none. It never raises.
+
+        :return: None: Airflow doesn't answer.
+        """
 
 
 @dataclass(frozen=True)

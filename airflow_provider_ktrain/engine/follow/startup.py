@@ -75,7 +75,7 @@ class StartupChecks:
         """
         state = self._state
         if any(map(restarted_often, state.pods.groups.examples())) and (
-            cause := find_unstartable_command(state.known_job, state.pods.all)
+            cause := find_unstartable_command(state.known_job, state.pods.live)
         ):
             return cause
         if self.due is None:
@@ -89,7 +89,7 @@ class StartupChecks:
         waited = time.monotonic() - state.phase_since - away
         now = utc_now() - datetime.timedelta(seconds=away)
         events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids, self._warnings)
-        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, now, has_run=state.has_run)
+        cause = find_startup_cause(state.known_job, state.pods.live, events, waited, now, has_run=state.has_run)
         if cause is None:
             self._log_obstacle(events)
         return cause

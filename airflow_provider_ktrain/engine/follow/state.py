@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary, find_ended_primary
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import Phase, Seen
@@ -87,9 +87,11 @@ class JobState:
         return find_ended_primary(self.kind, self.known_job, self.pods.live)
 
     @property
-    def is_being_deleted(self) -> bool:
-        """Whether somebody has requested the deletion of the job."""
-        return "deletionTimestamp" in self.known_job["metadata"]
+    def is_being_released(self) -> bool:
+        """Whether somebody has requested the deletion of the job, or a process of this try has suspended it."""
+        meta = self.known_job["metadata"]
+        suspended_by = (meta.get("annotations") or {}).get(SUSPENDED_ANNOTATION)
+        return "deletionTimestamp" in meta or bool(suspended_by and suspended_by == self.ref.owner)
 
     @property
     def not_started(self) -> bool:

@@ -1,0 +1,172 @@
+"""What an ending is decided on, where the review of the owner found that it isn't what the rules assume."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Situation, Successor, decide
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef
+from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.core.state.status import Seen
+from airflow_provider_ktrain.engine.api import ApiUnavailable
+from airflow_provider_ktrain.engine.follow.messages import Options, Outcome
+from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
+from tests.clusters import TestCluster
+from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until
+
+
+class Ti:
+    """A worker's task instance, whose XComs the processes of one try share."""
+
+    dag_id, run_id, task_id, map_index, try_number = "dag", "run", "task", -1, 1
+
+    def __init__(self, xcoms: dict[str, Any]) -> None:
+        self.xcoms = xcoms
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+    def xcom_pull(self, task_ids: str, key: str, map_indexes: int) -> Any:
+        return self.xcoms.get(key)
+
+
+def conclusion(ref: JobRef) -> dict[str, Any]:
+    return Conclusion(
+        ref.uid, ref.owner, ref.submission, event="limit", category="hang", summary="no log line for 60 s"
+    ).to_dict()
+
+
+async def deleted(task: Task) -> None:
+    await task.delete()
+
+    async def gone() -> bool:
+        return await task.job() is None
+
+    await until(gone)
+
+
+class SlowReads(MeddledApi):
+    """Its reads take longer than Airflow takes for one status."""
+
+    written: Callable[[], bool]
+
+    async def before(self, method: str, path: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(3):
+                while method == "GET" and not self.written():  # noqa: ASYNC110 - a thread makes it true
+                    await asyncio.sleep(0.01)
+
+
+async def test_first_status_of_the_next_process_does_not_replace_the_stored_cause(
+    task: Task, cluster: TestCluster
+) -> None:
+    """A triggerer dies after a limit's release. The next one writes a status before it reads the conclusion."""
+    ref, xcoms = (await task.submit()).ref, dict[str, Any]()
+    await task.running(ref)
+    assert await TaskStatusSink(Ti(xcoms), WORKER).conclude(conclusion(ref))
+    before = dict(xcoms)
+    await deleted(task)
+    async with api_of(cluster, SlowReads) as api:
+        api.written = lambda: xcoms != before
+        outcome = await follow(ref, api, log=task.log, status_sink=TaskStatusSink(Ti(xcoms), WORKER))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.cause or {})["category"] == "hang"
+
+
+class ReadsAtTheSecondTime(Sink):
+    """Airflow doesn't answer the first read of the conclusion."""
+
+    reads = 0
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        self.reads += 1
+        return self.conclusion if self.reads > 1 else None
+
+
+async def test_stored_cause_is_read_again_after_a_failed_read(task: Task) -> None:
+    """None of `concluded` also means that Airflow didn't answer within 10 s: that proves nothing."""
+    ref, sink = (await task.submit()).ref, ReadsAtTheSecondTime()
+    await task.running(ref)
+    sink.conclusion = conclusion(ref)
+    await deleted(task)
+    outcome = await task.ended(ref, status_sink=sink)
+    assert (outcome.cause or {})["category"] == "hang"
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("task", [TrainTask], indirect=True)
+async def test_silence_of_an_ended_primary_does_not_end_replicas_that_write(task: Task) -> None:
+    """Node 0 has ended, and node 1, which is not followed, writes a line a second until it succeeds."""
+    program = (
+        "if [ ${JOB_COMPLETION_INDEX:-0} = 0 ]; then echo begun; sleep 2; exit 0; fi; "
+        "i=0; while [ $i -lt 45 ]; do echo line $i; i=$((i+1)); sleep 1; done"
+    )
+    ref = (await task.submit(1, program, workers=1)).ref
+    outcome = await task.ended(ref, logs="primary", limits=Limits(log_stall=5))
+    assert outcome.succeeded, outcome.cause
+
+
+async def test_sensor_reports_the_cause_of_a_job_that_is_being_deleted(task: Task) -> None:
+    """The job has a deletionTimestamp for some seconds before it is gone."""
+    ref = (await task.submit(1, "trap '' TERM; while :; do sleep 0.2; done", grace=4)).ref
+    theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)
+    options = Options(release=False, conditions=("Succeeded",))
+    following = asyncio.create_task(follow(theirs, task.api, options, log=task.log))
+    await task.running(ref)
+    await task.delete("Foreground")
+    outcome = await following
+    assert not getattr(outcome, "superseded", True), "a sensor's job has no tries"
+    assert (getattr(outcome, "cause", None) or {}).get("category") == "infrastructure"
+
+
+@pytest.mark.parametrize("event", [Event.STARTUP_RULE, Event.BEING_DELETED])
+def test_sensor_does_not_let_go_of_a_job_without_a_cause(event: Event) -> None:
+    """`Following` notices both for a sensor, too. LET_GO fails the sensor with 'is Pending, not Succeeded'."""
+    assert decide(Situation(event, owner=Ownership.FOREIGN)).action is not Action.LET_GO
+
+
+async def test_success_of_a_job_that_lost_its_owner_annotation_is_a_success(task: Task) -> None:
+    """A missing annotation doesn't show that another try owns the job, whose uid is the one that was followed."""
+    ref = (await task.submit(1, "sleep 3")).ref
+    following = asyncio.create_task(task.ended(ref, deleted=False))
+    await task.running(ref)
+    await task.patch({"metadata": {"annotations": {OWNER_ANNOTATION: None}}})
+    outcome = await following
+    assert (outcome.succeeded, outcome.superseded) == (True, False)
+
+
+class FailsOnce(MeddledApi):
+    """Its connection is lost during the first read."""
+
+    failed = False
+
+    async def before(self, method: str, path: str) -> None:
+        if method == "GET" and not self.failed:
+            self.failed = True
+            raise ApiUnavailable("connection reset")
+
+
+@pytest.mark.parametrize("event", [Event.DEADLINE, Event.FINAL_ERROR, Event.INTERRUPT])
+async def test_process_that_ends_reads_again_after_a_failed_read(
+    task: Task, cluster: TestCluster, event: Event
+) -> None:
+    """No retry is left, and the process has seconds: one lost connection must not leak the job's GPUs."""
+    submitted = await task.submit()
+    await task.running(submitted.ref)
+    async with api_of(cluster, FailsOnce) as api, owner_in(api, host_of(), task.log) as training:
+        training.job.take(api, submitted)
+        await training.interrupted(event)
+    job = await task.job()
+    assert job is None or "deletionTimestamp" in job["metadata"], str(task.log)
+
+
+def test_final_error_without_a_read_names_the_command() -> None:
+    """A retry is left by its number, but Airflow doesn't retry after this error."""
+    rule = decide(Situation(Event.FINAL_ERROR, Seen.NOTHING, successor=Successor.NEXT_TRY, may_wait=False))
+    assert "{command}" in rule.text

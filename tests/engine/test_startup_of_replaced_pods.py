@@ -1,0 +1,46 @@
+"""A startup rule is decided on the pods that exist."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.startup import StartupChecks
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from tests.engine.tasks import Lines
+
+
+class NoEvents:
+    async def read_events(self, *_: object) -> list[Any]:
+        return []
+
+
+def pod(uid: str, created: str, reason: str) -> dict[str, Any]:
+    label = "training.kubeflow.org"
+    labels = {f"{label}/replica-type": "worker", f"{label}/replica-index": "1", f"{label}/job-name": "job"}
+    metadata = {"name": "job-worker-1", "uid": uid, "creationTimestamp": created, "labels": labels}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": created}
+    container = {"name": "pytorch", "image": "image", "state": {"waiting": {"reason": reason}}}
+    status = {"phase": "Pending", "conditions": [scheduled], "containerStatuses": [container]}
+    return {"metadata": metadata, "spec": {"nodeName": "node", "containers": [{"name": "pytorch"}]}, "status": status}
+
+
+async def test_image_error_of_a_pod_that_was_replaced_does_not_end_the_job() -> None:
+    """Somebody deleted the pod that could not pull its image. The new one pulls a large image without an error."""
+    state = JobState(JobRef("PyTorchJob", "v1", "default", "job", "uid", "ti"), Handover())
+    roles = {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}
+    state.job = {
+        "kind": "PyTorchJob",
+        "metadata": {"name": "job", "uid": "uid"},
+        "spec": {"pytorchReplicaSpecs": roles},
+    }
+    old, new = pod("a", "2026-01-01T10:00:00Z", "ErrImagePull"), pod("b", f"{utc_now():%FT%TZ}", "ContainerCreating")
+    state.pods.update({"a": old}, [], utc_now())
+    state.pods.update({"b": new}, ["a"], utc_now())
+    state.phase, state.phase_since = Phase.STARTING, time.monotonic() - 600
+    evidence: Any = NoEvents()
+    warnings: Any = None
+    assert await StartupChecks(state, evidence, warnings, Lines()).find_failure(at_once=True) is None
