@@ -447,7 +447,7 @@ class Training:
             summary=cause.summary, resolution=cause.resolution, replica=cause.replica,
             limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
         )  # fmt: skip
-        if not await sink.conclude(conclusion.to_dict(sink.mask)):
+        if not await sink.conclude(conclusion.to_dict()):
             self._log.warning(
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
             )
