@@ -297,7 +297,7 @@ class Cluster:
     def reconcile(self, rng: random.Random) -> None:
         """One step of them, if a step is possible."""
         gone = [pod for pod in self.pods.values() if "deletionTimestamp" in pod["metadata"]]
-        if gone and rng.random() < 0.5:
+        if gone and rng.random() < 0.3:
             self._removed(self.pods, rng.choice(gone))
             return
         self._start_pods(rng)

@@ -127,7 +127,7 @@ class Process:
         self.deadline: float | None = None if me.deferral is None else me.deferral.options.deadline
         self.stopped = self.submitting = self.failed_for_good = self.in_trouble = False
         self.has_stored_outcome = False  # Airflow has the outcome of the job
-        self.saw_end: dict[str, float] = {}  # by uid of an ended primary pod: when it was first read
+        self.saw_end: dict[str, tuple[float, str]] = {}  # by uid of a succeeded primary: when it was read, its job
         policy = FollowPolicy(shared=self.shares, status_sink=cast(StatusSink, self.sink))
         self.training = world.make_training(self._connect, self.host(policy), cast(Log, self.log), self.signal)
         self.task: asyncio.Task[None] | None = None
