@@ -19,7 +19,8 @@ import structlog
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.secret_rules import add_host_masker
+from airflow_provider_ktrain.core.text import clean, shown
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -267,7 +268,7 @@ class ChecksAfterInit(BaseOperatorMeta):
         operator = super().__call__(*args, **kwargs)
         from_mapped = getattr(operator, "_BaseOperator__from_mapped", False)
         if not from_mapped and (problem := operator.parse_problem()):
-            raise ValueError(problem)
+            raise ValueError(shown(problem))
         return operator
 
 
@@ -279,7 +280,7 @@ def is_resolved_later(value: Any) -> bool:
 
 
 class StorableLog:
-    """Mixin of operators, sensors and triggers: their `log` removes characters that Airflow can't store.
+    """Mixin of operators, sensors and triggers: what their `log` writes is `shown`, except for lines of containers.
 
     In Airflow 3.3, half of a surrogate pair in a traceback ends the triggerer or worker: its log is JSON in UTF-8.
     """
@@ -307,17 +308,11 @@ def masked(text: str) -> str:
     return str(redact(text))
 
 
-def masked_values(value: Any) -> Any:
-    """The same nested value with each of its strings `masked`. Unlike Airflow's own function, it ignores keys."""
-    if isinstance(value, str):
-        return masked(value)
-    if isinstance(value, Mapping):
-        return {key: masked_values(item) for key, item in value.items()}
-    return [masked_values(item) for item in value] if isinstance(value, list | tuple) else value
+add_host_masker(masked)
 
 
 def storable_log(log: Any, source: str = "") -> Any:
-    """A logger that writes to `log` without such characters. A traceback becomes part of the text.
+    """A logger that writes to `log` what is `shown`. A traceback becomes part of the text.
 
     It is a structlog wrapper, so that a line's location is still the code that logged it and not this module. Airflow
     takes `logger` and `timestamp` of a record from its keywords, if they are given, in a worker and in a triggerer.
@@ -333,10 +328,8 @@ def storable_log(log: Any, source: str = "") -> Any:
 
 def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments for the wrapped logger."""
-    cleaned = clean(event)
-    traceback = cleaned.pop("exception", "")
-    text = cleaned.pop("event")
-    return (f"{text}\n{traceback}" if traceback else text,), dict(cleaned)
+    text, traceback = shown(event.pop("event")), shown(event.pop("exception", ""))
+    return (f"{text}\n{traceback}" if traceback else text,), clean(dict(event))
 
 
 def trigger_failure(next_kwargs: Mapping[str, Any] | None) -> str | None:

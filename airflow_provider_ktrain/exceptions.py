@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.text import clean, with_short_first_line
+from airflow_provider_ktrain.core.text import shown, with_short_first_line
 
 
 class TrainingJobError(AirflowException):
@@ -31,7 +31,7 @@ class TrainingJobError(AirflowException):
 
     def __init__(self, *args: object) -> None:
         texts = (with_short_first_line(arg) if isinstance(arg, str) else arg for arg in args)
-        super().__init__(*clean(tuple(texts)))  # Airflow's log rejects lone surrogates
+        super().__init__(*shown(tuple(texts)))
 
 
 class TrainingUserCodeError(TrainingJobError):

@@ -226,7 +226,7 @@ class TaskStatusSink:
 
         It is a part of each status that this process writes from now on. It replaces an earlier conclusion.
 
-        :param document: `core.reporting.conclusion.Conclusion.to_dict(sink.mask)`.
+        :param document: `core.reporting.conclusion.Conclusion` as a dict.
         :return: whether Airflow has stored it within CONCLUSION_SECONDS. False: it may still be stored later.
         """
         self._conclusion = dict(document)
@@ -273,14 +273,10 @@ class TaskStatusSink:
 
         return made
 
-    def mask(self, text: str) -> str:
-        """The text without the secrets that Airflow masks in the logs of this process."""
-        return compat.masked(text)
-
     def _write(self, status: Mapping[str, Any]) -> None:
-        """A trigger's task instance has no `xcom_push`. Lines of the log may contain secrets that Airflow masks."""
+        """A trigger's task instance has no `xcom_push`."""
         concluded = {CONCLUSION: self._conclusion} if self._conclusion else {}
-        key, value = self._key, {**compat.masked_values(dict(status)), **concluded}
+        key, value = self._key, {**status, **concluded}
         if self.host == WORKER:
             self._ti.xcom_push(key=STATUS_XCOM, value=value)
         else:

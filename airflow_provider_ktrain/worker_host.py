@@ -18,7 +18,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event, Successor
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.core.text import UNSTORABLE
+from airflow_provider_ktrain.core.text import shown
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.messages import (
@@ -45,12 +45,13 @@ STOP_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: to end after SIGTERM
 
 @contextlib.contextmanager
 def as_airflow_errors() -> Iterator[None]:
-    """Raise the provider's errors as Airflow's, without characters that Airflow's log can't store."""
+    """Raise the provider's errors as Airflow's. Airflow logs the whole chain: it is left out if it can't be shown."""
     try:
         with _typed_errors():
             yield
     except Exception as e:
-        if not UNSTORABLE.search("".join(traceback.format_exception(e))):
+        texts = [part for part in traceback.format_exception(e) if not part.startswith("  File ")]
+        if shown(texts) == texts:
             raise
         error = e if isinstance(e, TrainingJobError) else TrainingJobError(f"{type(e).__name__}: {e}")
         error.__cause__ = None

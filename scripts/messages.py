@@ -27,7 +27,7 @@ LEVELS = ("info", "warning", "error", "exception")
 NOTES = ("note", "gap")  #: methods that add a warning to the lines of a container
 MAX_DEPTH = 7  #: of variables and functions that are replaced one within another
 #: functions that return their argument's text
-PASS_THROUGH = ("first_line", "with_short_first_line", "clipped", "clean", "str", "_sentence")
+PASS_THROUGH = ("first_line", "with_short_first_line", "clipped", "clean", "shown", "str", "_sentence")
 VALUES = ("counted", "format_duration", "clipped", "readable_size")  #: functions whose result is shown as a placeholder
 BUILTIN_ERRORS = ("ValueError", "AirflowSensorTimeout", "AirflowSkipException")
 ERROR_DETAILS = ("where", "found", "expected", "remedy")

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.checks import ERROR, Level, Problem, check
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.loader import SUFFIXES, parse, the_job, unknown, unrendered
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import counted, shown
 
 JOB = re.compile(rf"""\bkind["']?\s*:\s*["']?({"|".join(KINDS)})\b""")  #: in a file of a directory
 
@@ -80,10 +80,10 @@ def _check(args: argparse.Namespace) -> int:
     for hint in hints:
         print(f"hint: {hint}", file=sys.stderr)
     if args.output == "json":
-        print(json.dumps([{"file": f, "line": n, **dataclasses.asdict(p)} for f, n, p in found], indent=2))
+        print(json.dumps(shown([{"file": f, "line": n, **dataclasses.asdict(p)} for f, n, p in found]), indent=2))
     else:
         for file, line, problem in found:
-            print(f"{file}:{line}: {problem}")
+            print(shown(f"{file}:{line}: {problem}"))
         errors = sum(p.level is ERROR for _, _, p in found)
         totals = ((len(files), "file"), (errors, "error"), (len(found) - errors, "warning"))
         print("{}: {}, {}".format(*(counted(number, noun) for number, noun in totals)))

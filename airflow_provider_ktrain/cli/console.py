@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from airflow_provider_ktrain.core.text import shown
+
 _RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
 
 
@@ -39,7 +41,7 @@ class Console:
 
     def _print(self, stream: TextIO, color: str, prefix: str, event: Any, args: tuple[Any, ...]) -> None:
         colored = stream.isatty() and not os.environ.get("NO_COLOR")
-        text = str(event) % args if args else str(event)
+        text = shown(str(event) % args if args else event if isinstance(event, str) else str(event))
         first, *rest = text.splitlines() or [""]
         clock = time.strftime("%H:%M:%S")
         head = f"{_DIM}{clock}{_RESET} {color}{prefix}{first}{_RESET}" if colored else f"{clock} {prefix}{first}"

@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.redaction import redacted
+from airflow_provider_ktrain.core.text import clean, shown
 
 MODEL_URI = "model_uri"  #: key of the result under which a program reports where its model is
 MAX_URI_CHARS = 1500  #: Airflow rejects longer URIs of assets
@@ -32,10 +33,10 @@ def model_uri(result: Any) -> str:
     uri = result[MODEL_URI]
     if not isinstance(uri, str):
         raise ValueError(f"{MODEL_URI} is of type {type(uri).__name__}, expected text")
-    if len(uri) > MAX_URI_CHARS:  # before the check for secrets, which cuts long texts
+    if len(uri) > MAX_URI_CHARS:
         raise ValueError(f"{MODEL_URI} has more than {MAX_URI_CHARS:,} characters")
-    if redacted(uri) != uri:
-        raise ValueError(f"{MODEL_URI} contains a password, a key or a token")
+    if shown(uri) != clean(uri):
+        raise ValueError(f"{MODEL_URI} contains a secret")
     return uri
 
 
@@ -53,7 +54,7 @@ def checkpoint_dir(kind: Kind, job: Mapping[str, Any]) -> str:
 
 
 def event_extra(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The extra with these fields, without secrets that their keys or form show, and without empty fields.
+    """The extra with these fields, without secrets and empty fields.
 
     :param fields: `job`, `usage`, `metrics`, `result`, `checkpoint_dir`, `model_uri`.
     """

@@ -294,6 +294,11 @@ RULES: tuple[Rule, ...] = (
         seen=_of(Seen.NOTHING), may_wait=True,
     ),
     Rule(
+        "not read, failed for good", Action.KEEP,
+        "{job} can't be read, and the task has failed for good.\nTo delete it, run: {command}",
+        event=_of(Event.FINAL_ERROR), seen=_of(Seen.NOTHING),
+    ),
+    Rule(
         "not read, next try", Action.KEEP, "{job} can't be read, and is kept for the next try.",
         seen=_of(Seen.NOTHING), successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
     ),

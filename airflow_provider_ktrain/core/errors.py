@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, SUGGESTION, clean
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, SUGGESTION, shown
 
 
 class KtrainError(Exception):
-    """Base of every error of this project. Its text is `clean`: it may quote a response, and is logged and stored."""
+    """Base of every error of this project. Its text is `shown`: it may quote a response, and is logged and stored."""
 
     final: ClassVar[bool] = False  #: whether no other try of the same task can succeed: then it is not retried
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*clean(args))
+        super().__init__(*shown(args))
 
 
 class ManifestError(KtrainError):

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
-from airflow_provider_ktrain.core.redaction import redacted
 
 JOB_KEYS = ("kind", "namespace", "name", "uid")
 GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: keys of the usage that are GPU-seconds
@@ -53,8 +52,7 @@ def of_outcome(outcome: Mapping[str, Any], job: Mapping[str, str]) -> dict[str, 
         "codeHash": job.get("code"),
         "phase": outcome.get("phase"),
         "gpuSeconds": {key: usage[key] for key in GPU_SECONDS if key in usage},
-        # its summary may contain the program's own error message
-        "cause": redacted({key: cause[key] for key in CAUSE_KEYS if cause.get(key) not in (None, "")}),
+        "cause": {key: cause[key] for key in CAUSE_KEYS if cause.get(key) not in (None, "")},
     }
     gpus = {"gpus": usage["gpus"]} if "gpus" in usage else {}
     return {key: value for key, value in found.items() if value} | gpus

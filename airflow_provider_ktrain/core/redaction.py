@@ -1,7 +1,7 @@
-"""Replaces secrets in a manifest by `***`, so that it can be logged.
+"""Hides secrets in a manifest, or in another nested value, so that it can be shown.
 
-Airflow masks the values of its own connections and variables in logs. A manifest has other secrets: environment
-variables, passwords in URLs, options of a command. A secret in a Kubernetes Secret is only a reference here.
+In a nested value, the key of a text may say that it is a secret; `core.text.shown` knows only the text. A secret in a
+Kubernetes Secret is only a reference in a manifest.
 """
 
 from __future__ import annotations
@@ -11,28 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
+from airflow_provider_ktrain.core.secret_rules import MASK, is_secret_name
+from airflow_provider_ktrain.core.text import shown
 
-MASK = "***"
 MAX_VALUE_CHARS = 4096  #: of one text; longer ones are cut
-_SECRET = (  # but not tokenizers, numbers of tokens, authors and authenticity
-    r"secret|token(?!i[sz]|s)|passw|passphrase|pwd|credential|auth(?!ors?\b|enticity)|cookie|signature|api_?key|(?:_|\b)key\b|"
-    r"(?:private|access|encryption|signing)_?key\b|dsn\b|conn(?:ection)?_?str|bearer|\bjwt"
-)
-_NAME = re.compile(_SECRET, re.IGNORECASE)
 _TOKENS = re.compile(r"(?:(?:api|access|refresh)[_-]?)?tokens", re.IGNORECASE)  #: keys; their numbers are counts
-_WORD = rf"[\w-]{{0,60}}(?:{_SECRET})[\w-]{{0,60}}"  # bounded, so that no text takes long
-_ASSIGNED = re.compile(rf"(?i)({_WORD}=)(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
-#: `"api_key": "..."` of JSON, `password: ...`, `Authorization: Bearer ...`
-_FIELD = re.compile(rf"(?i)({_WORD}[\"']?\s*:\s*(?:(?:bearer|basic)\s+)?)(?!//)(\"[^\"]*\"|'[^']*'|[^\s\"',}}]+)")
-_FLAG = re.compile(rf"(?i)(--?{_WORD}\s+)(\"[^\"]*\"|'[^']*'|[^\s\"'-][^\s\"']*)")
-_FLAG_ALONE = re.compile(rf"(?i)--?{_WORD}")
+_FLAG = re.compile(r"--?[\w-]+")
 #: keys of a manifest whose values refer to secrets or only look like them; keys that end with `Ref` do, too
 _REFERENCES = (
     "secretName", "topologyKey", "key", "tokenExpirationSeconds", "serviceAccountToken", "imagePullSecrets",
     "sshAuthMountPath",
 )  # fmt: skip
 _SECRET_VOLUME = {"secretName", "name", "items", "defaultMode", "optional"}  #: keys of the volume source `secret`
-_URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(@)")
 
 
 def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -> Any:
@@ -46,12 +36,11 @@ def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -
             others = redacted({key: item for key, item in value.items() if key != "value"}, hides=hides)
             return {**value, **others, "value": _variable(value["name"], value["value"], hides)}
         return {
-            key: _masked(item, str(key)) if _is_secret(str(key), item) else redacted(item, hides=hides)
+            shown(key): _masked(item, str(key)) if _is_secret(str(key), item) else redacted(item, hides=hides)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        items = [redacted(item, hides=hides) for item in value]
-        return [MASK if n and _is_flag(value[n - 1]) and _is_operand(items[n]) else items[n] for n in range(len(items))]
+        return [_word(before, item, hides) for before, item in zip([None, *value], value, strict=False)]
     return _text(value) if isinstance(value, str) else value
 
 
@@ -59,24 +48,29 @@ def _variable(name: str, value: str, hides: Callable[[str], bool]) -> str:
     """The value of an environment variable. A function's program contains its arguments, which may be secrets."""
     if name == PROGRAM_VARIABLE:
         return f"<the function and its arguments, {len(value):,} characters>"
-    return MASK if value and (_NAME.search(name) or hides(name)) else _text(value)
+    return MASK if value and (is_secret_name(name) or hides(name)) else _text(value)
+
+
+def _word(before: object, word: Any, hides: Callable[[str], bool]) -> Any:
+    """One word of a command, which may be the operand of a flag before it."""
+    if not (isinstance(before, str) and isinstance(word, str) and _FLAG.fullmatch(before)) or word.startswith("-"):
+        return redacted(word, hides=hides)
+    hidden = shown(f"{before} {word}").removeprefix(f"{before} ")
+    return MASK if hidden.startswith(MASK) else _text(word if hidden == word else hidden)
 
 
 def _text(text: str) -> str:
     if len(text) > MAX_VALUE_CHARS:
         kept = text[:MAX_VALUE_CHARS].rpartition(" ")[0]  # a word that is cut might be a secret
-        return f"{_text(kept)} <{len(text) - len(kept):,} more characters>"
-    text = _URL_PASSWORD.sub(rf"\g<1>{MASK}\g<2>", text)
-    for pattern in (_FIELD, _ASSIGNED, _FLAG):
-        text = pattern.sub(rf"\g<1>{MASK}", text)
-    return text
+        return f"{shown(kept)} <{len(text) - len(kept):,} more characters>"
+    return shown(text)
 
 
 def _is_secret(key: str, item: object) -> bool:
     """Whether a value is a secret according to its key, and not a reference to a Kubernetes Secret."""
     if key in _REFERENCES or (isinstance(item, Mapping) and _is_reference(key, item)):
         return False
-    return _NAME.search(key) is not None or _TOKENS.fullmatch(key) is not None
+    return is_secret_name(key) or _TOKENS.fullmatch(key) is not None
 
 
 def _is_reference(key: str, item: Mapping[str, Any]) -> bool:
@@ -89,18 +83,10 @@ def _masked(value: Any, key: str) -> Any:
     Shown are empty texts, booleans, None, and numbers under a key of tokens, which are counts.
     """
     if isinstance(value, Mapping):
-        return {name: _masked(item, key) for name, item in value.items()}
+        return {shown(name): _masked(item, key) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_masked(item, key) for item in value]
     if isinstance(value, str):
         return value and MASK
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return MASK if is_number and "token" not in key.lower() else value
-
-
-def _is_flag(word: object) -> bool:
-    return isinstance(word, str) and _FLAG_ALONE.fullmatch(word) is not None
-
-
-def _is_operand(word: object) -> bool:
-    return isinstance(word, str) and not word.startswith("-")

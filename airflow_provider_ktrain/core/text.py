@@ -1,10 +1,16 @@
-"""Makes text from logs and API responses storable: limits its length and replaces characters that databases reject."""
+"""The doors of all text that leaves this package.
+
+`clean` is for the user's own values: it replaces what databases reject. `shown` is for what we compose or quote: it
+hides secrets as well. What shortens a text hides its secrets first: a part of a secret would not be recognized.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
+
+from airflow_provider_ktrain.core.secret_rules import masked
 
 T = TypeVar("T")
 MAX_LINE_CHARS = 2048  #: of a log line or a summary
@@ -16,16 +22,38 @@ SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a messag
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
+class Verbatim(str):
+    """A text that `shown` only cleans: a line of the user's program, or a manifest that `redacted` has masked."""
+
+    __slots__ = ()
+
+
 def clean(value: T) -> T:
     """The same nested value, with U+FFFD for each UNSTORABLE character in its strings and keys."""
-    cleaned: Any = value
+    return cast("T", _each_text(value, _storable))
+
+
+def shown(value: T) -> T:
+    """The same nested value as `clean` returns, without the secrets in its strings and keys."""
+    return cast("T", _each_text(value, _presentable))
+
+
+def _storable(text: str) -> str:
+    return UNSTORABLE.sub("\ufffd", text) if UNSTORABLE.search(text) else text
+
+
+def _presentable(text: str) -> str:
+    return _storable(str(text) if isinstance(text, Verbatim) else masked(text))
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        cleaned = UNSTORABLE.sub("\ufffd", value) if UNSTORABLE.search(value) else value
-    elif isinstance(value, Mapping):
-        cleaned = {clean(key): clean(item) for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        cleaned = type(value)(map(clean, value))
-    return cast("T", cleaned)
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_each_text(key, change): _each_text(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_each_text(item, change) for item in value)
+    return value
 
 
 def counted(number: int, noun: str) -> str:
@@ -40,7 +68,7 @@ def readable_size(size: int) -> str:
 
 
 def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
-    """The text if it fits, else its head and tail with the number of characters left out between them.
+    """The text if it fits, else its head and tail, `shown`, with the number of characters left out between them.
 
     :param text: the text.
     :param size: maximum length of the result in characters. Default: MAX_LINE_CHARS.
@@ -48,19 +76,21 @@ def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
     if len(text) <= size:
         return text
     half = (size - 40) // 2  # the note between them is shorter than 40 characters
-    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+    head, tail = shown(text[: 2 * size])[:half], shown(text[-2 * size :])[-half:]
+    return f"{head} [... {len(text) - 2 * half:,} characters ...] {tail}"
 
 
 def with_short_first_line(text: str) -> str:
-    """The message, if its first line has at most MAX_FIRST_LINE_CHARS characters, else with a short copy of that line.
+    """The message as it is `shown`, with a short copy of its first line if that has over MAX_FIRST_LINE_CHARS.
 
     Messages quote programs and the API server, whose texts have any length.
     """
+    text = shown(text)
     line = text.partition("\n")[0]
     return text if len(line) <= MAX_FIRST_LINE_CHARS else f"{line[: MAX_FIRST_LINE_CHARS - 3]}...\n{text}"
 
 
 def first_line(text: str) -> str:
-    """The first line of a message, at most 300 characters."""
-    line = text.strip().partition("\n")[0]
+    """The first line of a message as it is `shown`, at most 300 characters."""
+    line = shown(text.strip().partition("\n")[0])
     return line if len(line) <= 300 else line[:297] + "..."

@@ -15,7 +15,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_d
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest
-from airflow_provider_ktrain.core.logs.result import LEFT_OUT
+from airflow_provider_ktrain.core.logs.result import LEFT_OUT, UNKNOWN
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
     PROGRAM_VARIABLE,
@@ -47,6 +47,8 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
 
     custom_operator_name: str
     runner: ClassVar[Runner] = TORCH
+    #: why no return value was found
+    lost_because: ClassVar[str] = "neither the log of replica 0 nor its termination message has it"
     needs_image: ClassVar[bool] = True  #: whether the job has no image without `image` and `manifest`
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **DecoratedOperator.template_fields_renderers,
@@ -61,11 +63,6 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         super().__init__(python_callable=python_callable, **kwargs)
         self._definition = definition_of(python_callable, self.custom_operator_name)
         problems = [*cannot_travel(self._definition, python_callable.__name__), *self._context_problems()]
-        if self.do_xcom_push and self._returns_nothing():
-            problems.append(
-                f"logs={self.logs!r} leaves out {self._first_replica()}, whose log has the return value of "
-                f"{python_callable.__name__}: follow this replica too, or set do_xcom_push=False"
-            )
         if self.needs_image and self.image is None and self.manifest is None:
             problems.append(f"{python_callable.__name__} has no image: set image=... or manifest=...")
         if problems:
@@ -85,16 +82,6 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
                     f"{name} takes {parameter.name!r} from Airflow's context, which is not available in the pod: "
                     'rename the parameter and pass a value, as in day="{{ ds }}"'
                 )
-
-    def _returns_nothing(self) -> bool:
-        """Whether this choice of logs leaves out replica 0 of each role that runs the program."""
-        if not isinstance(self.logs, Mapping):
-            return self.logs == "none"
-        return not any(0 in indexes for role, indexes in self.logs.items() if self.kind.runs_program(role))
-
-    def _first_replica(self) -> str:
-        running = [role for role in self.kind.roles if self.kind.runs_program(role)]
-        return f"{running[0]} 0" if len(running) == 1 else "replica 0"
 
     def build_manifest(self, source: Mapping[str, Any] | str | None) -> Manifest:
         """Build the manifest as the operator does; `pod_override` must not replace the function's program.
@@ -170,6 +157,8 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
             )
         if why != outcome.result_error:
             raise self._lost(why)
+        if not outcome.has_result:
+            raise self._lost(outcome.result_error.removeprefix(UNKNOWN) or self.lost_because)
         return returned
 
     def _lost(self, why: str) -> Exception:

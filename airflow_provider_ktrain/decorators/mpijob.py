@@ -23,6 +23,7 @@ POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variable
 class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
     custom_operator_name = "@task.mpijob"
     runner = MPI
+    lost_because = "the Launcher's log has no intact line of it"
     template_fields: Sequence[str] = (*FUNCTION_FIELDS, *MPIJobOperator.template_fields)
 
     def launch_command(self) -> list[str]:
@@ -39,16 +40,10 @@ class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
         stored: bool = True,
         found: bool = False,
     ) -> Any:
-        """Conclude, but fail the task if the function succeeded and its return value was not read.
-
-        A retry doesn't train again: it finds the stored outcome and fails in the same way.
-        """
+        """Conclude with the return value that the result contains."""
         sent = outcome.result if isinstance(outcome.result, Mapping) else {}
-        sent_back = replace(outcome, result=sent.get(RETURNED))
-        returned = super()._conclude(sent_back, context, host, stored=stored, found=found)
-        if outcome.succeeded and self.do_xcom_push and RETURNED not in sent:
-            raise self._lost("the Launcher's log has no intact line of it")
-        return returned
+        returned = replace(outcome, result=sent.get(RETURNED), has_result=RETURNED in sent)
+        return super()._conclude(returned, context, host, stored=stored, found=found)
 
 
 def mpijob_task(
@@ -67,7 +62,7 @@ def mpijob_task(
     :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of MPIJobOperator: `image`, `workers`, `nproc_per_node`, `gpus`, `manifest`, ...
     :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
-        this one; `command` or `args` is set; `image` and `manifest` are missing; `logs` leaves out the Launcher.
+        this one; `command` or `args` is set; `image` and `manifest` are missing.
     :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
         the program; the return value isn't JSON.
     :raises TrainingJobError: when the task runs: the function succeeded, but its return value can't be read, because

@@ -40,7 +40,7 @@ def pytorchjob_task(
     :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of PyTorchJobOperator: `image`, `workers`, `gpus`, `manifest`, `namespace`, ...
     :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
-        this one; `command` or `args` is set; `image` and `manifest` are missing; `logs` leaves out replica 0.
+        this one; `command` or `args` is set; `image` and `manifest` are missing.
     :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
         the program; the return value isn't JSON.
     """

@@ -48,7 +48,7 @@ def trainjob_task(
     :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of TrainJobOperator: `runtime`, `image`, `nodes`, `nproc_per_node`, `gpus`, ...
     :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
-        this one; `command` or `args` is set; `logs` leaves out replica 0.
+        this one; `command` or `args` is set.
     :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
         the program; the return value isn't JSON.
     :raises TrainingClusterError: when the task runs: the runtime is not one for torch.

@@ -19,7 +19,6 @@ from airflow_provider_ktrain.core.ending import (
     Ownership,
     Rule,
     Situation,
-    Successor,
     Task,
     decide,
     deletes,
@@ -192,7 +191,7 @@ class OwnedJob:
             event,
             seen,
             owner=self._owner_in(read),
-            successor=Successor.NOBODY if event is Event.FINAL_ERROR else self._host.successor,
+            successor=self._host.successor,
             hurried=self._host.seconds is not None and event in (Event.KILL, Event.INTERRUPT, Event.DEADLINE),
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
         )
@@ -200,7 +199,7 @@ class OwnedJob:
     def _owner_in(self, read: JobRead | None) -> Ownership:
         if not self.options.release or (self.ref is not None and not self.ref.owner):
             return Ownership.FOREIGN
-        if read is None or read.job is None:
+        if self.ref is None or read is None or read.job is None:
             return Ownership.MINE
         owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Successor, Task, decide, task_of
+from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Situation, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
@@ -20,7 +20,7 @@ from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_job
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
-from airflow_provider_ktrain.engine.release import JobChanged, Mode
+from airflow_provider_ktrain.engine.release import JobChanged
 
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
@@ -78,7 +78,7 @@ class Stopping:
             return
         read = await self._last_read(time.monotonic() + LAST_READ_SECONDS)
         rule = decide(replace(job.situation(event, read), may_wait=False))
-        if read is None and rule.action is Action.KEEP and job.situation(event, None).successor is Successor.NOBODY:
+        if read is None and self._host.successor is Successor.NOBODY:
             self._log.warning(job.text(rule))
             read = await self._last_read(time.monotonic() + LATE_SECONDS)
             rule = decide(replace(job.situation(event, read), may_wait=False))
@@ -111,11 +111,12 @@ class Stopping:
             return (NO_JOB if job.submission is None else UNKNOWN_JOB), ""
         read = self._as_seen() if event is Event.KILL else await self._last_read(end)
         while True:
-            rule = decide(replace(job.situation(event, read), task=task, may_wait=False))
+            situation = replace(job.situation(event, read), task=task, may_wait=False)
+            rule = decide(situation)
             text, error = job.text(rule, state), ""
             try:
                 async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
-                    text = f"{text}\n{await self._carry_out(rule, end)}".rstrip()
+                    text = f"{text}\n{await self._carry_out(rule, situation, end)}".rstrip()
             except JobChanged:
                 changed = await self._read_job(end)
                 if changed is not None:
@@ -133,7 +134,7 @@ class Stopping:
             if unread:
                 read = await self._last_read(late)
 
-    async def _carry_out(self, rule: Rule, end: float) -> str:
+    async def _carry_out(self, rule: Rule, situation: Situation, end: float) -> str:
         """Carry out a rule by one request; returns what was done."""
         job = self._job
         if rule.action is Action.RELEASE_NOW:
@@ -141,7 +142,11 @@ class Stopping:
         if rule.action not in ACTS:
             return ""
         read = await job.read()  # the job has ended, but pods of it may run
-        released, error = await job.write(job.mode(rule, read) or Mode.DELETE_PODS, read, verify=False)
+        now = job.situation(situation.event, read)
+        mode = job.mode(decide(replace(situation, seen=now.seen, owner=now.owner)), read)
+        if mode is None:
+            return ""
+        released, error = await job.write(mode, read, verify=False)
         return error or (released.text if released is not None else "")
 
     def _as_seen(self) -> JobRead | None:

@@ -51,6 +51,7 @@ from airflow_provider_ktrain.engine.job_requests import (
     is_terminating,
     job_pods,
     list_pods,
+    read_training,
 )
 from airflow_provider_ktrain.engine.quota_wait import QuotaWait
 from airflow_provider_ktrain.engine.release import JobChanged
@@ -345,8 +346,13 @@ async def _undone(api: Api, claim: _Claim, created: Submitted, patience: float, 
         f"{created.ref} is deleted and created again: pods of an earlier job of this name are left.\n"
         "Another try created and deleted that job after this try had looked for pods."
     )
-    with contextlib.suppress(JobChanged):
-        await claim.end_job(created.ref, JobRead(created.job, pods))
+    read = JobRead(created.job, pods)
+    while read.job is not None and Owner.of(read.job) == claim.me:
+        try:
+            await claim.end_job(created.ref, read)
+            break
+        except JobChanged:  # the operator writes the status of a new job
+            read = await _retry("get", lambda: read_training(api, created.ref), claim, patience, log)
     return True
 
 

@@ -36,7 +36,7 @@ from airflow_provider_ktrain.engine.follow.messages import (
     cause_of,
 )
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, is_terminating
+from airflow_provider_ktrain.engine.job_requests import JobRead, Log
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.release import JobChanged, Mode
 from airflow_provider_ktrain.engine.stopping import Stopping
@@ -428,7 +428,7 @@ class Training:
             return _with_release(outcome, result)
         sink = self._host.policy.status_sink
         # an unanswered deletion may be the reason for which the job is gone, being deleted, or can't be read
-        is_kept = read is not None and read.job is not None and not is_terminating(read.job)
+        is_kept = read is not None and read.job is not None and not following.state.is_being_released
         if stored and sink is not None and is_kept:
             sink.retract()
         ended = await self._carry_out(rule, read, following, noticed)
@@ -447,7 +447,7 @@ class Training:
             summary=cause.summary, resolution=cause.resolution, replica=cause.replica,
             limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
         )  # fmt: skip
-        if not await sink.conclude(conclusion.to_dict(sink.mask)):
+        if not await sink.conclude(conclusion.to_dict()):
             self._log.warning(
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
             )

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ async def configuration(
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
             f"No client for the connection {conn_id!r}. Check its kubeconfig ({where}) and cluster_context "
-            f"({context or 'not set'}).\n{clean(str(error))}"
+            f"({context or 'not set'}).\n{error}"
         ) from error
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core import asset_events
-from airflow_provider_ktrain.core.text import clean, clipped
+from airflow_provider_ktrain.core.text import clipped
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.operators import task_state
 
@@ -65,7 +64,7 @@ def _extra(context: Context, outcome: Outcome, log: Log) -> dict[str, Any]:
         "metrics": outcome.training_metrics,
         "result": outcome.result,
     }
-    return asset_events.bounded(clean(compat.masked_values(asset_events.event_extra(fields))))
+    return asset_events.bounded(asset_events.event_extra(fields))
 
 
 def _resolve(context: Context, alias: AssetAlias, result: Any, extra: dict[str, Any], log: Log) -> None:
@@ -88,8 +87,6 @@ def _model_asset(result: Any) -> Asset:
     :raises ValueError: the result names none, or Airflow rejects its URI.
     """
     uri = asset_events.model_uri(result)
-    if compat.masked(uri) != uri:
-        raise ValueError(f"{asset_events.MODEL_URI} contains a secret")
     try:
         return Asset(uri=uri)
     except ValueError as e:

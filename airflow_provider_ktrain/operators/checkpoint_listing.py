@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from airflow_provider_ktrain.core.checkpoint_files import describe_files, is_url, without_connection
-from airflow_provider_ktrain.core.redaction import redacted
 
 PATIENCE = 10.0  #: seconds from the start of the listing until it is given up
 MAX_FILES = 10_000  #: after which a listing that reads one directory after the other ends
@@ -30,11 +29,11 @@ class CheckpointListing:
 
     def describe(self) -> str:
         """One line for the log. This waits for the listing, at most until its time is over."""
-        shown = redacted(without_connection(self._directory))
+        directory = without_connection(self._directory)
         if not is_url(self._directory):
-            return f"Checkpoints: {shown} is a path in the pods. The worker can't list it."
+            return f"Checkpoints: {directory} is a path in the pods. The worker can't list it."
         self._thread.join(max(self._until - time.monotonic(), 0))
-        return f"Checkpoints: {shown} {self._found or f'was not listed within {self._patience:.0f} s'}."
+        return f"Checkpoints: {directory} {self._found or f'was not listed within {self._patience:.0f} s'}."
 
     def _list(self) -> None:
         """Only the type of an error is logged: its message may contain a URL with a signature."""

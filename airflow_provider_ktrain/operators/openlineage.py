@@ -9,9 +9,10 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain import __version__, compat
+from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.core import lineage as facts
 from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.text import shown
 from airflow_provider_ktrain.engine.follow.messages import Outcome
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def _lineage(found: Mapping[str, Any], output: tuple[str, str] | None = None) ->
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import OutputDataset
 
-    facet = _facet_class()(producer=PRODUCER, **compat.masked_values(found))
-    namespace, name = map(compat.masked, output or ("", ""))
+    facet = _facet_class()(producer=PRODUCER, **shown(dict(found)))
+    namespace, name = shown(output or ("", ""))
     outputs = [OutputDataset(namespace=namespace, name=name)] if output else []
     return OperatorLineage(run_facets={FACET: facet}, outputs=outputs)
 

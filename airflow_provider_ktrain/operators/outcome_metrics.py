@@ -41,4 +41,4 @@ def push(context: Context, outcome: Outcome, *, xcoms: bool) -> None:
     if outcome.training_metrics and xcoms:
         compat.push(context, "metrics", outcome.training_metrics)
     if outcome.status:
-        compat.push(context, STATUS_XCOM, compat.masked_values(outcome.status))
+        compat.push(context, STATUS_XCOM, outcome.status)

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.redaction import redacted
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import Verbatim, counted
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.job_requests import Log, check_cluster, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
@@ -212,7 +212,7 @@ class Submission:
         if submitted.created:
             # the UI folds what is between these two lines
             log.info("::group::Submitted manifest, without secrets")
-            log.info(compat.masked(manifest_text(redacted(self._sent, hides=compat.hides))))
+            log.info(Verbatim(manifest_text(redacted(self._sent, hides=compat.hides))))
             log.info("::endgroup::")
             if self._checkpoints is not None:
                 log.info(self._checkpoints.describe())

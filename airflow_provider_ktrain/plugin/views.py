@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.success_summary import format_duration
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text import shown
 from airflow_provider_ktrain.links.training import page_query
 
 STALE_SECONDS = 180.0  #: after which the data of a training that runs counts as old
@@ -34,6 +34,8 @@ LARGEST = 1e15  #: above all times, numbers of steps and GPU-seconds
 ENDED = tuple(phase for phase in Phase if phase.ended)
 #: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+UNQUOTED = ("category", "resolution", "replica")  #: texts of a cause that never quote a log
+HIDDEN_CAUSE = "It failed. The cause may quote the log, which you have no right to read."
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -127,7 +129,8 @@ def training_view(
     :param record: of Airflow's database.
     :param status: the XCom `ktrain_status`; None if there is none.
     :param tries: summaries of the last tries.
-    :param with_logs: whether the user may read the task's log; else its lines are left out.
+    :param with_logs: whether the user may read the task's log; else its lines, and texts that may quote them, are left
+        out.
     :param now: epoch seconds.
     """
     read, key = mapping(status), record.key
@@ -139,8 +142,8 @@ def training_view(
     rows = [row for row in map(_replica, _list(replicas.get("rows"))) if row]
     until = now if active else record.ended_at or written_at or now
     cause = {name: _text(value) for name, value in (mapping(read.get("cause")) or _concluded(read)).items()}
-    if not with_logs:
-        cause.pop("detail", None)
+    if cause and not with_logs:
+        cause = {**{name: cause.get(name, "") for name in UNQUOTED}, "summary": HIDDEN_CAUSE}
     lines = mapping(read.get("last_lines"))
     return TrainingView(
         data=(record, status, list(tries), with_logs, stale, active and minute_of(now)),
@@ -167,7 +170,7 @@ def training_view(
         usage=_usage(read, now if active else None),
         limits=_limits(read, now) if active else (),
         queue=_text(read.get("queue")) if active else "",
-        tries=[_try(one) for one in reversed(tries)],
+        tries=[_try(one, with_logs) for one in reversed(tries)],
         tries_unknown=record.try_number > 1 and not tries,
         commands=_commands(job, rows),
         path=[(key.dag_id, _dag_path(key)), (key.run_id, _run_path(key))],
@@ -321,9 +324,9 @@ def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
     return found
 
 
-def _try(one: Mapping[str, Any]) -> dict[str, str]:
+def _try(one: Mapping[str, Any], with_logs: bool) -> dict[str, str]:
     began, ended = (_text(one.get(name))[:19].replace("T", " ") for name in ("started_at", "ended_at"))
-    cause = _text(one.get("cause"))
+    cause = _text(one.get("cause")) and (_text(one["cause"]) if with_logs else HIDDEN_CAUSE)
     return {"number": _text(one.get("try_number")), "began": began, "ended": ended, "cause": cause or "succeeded"}
 
 
@@ -394,8 +397,8 @@ def _number(value: Any) -> float | None:
 
 
 def printable(text: str) -> str:
-    """The text without terminal control sequences; U+FFFD for what UTF-8 or a browser can't show."""
-    return CONTROLS.sub("\ufffd", ESCAPES.sub("", clean(text)))
+    """The text as it is `shown`, without terminal control sequences; U+FFFD for what a browser can't show."""
+    return CONTROLS.sub("\ufffd", shown(ESCAPES.sub("", text)))
 
 
 def _line(value: Any) -> str:

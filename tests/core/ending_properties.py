@@ -243,6 +243,10 @@ SCENARIOS = (
     Scenario("trouble while the API server is away", Event.ERROR, Action.KEEP, "next try",
              {"may_wait": False, **RETRY}),
     Scenario(
+        "an invalid manifest while the API server is away", Event.FINAL_ERROR, Action.KEEP, "failed for good",
+        {"may_wait": False, **RETRY},
+    ),
+    Scenario(
         "the deadline of a last try while the API server is away", Event.DEADLINE, Action.KEEP, "{command}",
         {"may_wait": False, "hurried": True},
     ),

@@ -91,8 +91,8 @@ def test_model_uri_of_a_result() -> None:
         ({"loss": 1}, "its result has no model_uri"),
         ({"model_uri": 7}, "model_uri is of type int, expected text"),
         ({"model_uri": "s3://models/" + "x" * 4089}, "model_uri has more than 1,500 characters"),
-        ({"model_uri": "https://me:hunter2@host/m"}, "model_uri contains a password, a key or a token"),
-        ({"model_uri": "https://host/m?X-Amz-Signature=hunter2"}, "model_uri contains a password, a key or a token"),
+        ({"model_uri": "https://me:hunter2@host/m"}, "model_uri contains a secret"),
+        ({"model_uri": "https://host/m?X-Amz-Signature=hunter2"}, "model_uri contains a secret"),
     ],
 )
 def test_result_without_a_model_uri(result: Any, why: str) -> None:

@@ -57,14 +57,15 @@ def test_it_is_read_as_it_was_written() -> None:
 
 
 def test_texts_are_masked_before_they_are_shortened() -> None:
-    secret = "secret" * 400
-    conclusion = Conclusion("uid", "ti-1", "s1", summary=secret, resolution="\u0451" * 2048, failed_nodes={"n": secret})
-    written = conclusion.to_dict(lambda text: text.replace(secret, "***"))
-    assert (written["summary"], written["failed_nodes"]) == ("***", {"n": "***"})
+    text = f"token={'secret' * 400}"
+    conclusion = Conclusion("uid", "ti-1", "s1", summary=text, resolution="\u0451" * 2048, failed_nodes={"n": text})
+    written = conclusion.to_dict()
+    assert (written["summary"], written["failed_nodes"]) == ("token=***", {"n": "token=***"})
 
 
 def test_identifiers_are_not_masked() -> None:
-    assert {CONCLUSION.to_dict(lambda text: "***")[name] for name in IDENTITY} == {"uid", "ti-1", "s1"}
+    written = Conclusion("token=1", "token=2", "token=3").to_dict()
+    assert [written[name] for name in IDENTITY] == ["token=1", "token=2", "token=3"]
 
 
 @pytest.mark.parametrize("field", IDENTITY)

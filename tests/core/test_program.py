@@ -67,7 +67,7 @@ def run(text: str, **env: str) -> str:
 def test_arguments_and_result_are_passed_unchanged() -> None:
     source = "@task.pytorchjob(\n    image='x'\n)\ndef f(a, b=None):\n    return {'a': a, 'b': b, 'rank': '$(X) $$'}"
     output = run(program(Definition(source), "f", ["ü\n'\""], {"b": [1, None]}))
-    result, error = find_result(PYTORCHJOB, {}, [], output.strip())
+    result, error, _ = find_result(PYTORCHJOB, {}, [], output.strip())
     assert (result, error) == ({"a": "ü\n'\"", "b": [1, None], "rank": "$(X) $$"}, "")
 
 
@@ -90,7 +90,7 @@ def test_only_rank_0_prints_a_result() -> None:
 )
 def test_return_value_that_is_not_json_is_reported_with_its_place(value: str, why: str) -> None:
     said = run(program(Definition(f"def f():\n    return {value}"), "f", [], {})).strip()
-    result, error = find_result(PYTORCHJOB, {}, [], said)
+    result, error, _ = find_result(PYTORCHJOB, {}, [], said)
     assert result is None
     assert error.startswith(f"Its result is left out: {NOT_JSON}{why}")
     assert len(error) < 500
@@ -186,7 +186,7 @@ def received(output: str) -> tuple[Any, str]:
     held = ""
     for line in output.split("\n"):
         held = keep_result_line(held, line)
-    return find_result(MPIJOB, {}, [], held)
+    return find_result(MPIJOB, {}, [], held)[:2]
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])

@@ -36,7 +36,7 @@ def pod(message: str, role: str = "master", exit_code: int = 0) -> dict[str, Any
 
 
 def result(*pods: dict[str, Any], line: str = "") -> tuple[Any, str]:
-    return find_result(PYTORCHJOB, JOB, pods, line)
+    return find_result(PYTORCHJOB, JOB, pods, line)[:2]
 
 
 def test_result_line_wins_over_the_termination_message() -> None:
@@ -57,6 +57,8 @@ def test_termination_message_of_a_sidecar_is_no_result() -> None:
 
 def test_job_without_result() -> None:
     assert result() == (None, "")
+    assert find_result(PYTORCHJOB, JOB, [], f"{RESULT_MARKER}null") == (None, "", True), "None can be a result"
+    assert find_result(PYTORCHJOB, JOB, [], "") == (None, "", False)
     assert result(pod("finished after 3 epochs")) == (None, ""), "a message for people"
     assert result(pod('{"a": 1}', "worker")) == (None, ""), "only the primary's"
     assert result(pod('{"a": 1}', exit_code=1)) == (None, "")

@@ -20,7 +20,9 @@ PAUSE = (4.0, 16.0)  # seconds between two disturbances
 # seconds for which a component is left alone after a disturbance: without Airflow's API server no task starts, and
 # without a triggerer no deferred task continues
 CALM = 60.0
-AWAY = (2.0, 20.0)  # seconds for which a process or the API server is unavailable
+AWAY = (2.0, 20.0)  # seconds for which a process is unavailable, or requests fail
+OUTAGE = (20.0, 60.0)  # seconds for which the Kubernetes API server refuses connections: longer than most limits
+OUTAGE_NAME = "Kubernetes API server away"
 
 
 class Disturbances:
@@ -36,6 +38,7 @@ class Disturbances:
         self._cluster = cluster
         self._random = random
         self._next = time.monotonic()
+        self._next_outage = self._next + CALM  # trainings run then
         self._calm: dict[str, float] = {}  # the time until which a component is left alone, by its name
         self._undo: list[tuple[float, Callable[[], object]]] = []  # when and how a disturbance ends
         self._kinds: dict[str, Callable[[], bool]] = {
@@ -48,7 +51,6 @@ class Disturbances:
         }
         if cluster.embedded:
             self._kinds |= {
-                "Kubernetes API server away": lambda: self._fault("refuse"),
                 "its connections cut": lambda: self._fault("drop"),
                 "it answers 500": lambda: self._fault("status", status=500),
                 "it answers 429": lambda: self._fault("status", status=429),
@@ -66,6 +68,9 @@ class Disturbances:
             time.sleep(min(0.5, self._next - now))
             return
         self._next = now + self._random.uniform(*PAUSE)
+        if self._cluster.embedded and now > self._next_outage:
+            self._begin_outage()
+            return
         kind = self._random.choice(list(self._kinds))
         if self._kinds[kind]():
             self.done[kind] += 1
@@ -150,8 +155,15 @@ class Disturbances:
         self._away(name, lambda: self._start_again(name, name))
         return True
 
-    def _fault(self, fault: str, **how: int) -> bool:
+    def _begin_outage(self) -> None:
+        seconds = self._random.uniform(*OUTAGE)
+        self._next_outage = time.monotonic() + seconds + CALM
+        if self._fault("refuse", seconds):
+            self.done[OUTAGE_NAME] += 1
+            self.last = OUTAGE_NAME
+
+    def _fault(self, fault: str, seconds: float = 0.0, **how: int) -> bool:
         with contextlib.suppress(Exception):  # it may already be gone
-            self._cluster.admin(fault, seconds=round(self._random.uniform(*AWAY), 1), **how)
+            self._cluster.admin(fault, seconds=round(seconds or self._random.uniform(*AWAY), 1), **how)
             return True
         return False

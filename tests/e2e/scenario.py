@@ -17,7 +17,7 @@ from airflow.triggers.base import BaseTrigger
 from kubernetes import client, watch
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
-from airflow_provider_ktrain.core.state.status import Phase, phase_of
+from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from tests.clusters import TestCluster
 from tests.e2e.airflow import WITHIN, Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
@@ -32,13 +32,21 @@ LINE = re.compile(r"\[(\w+ \d+)\] line (\d+)$")
 
 
 class Watcher:
-    """Every job ever created, in its last state, by uid. Its watch continues after the API server was unavailable."""
+    """Every job or pod ever created, in its last state, by uid. It goes on after the API server was unavailable.
 
-    def __init__(self, kube: Kube) -> None:
-        self.jobs: dict[str, dict[str, Any]] = {}
+    :param pods: whether pods are watched. Default: the jobs of the kind of `kube`.
+    """
+
+    def __init__(self, kube: Kube, *, pods: bool = False) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
         self.order: list[str] = []  # the uids in order of creation
         self.deleted: set[str] = set()  # uids
+        self.suspended: set[str] = set()  # uids of jobs that were suspended before they had ended
         self._kube = kube
+        self._list: Callable[..., Any] = kube.custom.list_namespaced_custom_object
+        self._of: tuple[str, ...] = kube.resource
+        if pods:
+            self._list, self._of = kube.core.list_namespaced_pod, (kube.namespace,)
         self._version = ""  # seen so far
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -53,21 +61,27 @@ class Watcher:
         self._thread.join(30)
 
     def _run(self) -> None:
-        while not self._over.wait(0.1):
+        complete = False
+        while not complete:
+            last = self._over.wait(0.1)  # the last watch begins after the end, so that no earlier change is missed
             with contextlib.suppress(*UNAVAILABLE):
-                # continues where it stopped, so that no job is too short to be seen
+                # continues where it stopped, so that no object is too short-lived to be seen
                 for event in watch.Watch().stream(
-                    self._kube.custom.list_namespaced_custom_object, *self._kube.resource,
-                    resource_version=self._version, timeout_seconds=5,
-                ):  # fmt: skip
-                    job = event["object"]
-                    uid = job["metadata"]["uid"]
-                    if uid not in self.jobs:
-                        self.order.append(uid)
-                    self.jobs[uid] = job
-                    if event["type"] == "DELETED":
-                        self.deleted.add(uid)
-                    self._version = job["metadata"]["resourceVersion"]
+                    self._list, *self._of, resource_version=self._version, timeout_seconds=1 if last else 5
+                ):
+                    self._take(event["type"], event["raw_object"])
+                complete = last
+
+    def _take(self, change: str, found: dict[str, Any]) -> None:
+        uid = found["metadata"]["uid"]
+        if uid not in self.objects:
+            self.order.append(uid)
+        self.objects[uid] = found
+        if change == "DELETED":
+            self.deleted.add(uid)
+        elif wants_suspension(found) and not terminal(found):
+            self.suspended.add(uid)
+        self._version = found["metadata"]["resourceVersion"]
 
 
 def terminal(job: dict[str, Any]) -> str:
@@ -105,7 +119,7 @@ class Stage:
     def created(self) -> list[dict[str, Any]]:
         """All jobs that this run ever created."""
         labels = dict(pair.split("=") for pair in self.selector.split(","))
-        jobs = list(self.watcher.jobs.values())
+        jobs = list(self.watcher.objects.values())
         return [j for j in jobs if labels.items() <= (j["metadata"].get("labels") or {}).items()]
 
     def wait_created(self, number: int = 1) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
     python -m tests.e2e.soak --trainings 200 --seed 7
 
-No task is killed by a user, so each training must succeed, run only once, and leave no objects. A watch of all jobs
-counts the results from outside. Exits with 1 if a training was repeated, a job was deleted alive, a GPU is still held,
-or a task has not succeeded. In this case the logs and the processes' output are kept.
+No task is killed by a user, and all limits are longer than what a training needs but shorter than an outage of the
+Kubernetes API server. So each training must succeed, run only once, and leave no objects. Watches of all jobs and pods
+and the programs' own records count the results from outside: see `soak_count`. Exits with 1 if a training was repeated
+or set back, a job was deleted alive, a GPU is still held, or a task has not succeeded. In this case the logs, the
+processes' output and what was observed are kept.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import collections
 import contextlib
 import datetime
+import json
 import logging
 import math
 import pathlib
@@ -23,11 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
 from tests import clusters
 from tests.e2e import database
@@ -36,38 +36,25 @@ from tests.e2e.chaos import QUICK
 from tests.e2e.conftest import DAGS
 from tests.e2e.disturbances import Disturbances
 from tests.e2e.kube import Kube
-from tests.e2e.scenario import UNAVAILABLE, Watcher, terminal
+from tests.e2e.scenario import UNAVAILABLE, Watcher
+from tests.e2e.soak_count import LIMITS, Count, Observed, counted, read_records
 
 KINDS = (PYTORCHJOB, MPIJOB, TRAINJOB)
 DAG_IDS = tuple(f"soak_{kind.plural}_{host}" for kind in KINDS for host in ("deferred", "worker"))
-FREED_WITHIN = 120.0  # seconds from the end of the last task until no pod may hold a GPU
+FREED_WITHIN = (
+    180.0  # seconds from the end of the last task until no pod may hold a GPU; an outage takes up to 60 of them
+)
 CHECK_INTERVAL = 3.0  # seconds between two checks of the tasks
 SETTINGS = {
     **QUICK,
+    "SOAK_LIMITS": json.dumps(LIMITS),
     "AIRFLOW__CORE__PARALLELISM": "6",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",  # longer than the API server is unavailable
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",  # longer than Airflow's API server is unavailable
     # a worker that is killed before it has started its task leaves the task queued
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "10",
     "AIRFLOW__SCHEDULER__NUM_STUCK_IN_QUEUED_RETRIES": "30",
 }
-LABELS = tuple(f"{PREFIX}/{name}" for name in ("dag-id", "run-id", "task-id", "map-index"))
-
-
-@dataclass
-class Count:
-    """The results of the trainings; `repeated`, `deleted_alive` and `failed` name the jobs and tasks."""
-
-    created: int = 0
-    repeated: list[str] = field(default_factory=list)
-    deleted_alive: list[str] = field(default_factory=list)
-    gpus: int = 0
-    states: collections.Counter[str] = field(default_factory=collections.Counter)
-    tries: int = 0
-
-    def clean(self) -> bool:
-        only_successes = set(self.states) == {"success"}
-        return not self.repeated and not self.deleted_alive and not self.gpus and only_successes
 
 
 def main() -> int:
@@ -87,7 +74,7 @@ def main() -> int:
     home = pathlib.Path(tempfile.mkdtemp(prefix="ktrain-soak-"))
     count, disturbances, seconds = soak(home, trainings, seed, minutes * 60)
     print(table(trainings, seed, seconds, count, disturbances.done))
-    for title, names in (("trained twice", count.repeated), ("deleted alive", count.deleted_alive)):
+    for title, names in {**count.defects, "limit passed": count.limits_passed}.items():
         for name in names:
             print(f"{title}: {name}")
     if count.clean():
@@ -103,24 +90,32 @@ def soak(home: pathlib.Path, trainings: int, seed: int, limit: float) -> tuple[C
     dags.mkdir()
     (dags / "soak.py").symlink_to(DAGS / "soak.py")
     (home / "airflow").mkdir()
-    settings = {**SETTINGS, "SOAK_TRAININGS": str(trainings // len(DAG_IDS))}
+    (home / "steps").mkdir()
+    settings = {**SETTINGS, "SOAK_TRAININGS": str(trainings // len(DAG_IDS)), "SOAK_STEPS": str(home / "steps")}
     with (
-        clusters.cluster(gpus=64, mpi_api="v2beta1") as cluster,
+        clusters.cluster(gpus=256, mpi_api="v2beta1") as cluster,
         running(home / "airflow", cluster, dags, **settings) as airflow,
-        contextlib.ExitStack() as stack,
     ):
         kubes = [Kube(str(cluster.kubeconfig), cluster.namespace, kind) for kind in KINDS]
-        watchers = [stack.enter_context(Watcher(kube)) for kube in kubes]
-        started = time.monotonic()
-        runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAG_IDS}
-        disturbances = Disturbances(airflow, cluster, random.Random(seed))
-        tasks = _disturb_until_ended(airflow, runs, trainings, disturbances, started + limit)
-        seconds = time.monotonic() - started
-        disturbances.end()
-        jobs = [watcher.jobs[uid] for watcher in watchers for uid in watcher.order]
-        count = counted(jobs, set().union(*(watcher.deleted for watcher in watchers)), tasks)
-        count.gpus = gpus_left(kubes[0])
-        return count, disturbances, seconds
+        with contextlib.ExitStack() as stack:
+            pods = stack.enter_context(Watcher(kubes[0], pods=True))
+            jobs = [stack.enter_context(Watcher(kube)) for kube in kubes]
+            started = time.monotonic()
+            runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAG_IDS}
+            disturbances = Disturbances(airflow, cluster, random.Random(seed))
+            tasks = _disturb_until_ended(airflow, runs, trainings, disturbances, started + limit)
+            seconds = time.monotonic() - started
+            disturbances.end()
+            gpus = gpus_left(kubes[0])
+        observed = Observed(
+            jobs=[watcher.objects[uid] for watcher in jobs for uid in watcher.order],
+            deleted=set().union(*(watcher.deleted for watcher in jobs)),
+            suspended=set().union(*(watcher.suspended for watcher in jobs)),
+            pods=list(pods.objects.values()),
+            records=read_records(home / "steps"),
+        )
+        (home / "observed.json").write_text(json.dumps(vars(observed), default=list))
+        return counted(observed, tasks, gpus), disturbances, seconds
 
 
 def _disturb_until_ended(
@@ -143,35 +138,6 @@ def _disturb_until_ended(
         if len(tasks) >= trainings and states["success"] + states["failed"] == len(tasks):
             break
     return tasks
-
-
-def counted(jobs: Iterable[dict[str, Any]], deleted: Collection[str], tasks: list[dict[str, Any]]) -> Count:
-    """The results of the trainings.
-
-    :param jobs: all jobs ever created, in their last state, those of one training in order of creation.
-    :param deleted: the uids of deleted jobs.
-    :param tasks: as Airflow's API returns them.
-    """
-    count = Count()
-    by_training = collections.defaultdict(list)
-    for job in jobs:
-        count.created += 1
-        labels = job["metadata"].get("labels") or {}
-        by_training[tuple(labels.get(name) for name in LABELS)].append(job)
-        if job["metadata"]["uid"] in deleted and not terminal(job):
-            count.deleted_alive.append(_described(job))
-    for of_one in by_training.values():
-        succeeded = [terminal(job) == "Succeeded" for job in of_one]
-        # any job created after a successful one repeats its training
-        count.repeated += [_described(job) for n, job in enumerate(of_one) if any(succeeded[:n])]
-    count.states.update(str(task["state"]) for task in tasks)
-    count.tries = sum(task["try_number"] for task in tasks)
-    return count
-
-
-def _described(job: dict[str, Any]) -> str:
-    labels = job["metadata"].get("labels") or {}
-    return f"{job['metadata']['name']} of {'/'.join(str(labels.get(name)) for name in LABELS)}"
 
 
 def gpus_left(kube: Kube) -> int:
@@ -202,8 +168,10 @@ def table(trainings: int, seed: int, seconds: float, count: Count, done: dict[st
         "tasks by state": ", ".join(f"{n} {state}" for state, n in sorted(count.states.items())),
         "tries": str(count.tries),
         "jobs created": str(count.created),
+        "limits passed by the cluster's timestamps": str(len(count.limits_passed)),
         "**trained twice**": str(len(count.repeated)),
         "**deleted alive**": str(len(count.deleted_alive)),
+        "**set back**": str(len(count.set_back)),
         "**GPUs left**": str(count.gpus),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

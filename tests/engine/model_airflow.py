@@ -114,9 +114,6 @@ class Sink:
         if self._retracted and not self._is_dead():
             self._me.conclusion = None
 
-    def mask(self, text: str) -> str:
-        return text
-
     async def conclude(self, document: Mapping[str, Any]) -> bool:
         self._known, self._retracted = document, False
         kept, answered = self._rng.random() < 0.95, self._rng.random() < 0.9

@@ -297,7 +297,7 @@ class Cluster:
     def reconcile(self, rng: random.Random) -> None:
         """One step of them, if a step is possible."""
         gone = [pod for pod in self.pods.values() if "deletionTimestamp" in pod["metadata"]]
-        if gone and rng.random() < 0.5:
+        if gone and rng.random() < 0.3:
             self._removed(self.pods, rng.choice(gone))
             return
         self._start_pods(rng)
@@ -399,7 +399,8 @@ class Cluster:
             self.pods[name] = {
                 "kind": "Pod",
                 "metadata": {
-                    "name": name, "uid": uid, "job": meta["uid"], "creationTimestamp": self.stamp(),
+                    "name": name, "namespace": NAMESPACE, "uid": uid, "job": meta["uid"],
+                    "creationTimestamp": self.stamp(),
                     "created": self.version, "ownerReferences": [{"uid": owner, "kind": self.kind.name, "name": ""}],
                     "labels": {**ours, **labels, "index": str(index), self.kind.pod_name_label: meta["name"],
                                **({self.kind.pod_owner_label: owner} if jobset is not None else {})},

@@ -127,7 +127,7 @@ class Process:
         self.deadline: float | None = None if me.deferral is None else me.deferral.options.deadline
         self.stopped = self.submitting = self.failed_for_good = self.in_trouble = False
         self.has_stored_outcome = False  # Airflow has the outcome of the job
-        self.saw_end: dict[str, float] = {}  # by uid of an ended primary pod: when it was first read
+        self.saw_end: dict[str, tuple[float, str]] = {}  # by uid of a succeeded primary: when it was read, its job
         policy = FollowPolicy(shared=self.shares, status_sink=cast(StatusSink, self.sink))
         self.training = world.make_training(self._connect, self.host(policy), cast(Log, self.log), self.signal)
         self.task: asyncio.Task[None] | None = None
@@ -266,7 +266,7 @@ class Worker(Process):
         if rng.random() < 0.06 and world.faulty:
             raise OperatorError("an error of the operator")
         options = self._options()
-        until = rng.choice([None, time.monotonic() + rng.uniform(0.1, 6)])
+        until = rng.choice([None, time.monotonic(), time.monotonic() + rng.uniform(0.1, 4)])
         ended = await training.follow(submitted.ref, options, until=until, patience=rng.choice([0.0, 60.0]))
         if isinstance(ended, Outcome):
             world.judge(self, ended)

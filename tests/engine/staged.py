@@ -36,9 +36,6 @@ class Memory:
 
     def offer(self, build: object, *, urgent: bool) -> None: ...
 
-    def mask(self, text: str) -> str:
-        return text
-
     async def conclude(self, document: Mapping[str, Any]) -> bool:
         self.stored = document
         return True

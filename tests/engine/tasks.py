@@ -140,9 +140,6 @@ class Sink:
 
     def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None: ...
 
-    def mask(self, text: str) -> str:
-        return text
-
     async def conclude(self, document: Mapping[str, Any]) -> bool:
         self.conclusion = document
         return True

@@ -1,8 +1,7 @@
-"""The result of the primary, and how it is read again if the handover had no room for it."""
+"""The result of the primary, and how it is read from its log if nobody has read it there."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
@@ -13,32 +12,40 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import PART_BYTES, PART_MARKER, keep_result_line
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import ApiStatusError
 from airflow_provider_ktrain.engine.follow.messages import Handover
-from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
+from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, PrimaryResult
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 FROM = {"pod": "train-master-0", "container": "pytorch", "time": "2026-11-22T08:40:04.500000000Z"}
 SOURCE = LogLine("train-master-0", "pytorch", "Master", 0, 0, "", "")
 LEFT_OUT = Handover(result_from=FROM)
+FORBIDDEN = ApiStatusError(403, "Forbidden", "no right to read logs")
+NEVER_FOLLOWED, READ_TO_THE_END, END_UNREAD = "never followed", "read to the end", "end unread"
 
 
 class Logs:
     """An API server that has the logs of one container: of the newest run, and of the one before it.
 
     :param newest: its text, or what a request for it raises.
+    :param failures: number of requests that it can't answer at first.
     """
 
-    def __init__(self, newest: str | Exception, previous: str | None = None) -> None:
+    def __init__(self, newest: str | Exception, previous: str | None = None, failures: int = 0) -> None:
         self.newest, self.previous, self.queries = newest, previous, list[Mapping[str, str]]()
+        self._failures = failures
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, *, query: Mapping[str, str], **_: Any) -> AsyncIterator[Any]:
         assert path == "/api/v1/namespaces/ns/pods/train-master-0/log"
         self.queries.append(query)
+        if len(self.queries) <= self._failures:
+            raise ApiStatusError(503, "ServiceUnavailable", "the API server restarts")
         text = self.previous if "previous" in query else self.newest
         if text is None:
             raise ApiStatusError(400, "BadRequest", "previous terminated container not found")
@@ -59,86 +66,101 @@ def printed_lines(value: Any) -> list[str]:
     return [f"{PART_MARKER}{zlib.crc32(line.encode()):08x} {line}" for line in rest]
 
 
-def result_of(logs: Any, handover: Handover = LEFT_OUT) -> PrimaryResult:
-    return PrimaryResult(logs, "ns", StreamBudget(), handover)
+def result_of(logs: Any, handover: Handover = LEFT_OUT, log: str = READ_TO_THE_END, pods: int = 1) -> PrimaryResult:
+    """The result of a PyTorchJob.
+
+    :param log: how much of the log of the Master's newest pod was read.
+    :param pods: how many Masters there were, one after the other.
+    """
+    state, cursor = JobState(JobRef("PyTorchJob", "v1", "ns", "train", "uid"), handover), Cursor({})
+    labels = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
+    for number in range(pods):
+        created = {"uid": str(number), "creationTimestamp": f"2026-11-22T08:4{number}:00Z"}
+        metadata = {"name": "train-master-0", "labels": labels, **created}
+        pod = {"metadata": metadata, "spec": {"containers": [{"name": "pytorch"}]}, "status": {}}
+        state.pods.update({str(number): pod}, (), utc_now())
+        cursor.position(str(number), "pytorch").complete = log != NEVER_FOLLOWED
+    return PrimaryResult(logs, state, cursor, StreamBudget(), handover)
 
 
-def found(result: PrimaryResult) -> tuple[Any, str]:
-    return result.find(PYTORCHJOB, {}, ())
+async def completed(result: PrimaryResult, log: str = READ_TO_THE_END) -> tuple[Any, str, bool]:
+    await result.complete({("train-master-0", "pytorch")} if log == END_UNREAD else ())
+    return result.find()
 
 
 async def test_line_is_read_again_from_its_second_on() -> None:
     logs = Logs("before\nKTRAIN_RESULT 1\nKTRAIN_RESULT broken\nafter")
     result = result_of(logs)
-    result.start()
-    await result.complete()
-    assert found(result) == (1, "")
-    assert result.origin == FROM, "for the next process"
+    assert await completed(result) == (1, "", True)
+    assert result.origin == FROM
     (query,) = logs.queries
     assert (query["container"], query["sinceTime"]) == ("pytorch", "2026-11-22T08:40:04Z")
 
 
 async def test_line_of_the_run_before_is_read_again() -> None:
-    result = result_of(Logs("second run\n", "KTRAIN_RESULT 1\n"))
-    await result.complete()
-    assert found(result) == (1, "")
+    assert await completed(result_of(Logs("second run\n", "KTRAIN_RESULT 1\n"))) == (1, "", True)
 
 
 async def test_numbered_lines_are_read_again() -> None:
     lines = printed_lines({"text": "x" * 5000})
-    result = result_of(Logs("\n".join(lines)))
-    await result.complete()
-    assert found(result) == ({"returned": {"text": "x" * 5000}}, "")
+    expected = {"returned": {"text": "x" * 5000}}
+    assert await completed(result_of(Logs("\n".join(lines)))) == (expected, "", True)
 
 
 async def test_newer_line_wins() -> None:
-    result = result_of(Logs("KTRAIN_RESULT 1\n"))
+    result = result_of(Logs("KTRAIN_RESULT 1\n"), pods=2)
     result.take(SOURCE, "KTRAIN_RESULT 2", "2026-11-22T08:41:00.000000000Z")
-    await result.complete()
-    assert found(result) == (2, "")
+    assert await completed(result) == (2, "", True)
 
 
 async def test_newer_line_without_json_does_not_win() -> None:
     result = result_of(Logs("KTRAIN_RESULT 1\n"))
     result.take(SOURCE, "KTRAIN_RESULT broken", "2026-11-22T08:41:00.000000000Z")
-    await result.complete()
-    assert found(result) == (1, "")
+    assert await completed(result) == (1, "", True)
 
 
-async def test_log_that_could_not_be_read_is_read_again_at_the_end() -> None:
-    logs = Logs(ApiStatusError(403, "Forbidden", "the API server restarts"))
-    result = result_of(logs)
-    result.start()
-    result.start()
-    while len(logs.queries) < 2:  # noqa: ASYNC110 - both runs were tried
-        await asyncio.sleep(0)
-    logs.newest = "KTRAIN_RESULT 1\n"
-    await result.complete()
-    assert found(result) == (1, "")
+async def test_log_is_read_when_the_api_server_answers_again() -> None:
+    assert await completed(result_of(Logs("KTRAIN_RESULT 1\n", failures=1))) == (1, "", True)
 
 
-async def test_result_that_is_lost_is_reported() -> None:
-    result = result_of(Logs("", None))
-    await result.complete()
-    value, error = found(result)
-    assert value is None
-    assert error.startswith("Its result is left out: it was too large for the trigger, and the log of train-master-0")
+@pytest.mark.parametrize(
+    ("logs", "handover", "log"),
+    [
+        pytest.param(Logs("", None), LEFT_OUT, READ_TO_THE_END, id="left-out"),
+        pytest.param(Logs(FORBIDDEN), Handover(), NEVER_FOLLOWED, id="never-followed"),
+        pytest.param(Logs(FORBIDDEN), Handover(), END_UNREAD, id="end-unread"),
+    ],
+)
+async def test_result_that_is_lost_is_reported(logs: Logs, handover: Handover, log: str) -> None:
+    value, error, reported = await completed(result_of(logs, handover, log), log)
+    assert (value, reported) == (None, False)
+    assert error.startswith("Its result is unknown: the log of ")
 
 
-async def test_reading_ends_with_the_following() -> None:
-    result = result_of(Logs(ApiUnavailable("no route")))
-    result.start()
-    await asyncio.sleep(0)
-    await result.close()
-    assert result.origin == FROM, "the next process reads it"
+async def test_result_of_a_primary_without_pods_is_unknown() -> None:
+    value, error, reported = await completed(result_of(Logs(""), Handover(), pods=0))
+    assert (value, reported) == (None, False)
+    assert error == "Its result is unknown: the log of Master 0 could not be read to its end"
+
+
+@pytest.mark.parametrize("log", [NEVER_FOLLOWED, END_UNREAD])
+@pytest.mark.parametrize(("text", "expected"), [("a\nKTRAIN_RESULT 1\nb", (1, "", True)), ("", (None, "", False))])
+async def test_end_of_a_log_that_nobody_has_read_is_read(log: str, text: str, expected: tuple[Any, str, bool]) -> None:
+    logs = Logs(text)
+    assert await completed(result_of(logs, Handover(), log), log) == expected
+    assert [query["tailLines"] for query in logs.queries] == [str(LAST_LINES)]
+
+
+async def test_later_result_wins() -> None:
+    result = result_of(Logs("KTRAIN_RESULT 2\n"), Handover(result_line="KTRAIN_RESULT 1"))
+    assert await completed(result, END_UNREAD) == (2, "", True)
 
 
 @pytest.mark.parametrize("handover", [Handover(), Handover(result_line="KTRAIN_RESULT 3", result_from=FROM)])
 async def test_nothing_is_read_again_without_need(handover: Handover) -> None:
     logs = Logs("KTRAIN_RESULT 1\n")
     result = result_of(logs, handover)
-    result.start()
-    await result.complete()
+    await completed(result)
     assert result.line == handover.result_line
     assert not logs.queries
 

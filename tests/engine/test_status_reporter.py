@@ -18,8 +18,8 @@ from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 
 REPLICAS = 1000
-SECRET = "hunter2-is-my-password"
-LINE = f"{'x' * (MAX_LINE_CHARS - 10)}{SECRET}{'x' * 80}"  # the end of what the page shows is inside the secret
+SECRET = " token=hunter2-is-mine "
+LINE = f"{'x' * (MAX_LINE_CHARS - 16)}{SECRET}{'x' * 80}"  # the end of what the page shows is inside the secret
 MAX_SLICE_SECONDS = 0.01  # of the event loop; taking the status needs 2 ms on a slow machine
 
 
@@ -32,17 +32,6 @@ class Output:
 
     def newest_lines(self) -> dict[str, str]:
         return {f"train-worker-{index}": LINE for index in range(REPLICAS)}
-
-
-class MaskingSink:
-    """A host that knows a secret."""
-
-    host, try_number = "worker", 1
-
-    def offer(self, build: Any, *, urgent: bool) -> None: ...
-
-    def mask(self, text: str) -> str:
-        return text.replace(SECRET, "***")
 
 
 class Queue:
@@ -117,12 +106,12 @@ def test_document_shows_the_moment_at_which_the_status_was_taken() -> None:
 
 def test_secret_is_masked_before_a_text_is_cut() -> None:
     """A part of it would not be recognized."""
-    reporter, _, _ = reporter_of_a_large_job(MaskingSink())
-    cut = f"{'x' * (MAX_TEXT_CHARS - 10)}{SECRET}"
+    reporter, _, _ = reporter_of_a_large_job()
+    cut = f"{'x' * (MAX_TEXT_CHARS - 16)}{SECRET}"
     status = reporter.take(Cause(Category.USER_CODE, cut, detail=f"{SECRET}{'x' * (3 * MAX_TEXT_CHARS - 10)}"))()
     assert status["last_lines"]
     assert "hunter2" not in json.dumps(status)
-    assert "password" not in json.dumps(status)
+    assert "is-mine" not in json.dumps(status)
 
 
 def test_status_has_the_hash_of_the_code() -> None:

@@ -100,31 +100,8 @@ def test_wrapper_that_hides_the_function_is_refused(tmp_path: Path) -> None:
         load(tmp_path, f"with DAG('d'):\n    @task.pytorchjob(image='x')\n    @bare\n{FUNCTION}    train(1)\n")
 
 
-@pytest.mark.parametrize(
-    ("decorator", "logs", "primary"),
-    [
-        ("pytorchjob", "'none'", "replica 0"),
-        ("pytorchjob", "{'Worker': [1]}", "replica 0"),
-        ("mpijob", "'none'", "Launcher 0"),
-        ("mpijob", "{'Worker': [0]}", "Launcher 0"),
-        ("trainjob", "{'node': [1], 'dataset-initializer': [0]}", "replica 0"),
-    ],
-)
-def test_logs_that_lose_the_return_value_are_refused(tmp_path: Path, decorator: str, logs: str, primary: str) -> None:
-    workers = "workers=1, " if decorator == "mpijob" else ""
-    body = f"with DAG('d'):\n    @task.{decorator}(image='x', {workers}logs={logs}OPTION)\n{FUNCTION}    train(1)\n"
-    with pytest.raises(ValueError, match=f"leaves out {primary}, whose log has the return value of train"):
-        load(tmp_path, body.replace("OPTION", ""))
-    load(tmp_path, body.replace("OPTION", ", do_xcom_push=False"))
-
-
 def test_trainjob_uses_the_image_of_its_runtime(tmp_path: Path) -> None:
     load(tmp_path, f"with DAG('d'):\n    @task.trainjob\n{FUNCTION}    train(1)\n")
-
-
-@pytest.mark.parametrize("logs", ["'primary'", "{'Launcher': [0]}"])
-def test_logs_of_the_launcher_have_the_return_value(tmp_path: Path, logs: str) -> None:
-    load(tmp_path, f"with DAG('d'):\n    @task.mpijob(image='x', workers=2, logs={logs})\n{FUNCTION}    train(1)\n")
 
 
 def test_mapped_function_is_checked_when_the_dag_is_parsed(tmp_path: Path) -> None:

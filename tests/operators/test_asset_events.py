@@ -123,7 +123,7 @@ def test_function_returns_the_model_of_an_alias(instance: Instance) -> None:
         ({"loss": 0.5}, "its result has no model_uri"),
         ({"model_uri": ""}, "Airflow rejects model_uri: Asset"),
         ({"model_uri": "airflow://models/7"}, "Airflow rejects model_uri: Asset scheme 'airflow' is reserved"),
-        ({"model_uri": "https://me:hunter2@host/m"}, "model_uri contains a password, a key or a token"),
+        ({"model_uri": "https://me:hunter2@host/m"}, "model_uri contains a secret"),
         ({"model_uri": "s3://bucket/of-the-connection"}, "model_uri contains a secret"),
     ],
 )

@@ -145,6 +145,12 @@ def _raise_timeout() -> None:
     raise AirflowTaskTimeout("execution_timeout")
 
 
+def killed(task: Instance) -> None:
+    """What Airflow's signal handler does."""
+    if task.operator is not None:
+        task.operator.on_kill()
+
+
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5])
 @pytest.mark.parametrize("how", ["execution_timeout", "kill"])
 def test_interruption_of_a_create_leaves_no_job(
@@ -157,7 +163,7 @@ def test_interruption_of_a_create_leaves_no_job(
             main = threading.main_thread().ident or 0
             asyncio.get_running_loop().call_later(0.2, signal.pthread_kill, main, signal.SIGUSR1)
 
-    interrupt(lambda: _raise_timeout() if how == "execution_timeout" else task.operator and task.operator.on_kill())
+    interrupt(_raise_timeout if how == "execution_timeout" else lambda: killed(task))
     operator.api.on_request = on_request
     operator.api.slow("before POST", seconds)
     expected = AirflowTaskTimeout if how == "execution_timeout" else TrainingKilledError
@@ -195,7 +201,7 @@ def test_kill_while_a_line_is_logged(
     task: Instance, operator: Operator, interrupt: Any, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """The signal handler sets a flag and wakes the event loop: it logs nothing and waits for no lock."""
-    interrupt(lambda: task.operator and task.operator.on_kill())
+    interrupt(lambda: killed(task))
     output = LockedOutput(line)
     with supervised(Supervisor(TaskInstanceState.FAILED)), monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", output)

@@ -34,6 +34,24 @@ def test_result_that_airflow_cannot_store_is_converted(
     assert not instance.jobs()
 
 
+@of_each_kind
+@pytest.mark.parametrize("text", ['{"loss": 0.5}', "null"])
+def test_result_is_found_although_no_log_is_followed(
+    instance: Instance, capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert instance.execute(command=prints(text), deferrable=False, logs="none") == json.loads(text)
+    assert "unknown" not in capfd.readouterr().out
+    assert "KTRAIN_RESULT" not in capfd.readouterr().out, "its log isn't followed"
+
+
+def test_program_without_a_result_returns_none_without_a_warning(
+    instance: Instance, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for logs in ("none", "all"):
+        assert instance.execute(command=["true"], deferrable=False, logs=logs) is None
+        assert "Its result is" not in capfd.readouterr().out
+
+
 def test_output_with_an_invalid_xcom_key_is_left_out(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
     printed = json.dumps({"x" * 513: 1, "loss": 0.5})
     assert instance.execute(command=prints(printed), deferrable=False, multiple_outputs=True) == {"loss": 0.5}
@@ -82,6 +100,26 @@ def test_return_value_that_is_too_large_fails_the_task(instance: Instance) -> No
     for number in (1, 2):
         with pytest.raises(TrainingJobError, match=r"return value can't be read: .* has more than 49,152 bytes"):
             instance.execute(**FUNCTION, op_args=["large"], number=number, retries=1)
+    assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
+
+
+def hides_its_return_value(how: str) -> Any:
+    import os
+
+    if how == "exits":
+        os._exit(0)
+    return None
+
+
+@pytest.mark.parametrize(("how", "is_lost"), [("exits", True), ("returns", False)])
+def test_return_value_that_was_not_reported_is_an_error(instance: Instance, how: str, is_lost: bool) -> None:
+    options = {**FUNCTION, "python_callable": hides_its_return_value, "op_args": [how]}
+    if not is_lost:
+        assert instance.execute(**options) is None, "None is a return value"
+        return
+    for number in (1, 2):
+        with pytest.raises(TrainingJobError, match=r"return value can't be read: neither the log of replica 0 nor"):
+            instance.execute(**options, number=number, retries=1)
     assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from typing import Any
@@ -15,7 +16,7 @@ from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
-from airflow_provider_ktrain.plugin.views import TrainingView, printable, running_row, training_view
+from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, TrainingView, printable, running_row, training_view
 
 KEY = TaskInstanceId("dag", "run+1", "train")
 TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)
@@ -84,13 +85,19 @@ def test_durations_of_a_training_that_runs_are_updated(state: str, changes: bool
 
 
 def test_lines_of_the_log_need_the_right_to_read_it() -> None:
-    given = status(cause={"summary": "Master 0 failed", "detail": "secret of the log"})
-    shown = training_view(record("failed"), given, [], with_logs=False, now=110.0)
+    quote = "a line of the log"
+    cause = {"summary": f"failed: {quote}", "detail": quote, "resolution": "Read it.", "category": "user code"}
+    tries = [{"try_number": 1, "cause": f"failed: {quote}"}, {"try_number": 2, "cause": ""}]
+    shown = training_view(record("failed"), status(cause=cause), tries, with_logs=False, now=110.0)
     text = page(shown)
-    assert "Master 0 failed" in text
-    assert "secret of the log" not in text
+    assert quote not in text
     assert "epoch 1" not in text
     assert shown.lines_hidden
+    assert text.count(html.escape(HIDDEN_CAUSE)) == 2, "of this try and of the earlier one"
+    assert "Read it." in text
+    assert "user code" in text
+    assert shown.tries[0]["cause"] == "succeeded"
+    assert quote in page(training_view(record("failed"), status(cause=cause), tries, with_logs=True, now=110.0))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clean, clipped
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clipped, shown
 
 MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text
 
@@ -34,7 +34,7 @@ class Category(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job failed. Its texts, which may quote logs, are limited in length and contain only storable characters.
+    """Why a job failed. Its texts, which may quote logs, are limited in length and `shown`.
 
     :param category: see :class:`Category`.
     :param summary: one line: the replica, what happened to it, and the program's own message if there is one.
@@ -55,8 +55,10 @@ class Cause:
     last_lines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "summary", clean(clipped(self.summary)))
-        object.__setattr__(self, "detail", clean(clipped(self.detail, MAX_DETAIL_CHARS)))
+        for name in ("resolution", "failed_nodes", "last_lines"):
+            object.__setattr__(self, name, shown(getattr(self, name)))
+        object.__setattr__(self, "summary", clipped(shown(self.summary)))
+        object.__setattr__(self, "detail", clipped(shown(self.detail), MAX_DETAIL_CHARS))
 
     def __str__(self) -> str:
         return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)

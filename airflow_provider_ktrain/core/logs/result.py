@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.text import clipped
+from airflow_provider_ktrain.core.text import clipped, shown
 from airflow_provider_ktrain.core.xcom_values import MAX_DEPTH, storable
 
 MARKER_PREFIX = "KTRAIN_RESULT"  #: of both markers
@@ -30,6 +30,7 @@ NOT_RETURNED = "the return value "  #: text that stands in for a return value th
 MAX_BYTES = 48 * 1024  #: of the JSON text, because Airflow stores it as an XCom in its database
 TERMINATION_MESSAGE_BYTES = 4096  #: the limit of the kubelet
 LEFT_OUT = "Its result is left out: "
+UNKNOWN = "Its result is unknown: "
 CHANGED = "Its result is stored with a change: "
 MAX_REASON_CHARS = 400  #: of the text that stands in for a return value
 MAX_MARKERS = 8  #: tried per line
@@ -118,21 +119,23 @@ def _has_json(result_line: str) -> bool:
 
 def find_result(
     kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], result_line: str
-) -> tuple[Any, str]:
-    """The result (None without one), and one warning per line: an invalid result doesn't fail the training.
+) -> tuple[Any, str, bool]:
+    """The result (None without one), one warning per line, and whether the program has reported a result.
+
+    An invalid result doesn't fail the training.
 
     :param result_line: what `keep_result_line` held after the primary's last line.
     """
     if result_line.startswith(PART_MARKER):
-        return _joined(result_line)
+        return *_joined(result_line), True
     if result_line:
-        return _parsed(result_line.removeprefix(RESULT_MARKER), "the line with KTRAIN_RESULT")
+        return *_parsed(result_line.removeprefix(RESULT_MARKER), "the line with KTRAIN_RESULT"), True
     message = _termination_message(kind, job, pods)
     if marked := functools.reduce(keep_result_line, message.splitlines(), ""):
-        return _parsed(marked.removeprefix(RESULT_MARKER), "the termination message")
+        return *_parsed(marked.removeprefix(RESULT_MARKER), "the termination message"), True
     if not message.lstrip().startswith(("{", "[")):
-        return None, ""  # a message for humans
-    return _parsed(message, "the termination message")
+        return None, "", False  # a message for humans
+    return *_parsed(message, "the termination message"), True
 
 
 def _joined(held: str) -> tuple[Any, str]:
@@ -161,7 +164,7 @@ def _parsed(text: str, where: str) -> tuple[Any, str]:
     except RecursionError:
         return None, f"{LEFT_OUT}{where} is nested more than {MAX_DEPTH} deep"
     except ValueError as e:
-        return None, f"{LEFT_OUT}{where} is not valid JSON ({e}): {text[:200]!r}"
+        return None, f"{LEFT_OUT}{where} is not valid JSON ({e}): {clipped(shown(text), 200)!r}"
     return value, "\n".join(f"{CHANGED}{warning}" for warning in warnings)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean
+from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, shown
 
 MAX_BYTES = 4 * 1024  #: of a conclusion's JSON, other characters than ASCII escaped
 IDENTITY = ("uid", "owner", "submission")  #: fields that are never shortened
@@ -54,16 +54,14 @@ class Conclusion:
         """Whether it concerns this job: uid, owner and submission are the same."""
         return all(getattr(self, name) == getattr(ref, name) for name in IDENTITY)
 
-    def to_dict(self, mask: Callable[[str], str] = str) -> dict[str, Any]:
-        """As JSON types of at most MAX_BYTES.
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types of at most MAX_BYTES, with texts as they are `shown`, except for the identifiers of IDENTITY.
 
         If it is larger, the longest texts are shortened to the same number of characters. Nodes are left out, the
-        earliest first, only if names alone take more than half of MAX_BYTES. The identifiers of IDENTITY, which
-        Kubernetes and Airflow limit, are never shortened.
-
-        :param mask: removes secrets from a text, before it is shortened. Default: none are known.
+        earliest first, only if names alone take more than half of MAX_BYTES. The identifiers, which Kubernetes and
+        Airflow limit, are never shortened.
         """
-        document = _masked({"version": VERSION, **asdict(self)}, mask)
+        document = {"version": VERSION, **shown(asdict(self)), **{name: getattr(self, name) for name in IDENTITY}}
         nodes = list(document["failed_nodes"].items())[-MAX_FAILED_NODES:]
         while nodes and _size(_shortened(document | {"failed_nodes": dict(nodes)}, 0)) > MAX_BYTES // 2:
             nodes.pop(0)
@@ -98,17 +96,6 @@ class Conclusion:
             "replica": self.replica,
             "failed_nodes": dict(self.failed_nodes),
         }
-
-
-def _masked(document: Mapping[str, Any], mask: Callable[[str], str]) -> dict[str, Any]:
-    """The document with masked texts that can be stored. An identifier is compared later, so it stays as it is."""
-
-    def masked(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {clean(mask(name)): masked(reason) for name, reason in value.items()}
-        return clean(mask(value)) if isinstance(value, str) else value
-
-    return {name: value if name in IDENTITY else masked(value) for name, value in document.items()}
 
 
 def _shortened(document: Mapping[str, Any], chars: int) -> dict[str, Any]:

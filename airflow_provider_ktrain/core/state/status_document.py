@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text import shown
 
 Pod = Mapping[str, Any]
 T = TypeVar("T", bound=Sequence[Any])
@@ -74,7 +74,7 @@ class TrainingStatus:
     cause: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types of at most MAX_BYTES.
+        """As JSON types of at most MAX_BYTES, as it is shown: without secrets.
 
         What doesn't fit is left out: points of the series, down to MIN_SERIES_BYTES, then last lines, down to
         MIN_LINES, then replicas. Texts are shortened if the rest of the document leaves less than MIN_ROOM.
@@ -100,8 +100,10 @@ class TrainingStatus:
         :param with_metrics: whether last and best values of the metrics are included.
         """
         phase, since = self.phases[-1] if self.phases else ("", self.written_at)
-        states = Counter(str(row[-2])[:MAX_STATE_CHARS] for row in self.rows)
-        return clean(
+        states = Counter[str]()
+        for state, count in Counter(str(row[-2]) for row in self.rows).items():
+            states[shown(state)[:MAX_STATE_CHARS]] += count
+        return shown(
             {
                 "version": VERSION,
                 "try_number": self.try_number,
@@ -122,7 +124,7 @@ class TrainingStatus:
                 "series": {},
                 "usage": dict(self.usage),
                 "limits": [dict(limit) for limit in self.limits],
-                "queue": self.queue[:chars],
+                "queue": shown(self.queue)[:chars],
                 "requested_gpus": self.requested_gpus,
                 "ended": self.ended,
                 "cause": None if self.cause is None else _short_cause(self.cause, chars),
@@ -133,11 +135,11 @@ class TrainingStatus:
         rows = self.rows
         if len(rows) > MAX_REPLICAS:
             rows = [row for row in rows if row[-2] not in FINE or row[-1]]
-        return [clean(list(row)) for row in rows[:MAX_REPLICAS]]
+        return [shown(list(row)) for row in rows[:MAX_REPLICAS]]
 
     def _listed_lines(self) -> list[tuple[str, str]]:
         listed = list(self.last_lines.items())[:MAX_LINES]
-        return [(clean(name), clean(line[:MAX_LINE_CHARS])) for name, line in listed]
+        return [(shown(name), shown(line)[:MAX_LINE_CHARS]) for name, line in listed]
 
     def _series(self, max_bytes: int) -> dict[str, Any]:
         """The series in `max_bytes`; of very many long names, the first ones."""

@@ -88,8 +88,8 @@ class Closing:
         await self._observer.wait_for_explaining_pod()
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
-        if self._state.phase is Phase.SUCCEEDED:
-            await self._output.result.complete()
+        if self._state.phase is Phase.SUCCEEDED and not self._options.conditions:
+            await self._output.result.complete(self._unread)
 
     async def outcome_of_condition(self, conditions: Sequence[str]) -> Outcome:
         """The job has a condition that the task waits for.
@@ -234,12 +234,13 @@ class Closing:
         if line := steps.describe(repeated):
             self._log.info(line)
         self._count()
-        result, result_error = self._output.result.find(state.kind, job, state.pods.all)
+        result, result_error, has_result = self._output.result.find()
         return replace(
             brief,
             usage={**spent.as_dict(), **repeated},
             result=result,
             result_error=result_error,
+            has_result=has_result,
             metrics=state.metrics,
             exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
             training_metrics=self._output.training_metrics.summary(),

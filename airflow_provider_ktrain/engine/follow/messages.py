@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.reporting.trigger_arguments import fitted
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text import clean, shown
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 
 
@@ -75,9 +75,6 @@ class StatusSink(Protocol):
             document, which the host calls in a thread.
         :param urgent: whether the phase has changed.
         """
-
-    def mask(self, text: str) -> str:
-        """The text without the secrets that the host knows. It may be called in a thread."""
 
     async def conclude(self, document: Mapping[str, Any]) -> bool:
         """Store a `core.reporting.conclusion.Conclusion` as a dict. It never raises.
@@ -153,7 +150,7 @@ UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outc
 
 @dataclass(frozen=True)
 class Outcome:
-    """How following ended; the trigger's event.
+    """How following ended; the trigger's event. Its texts are `shown`; the user's own values are as they were reported.
 
     :param phase: the job's last phase.
     :param succeeded: whether the training succeeded.
@@ -172,6 +169,7 @@ class Outcome:
     :param training_metrics: last and best value of each metric that the program reported. Default: none.
     :param status: for the training page: see `core.state.status_document`. Default: empty.
     :param step: the highest step that the program reported in its log. Default: None, it reported none.
+    :param has_result: whether the program reported a result; None may be one. Default: True, as of older releases.
     """
 
     phase: str
@@ -189,6 +187,11 @@ class Outcome:
     training_metrics: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     step: float | None = None
+    has_result: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("cause", "released", "release_error", "result_error", "status"):
+            object.__setattr__(self, name, shown(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without characters that Airflow's processes or its database reject."""
@@ -219,7 +222,7 @@ def cause_of(outcome: Outcome) -> Cause:
 
 def event_of(ended: Outcome | str) -> dict[str, Any]:
     """The event with which a trigger ends: the outcome, or why the trigger can't follow the job any more."""
-    content = {"error": clean(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
+    content = {"error": shown(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
     return {"version": VERSION, **content}
 
 

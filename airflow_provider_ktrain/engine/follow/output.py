@@ -64,7 +64,7 @@ class JobOutput:
             chosen=self._is_chosen,
             inspector=self._inspector,
         )
-        self.result = PrimaryResult(api, state.ref.namespace, self.follower.budget, handover)
+        self.result = PrimaryResult(api, state, cursor, self.follower.budget, handover)
 
     def _is_chosen(self, pod: Mapping[str, Any], container: str) -> bool:
         state = self._state
@@ -74,7 +74,6 @@ class JobOutput:
 
     async def close(self) -> None:
         """Stop reading logs and keep their positions."""
-        await self.result.close()
         await self.follower.close()
 
     def observe(
@@ -87,7 +86,6 @@ class JobOutput:
         :param removed: uids of pods that it no longer has. Default: none.
         :param deleted: last states of pods that were deleted since the previous call. Default: none.
         """
-        self.result.start()
         roles = tuple(sorted(self._state.kind.replicas(job)))
         if self._chosen is None or roles != self._roles:  # a TrainJob shows its launcher only in its status
             self._roles = roles

@@ -1,27 +1,27 @@
-"""The result that the primary prints, also if it was too large for the handover and is read again from the log."""
+"""The result that the primary prints. What nobody has read of it is read from the primary's log at the end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.logs.result import LEFT_OUT, MARKER_PREFIX, find_result, keep_result_line
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, UNKNOWN, find_result, keep_result_line
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter, LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 
-PATIENCE_SECONDS = 600.0  #: for an API server that can't be reached while the training runs
-END_SECONDS = 20.0  #: to wait for the result at the end
+READ_SECONDS = 20.0  #: for one log, also if the API server can't be reached: the release of the GPUs waits for it
 READ_TIMEOUT_SECONDS = 10.0  #: without a byte
+LAST_LINES = 1000  #: of the primary in which a result is searched, if its log was not followed to its end
 #: read from the second of the result line on: no later line before the handover has a result, or its first part
 MAX_READ_BYTES = 32 * 1024 * 1024
 
@@ -30,18 +30,19 @@ class PrimaryResult:
     """The last result line of the primary replica.
 
     :param api: client for the cluster.
-    :param namespace: of the job.
+    :param state: the job as last observed.
+    :param cursor: positions in the logs that were followed.
     :param budget: of log streams.
     :param handover: from the process that followed the job before.
     """
 
-    def __init__(self, api: Api, namespace: str, budget: StreamBudget, handover: Handover) -> None:
-        self._api, self._namespace, self._budget = api, namespace, budget
+    def __init__(self, api: Api, state: JobState, cursor: Cursor, budget: StreamBudget, handover: Handover) -> None:
+        self._api, self._state, self._cursor, self._budget = api, state, cursor, budget
         self.line = handover.result_line  #: see `core.logs.result.keep_result_line`; "" if there is none
         #: where the log has it: `pod`, `container`, and `time` of the line, or of the first numbered one
         self.origin = {name: str(value) for name, value in mapping(handover.result_from).items()}
-        self._left_out = bool(self.origin) and not self.line
-        self._reading: asyncio.Task[None] | None = None
+        self._left_out = bool(self.origin) and not self.line  # the handover had no room for the line
+        self._unread = ""  # whose log could not be searched for a result
 
     def take(self, source: LogLine, text: str, written: str) -> None:
         """Take one line of the primary.
@@ -57,49 +58,57 @@ class PrimaryResult:
             self.origin = {"pod": source.pod, "container": source.container, "time": written} if written else {}
         self.line = held
 
-    def start(self) -> None:
-        """Begin to read a line that was left out of the handover. Further calls change nothing."""
-        if self._left_out and self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(self._read_again(PATIENCE_SECONDS))
+    async def complete(self, unread: Container[tuple[str, str]]) -> None:
+        """Read what nobody has read: a line that was left out, and the end of a log. The pods still exist.
 
-    async def close(self) -> None:
-        """Stop reading."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        :param unread: pods and containers whose logs were followed, but not read to their end.
+        """
+        if self._left_out:
+            await self._read_left_out()
+        state, kind = self._state, self._state.kind
+        primary = kind.primary(state.known_job), 0
+        pods = [pod for pod in state.pods.all if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
+        found: str | None = None
+        if pods:
+            newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+            name, container = newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
+            if self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread:
+                return
+            found = await self._search(name, container, {"tailLines": str(LAST_LINES)})
+        if found is None:
+            self._unread = kind.replica_name(*primary)
+        else:
+            self.line = _later(self.line, found)
 
-    async def complete(self) -> None:
-        """Wait some seconds until a line that was left out is read. It is called before the pods are deleted."""
-        if self._reading is not None and self._reading.done():
-            self._reading = None
-        self.start()
-        if self._left_out and self._reading is not None:
-            await asyncio.wait([self._reading], timeout=END_SECONDS)
+    def find(self) -> tuple[Any, str, bool]:
+        """The result, what is wrong with it, and whether the program reported one: see `core.logs.result`."""
+        state = self._state
+        value, error, reported = find_result(state.kind, state.known_job, state.pods.all, self.line)
+        if not reported and self._unread:
+            return None, f"{UNKNOWN}the log of {self._unread} could not be read to its end", False
+        return value, error, reported
 
-    def find(self, kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> tuple[Any, str]:
-        """The result, and what is wrong with it: see `core.logs.result.find_result`."""
-        if self._left_out and not self.line:
-            pod = self.origin.get("pod", "")
-            return None, f"{LEFT_OUT}it was too large for the trigger, and the log of {pod} can't be read again"
-        return find_result(kind, job, pods, self.line)
-
-    async def _read_again(self, seconds: float) -> None:
+    async def _read_left_out(self) -> None:
         """Read the line from the log of the container's newest run, or of the one before it."""
-        for query in ({}, {"previous": "true"}):
-            with contextlib.suppress(ApiStatusError, ApiUnavailable):
-                read = functools.partial(self._read, query)
-                found = await retry_transient(read, time.monotonic() + seconds)
-                if found and self._left_out:
-                    self.line = functools.reduce(keep_result_line, self.line.split("\n"), found)
-                    self._left_out = False
-                    return
+        pod, container = self.origin.get("pod", ""), self.origin.get("container", "")
+        since = {"sinceTime": f"{self.origin.get('time', '')[:19]}Z"}
+        for run in ({}, {"previous": "true"}):
+            if found := await self._search(pod, container, {**since, **run}):
+                self.line = _later(found, self.line)
+                return
+        self._unread = pod
 
-    async def _read(self, query: Mapping[str, str]) -> str:
-        """The result line in the log from the second of `origin` on."""
-        path = f"{api_paths.core(self._namespace, 'pods', self.origin.get('pod', ''))}/log"
-        since = f"{self.origin.get('time', '')[:19]}Z"
-        query = {"container": self.origin.get("container", ""), "sinceTime": since, **query}
-        query["limitBytes"] = str(MAX_READ_BYTES)
+    async def _search(self, pod: str, container: str, query: Mapping[str, str]) -> str | None:
+        """The result line in the part of a log that `query` selects; None if it can't be read."""
+        path = f"{api_paths.core(self._state.ref.namespace, 'pods', pod)}/log"
+        query = {"container": container, "limitBytes": str(MAX_READ_BYTES), **query}
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                return await retry_transient(lambda: self._read(path, query), time.monotonic() + READ_SECONDS)
+        except (TimeoutError, ApiStatusError, ApiUnavailable):
+            return None
+
+    async def _read(self, path: str, query: Mapping[str, str]) -> str:
         found, lines = "", LineSplitter()
         async with (
             self._budget.slot(),
@@ -113,6 +122,9 @@ class PrimaryResult:
 
 def _kept(found: str, block: bytes) -> str:
     """The result line after more lines of the log."""
-    if MARKER_PREFIX.encode() not in block:
-        return found
-    return functools.reduce(keep_result_line, block.decode("utf-8", "replace").split("\n"), found)
+    return _later(found, block.decode("utf-8", "replace")) if MARKER_PREFIX.encode() in block else found
+
+
+def _later(held: str, lines: str) -> str:
+    """The result line after later lines."""
+    return functools.reduce(keep_result_line, lines.split("\n"), held)

@@ -101,7 +101,6 @@ class StatusReporter:
             requested_gpus=gpus,
             ended=ended,
         )
-        mask = self._sink.mask if self._sink else str
 
         def make() -> dict[str, Any]:
             shown_lines = itertools.islice(last_lines(kind, job, pods.all, lines).items(), MAX_LINES)
@@ -109,9 +108,9 @@ class StatusReporter:
             found = replace(
                 status,
                 rows=replica_rows(kind, pods.all),
-                last_lines={name: mask(line) for name, line in shown_lines},
+                last_lines=dict(shown_lines),
                 usage={**spent.as_dict(), **metrics.steps.usage(spent.gpus, spent.held)},
-                cause=None if cause is None else _masked(cause, mask),
+                cause=None if cause is None else cause.as_dict(),
             )
             return found.to_dict()
 
@@ -128,8 +127,3 @@ class StatusReporter:
         for clock in [] if ended else sorted(self._clocks(), key=lambda clock: clock.due):
             first.setdefault(clock.limit, clock)
         return list(first.values())
-
-
-def _masked(cause: Cause, mask: Callable[[str], str]) -> dict[str, Any]:
-    """The cause without secrets. Its texts are cut later, and a part of a secret would not be recognized."""
-    return {name: mask(value) if isinstance(value, str) else value for name, value in cause.as_dict().items()}

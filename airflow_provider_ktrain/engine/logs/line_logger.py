@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.text import Verbatim
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
@@ -38,6 +39,7 @@ class LineLogger:
         """Log one line. Notes of the follower itself are warnings."""
         write = self._log.warning if line.note else self._log.info
         text = format_line(line.text, line.role, line.index, line.container if line.init else "")
+        text = text if line.note else Verbatim(text)
         source = self._kind.replica_name(line.role, line.index)
         if line.time:
             write(text, logger=source, timestamp=f"{self._time(line)}Z")

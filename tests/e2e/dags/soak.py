@@ -1,6 +1,7 @@
 """DAGs of `make soak`: many short trainings of each kind as mapped tasks, which defer or are followed in workers."""
 
 import datetime
+import json
 import os
 from typing import Any
 
@@ -10,12 +11,21 @@ from airflow.sdk import DAG
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 
 TRAININGS = int(os.environ.get("SOAK_TRAININGS", "2"))  # of each DAG
-SECONDS = (4, 12, 20, 28)  # durations of the trainings, used in turn
+LIMITS = json.loads(os.environ.get("SOAK_LIMITS", '{"execution_timeout": 1200}'))  # seconds, by parameter
+STEPS = os.environ.get("SOAK_STEPS", "")  # the directory of the programs' records
+SECONDS = (75, 4, 45, 20)  # durations of the trainings, used in turn: longer and shorter than an outage
 IMAGE = os.environ.get("TEST_IMAGE", "scratch")
+# each step is printed, and recorded with its time where nothing can be lost
 TRAIN = """
-trap 'exit 143' TERM
+record() { echo "$1 $(date +%s)" >> "${RECORD:-/dev/null}"; }
+trap 'record end; exit 143' TERM
 i=0
-while [ $i -lt $SECONDS_TO_TRAIN ]; do echo line $i; i=$((i+1)); sleep 1; done
+while [ $i -lt $SECONDS_TO_TRAIN ]; do
+    record $i
+    echo "KTRAIN_METRIC {\\"step\\": $i}"
+    i=$((i+1))
+    sleep 1
+done
 """
 
 
@@ -43,10 +53,22 @@ OPERATORS: dict[str, Any] = {
     ),
 }
 
+
+def training(dag_id: str, number: int) -> dict[str, Any]:
+    """What differs between the trainings of a DAG."""
+    seconds = SECONDS[number % len(SECONDS)]
+    keep = (number + number // len(SECONDS) + dag_id.endswith("worker")) % 2
+    return {
+        "env": {"SECONDS_TO_TRAIN": str(seconds), "RECORD": STEPS and f"{STEPS}/{dag_id}.{number}"},
+        "on_finish_action": "keep_job" if keep else "delete_job",
+    }
+
+
 for plural, operator in OPERATORS.items():
     for host in ("deferred", "worker"):
+        dag_id = f"soak_{plural}_{host}"
         with DAG(
-            f"soak_{plural}_{host}",
+            dag_id,
             schedule=None,
             start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
             max_active_tasks=TRAININGS,
@@ -55,6 +77,8 @@ for plural, operator in OPERATORS.items():
                 task_id="train",
                 gpus=1,
                 deferrable=host == "deferred",
+                crash_loop_limit=2,
                 retries=30,
                 retry_delay=datetime.timedelta(seconds=1),
-            ).expand(env=[{"SECONDS_TO_TRAIN": str(SECONDS[i % len(SECONDS)])} for i in range(TRAININGS)])
+                **{**LIMITS, "execution_timeout": datetime.timedelta(seconds=LIMITS["execution_timeout"])},
+            ).expand_kwargs([training(dag_id, number) for number in range(TRAININGS)])

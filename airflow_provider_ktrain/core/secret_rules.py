@@ -1,0 +1,133 @@
+"""Finds secrets in text by the names before them and by their form. `core.text.shown` applies the rules.
+
+The rules prefer to hide too much: the word after `password:` is hidden, whatever it is. But the beginning of a sentence
+after `token:` is shown, and so is what follows the name of an exception: they say why a training failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+MASK = "***"
+#: in names of passwords, but not `forward_pass`, `bypass` or `compass`
+_PASSWORD = (
+    r"passw|passphrase|pwd|(?:(?<![a-z])|pg|db|sql|smtp|mail|ftp|redis|user|root|admin)(?<!ward[_-])pass(?![a-z])"
+)
+#: in other names, but not tokenizers, numbers of tokens, authors and authenticity
+_OTHER = (
+    r"secret|token(?!i[sz]|s)|credential|auth(?!ors?\b|enticity)|cookie|signature|api_?key|dsn\b|conn(?:ection)?_?str|"
+    r"bearer|\bjwt|(?<![a-z])sas(?![a-z])|"
+    r"(?:[_-]|\b|private_?|access_?|encryption_?|signing_?)key(?:_?(?:b64|base64|pem|hex|data))?\b"
+)
+_PASSWORD_NAME = re.compile(_PASSWORD, re.IGNORECASE)
+_SECRET_NAME = re.compile(f"{_PASSWORD}|{_OTHER}", re.IGNORECASE)
+#: names of failures, paths and references, as in `NoCredentialsError: Unable to locate credentials`
+_OTHER_NAME = re.compile(
+    r"(?:Error|Exception|Warning|Failure|Failed|Invalid|NotFound|Timeout|secretName|[a-z]Path|[a-z]Ref)\Z"
+)
+_NAME = r"(?<![\w-])(?P<name>[\w-]+)"
+_COLON = r"\\?[\"']?\s*:\s*(?!//)"
+_NOTHING = r"(?!\*{3}|(?:true|false|none|null)(?![^\s\"',;)}\]]))"
+_QUOTED = r"\\\"[^\"\\]*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
+#: in quotes, escaped or not; with the first quote of two; or without
+_VALUE = rf"{_NOTHING}(?:{_QUOTED}|[\"'].*|[^\s\"']+(?:[\"'][^\s\"',;:)}}\]][^\s\"']*)*)"
+_NO_SENTENCE = r"(?![a-z]+[,.]?\s+[a-z\"'(])"
+
+
+class Rule(NamedTuple):
+    """How one form of a secret is recognized.
+
+    :param before: what comes before the secret.
+    :param secret: what is hidden.
+    :param example: a text with `SECRET` in the place of the secret.
+    :param names: what the group `name` of `before` must contain. Default: None, the form is enough.
+    """
+
+    before: re.Pattern[str]
+    secret: re.Pattern[str]
+    example: str
+    names: re.Pattern[str] | None = None
+
+
+def _rule(before: str, secret: str, example: str, names: re.Pattern[str] | None = None) -> Rule:
+    return Rule(re.compile(before, re.IGNORECASE), re.compile(secret, re.IGNORECASE), example, names)
+
+
+RULES = (
+    _rule(r"-----BEGIN [A-Z ]*PRIVATE KEY-----", r"[\s\S]*?(?=-----END|\Z)", "-----BEGIN PRIVATE KEY-----\nSECRET"),
+    _rule(r"://[^\s/:@]*:", r"[^\s/]+(?=@)", "postgres://me:SECRET@db:5432/runs"),
+    _rule(r"\bhttps?://", r"[^\s/:@]+(?=@)", "git clone https://SECRET@git.example.com/me/train"),
+    _rule(r"[?&](?:sig|key|code)=", r"[^\s\"'&]+", "https://store.example.com/model.pt?sv=2024&sig=SECRET&se=2026"),
+    _rule(
+        rf"\bname{_COLON}[\"']?(?P<name>[\w.-]+)[\"']?,?\s*[\"']?value{_COLON}", _VALUE,
+        'found v1.EnvVar{Name:"DB_PASS", Value:"SECRET"}', _SECRET_NAME,
+    ),
+    _rule(
+        rf"{_NAME}{_COLON}(?:bearer|basic|digest) +", r"(?!\*{3})[^\s\"']+",
+        "Authorization: Bearer SECRET", _SECRET_NAME,
+    ),
+    _rule(rf"{_NAME}{_COLON}", rf"(?!\w+ \*{{3}}){_VALUE}", "password: SECRET", _PASSWORD_NAME),
+    _rule(
+        rf"(?!key\W){_NAME}{_COLON}", rf"(?!\w+ \*{{3}}){_NO_SENTENCE}{_VALUE}", '{"api_key": "SECRET"}', _SECRET_NAME
+    ),
+    _rule(rf"{_NAME}=(?!=)", _VALUE, "DB_PASS=SECRET python train.py", _SECRET_NAME),
+    _rule(
+        rf"{_NAME} = ", rf"{_NOTHING}(?:{_QUOTED}|[^\s\"'()\[\]]+(?=\s|\Z))",
+        "aws_secret_access_key = SECRET", _SECRET_NAME,
+    ),
+    _rule(
+        r"(?<![\w-])--?(?P<name>[a-z][\w-]*)(?:\s+|[\"'],\s*)", rf"(?!-){_VALUE}",
+        "python train.py --db-pass SECRET", _SECRET_NAME,
+    ),
+    _rule(
+        r"(?<![\w-])(?:-u|--(?:proxy-)?user)(?:[ =]|[\"'],\s*)[\"']?(?!\d+:\d+\b)[^\s:\"'/]+:", r"[^\s\"']+",
+        "curl -u me:SECRET https://example.com",
+    ),
+    _rule(r"\bbearer +", r"(?=\S*\d)[\w.~+/=-]{8,}", "rejected: bearer SECRET12"),
+    _rule(
+        r"\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|eyJ[\w-]{8,}\.)", r"[\w.-]{20,}",
+        "login with hf_SECRETabcdefghijklmnop",
+    ),
+)  # fmt: skip
+
+_host_maskers: list[Callable[[str], str]] = []
+
+
+def add_host_masker(masker: Callable[[str], str]) -> None:
+    """Let this process hide what its host knows to be secret, such as passwords of Airflow's connections.
+
+    :param masker: returns a text without these secrets.
+    """
+    _host_maskers.append(masker)
+
+
+def masked(text: str) -> str:
+    """The text with MASK in the place of each secret: those that the host knows, and those that RULES find."""
+    for masker in _host_maskers:
+        text = masker(text)
+    for rule in RULES:
+        text = _applied(rule, text)
+    return text
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value of this name is a secret."""
+    return _is_named(name, _SECRET_NAME)
+
+
+def _is_named(name: str, secrets: re.Pattern[str]) -> bool:
+    return secrets.search(name) is not None and not _OTHER_NAME.search(name)
+
+
+def _applied(rule: Rule, text: str) -> str:
+    """The text without the secrets that the rule finds."""
+    parts, shown, at = list[str](), 0, 0
+    while before := rule.before.search(text, at):
+        at = before.end()
+        named = rule.names is None or _is_named(before["name"], rule.names)
+        if named and (secret := rule.secret.match(text, at)):
+            parts += (text[shown:at], MASK)
+            shown = at = secret.end()
+    return "".join((*parts, text[shown:])) if parts else text

@@ -1,0 +1,71 @@
+"""What users see on the pages, by their rights per DAG and per entity."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.plugin.rights_site import DAGS, QUOTE
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[int, str]]]:
+    """Status and text of each page, by user."""
+    home = tmp_path_factory.mktemp("airflow")
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "AIRFLOW__CORE__AUTH_MANAGER": "tests.plugin.rights_site.PerEntityAuthManager",
+    }
+    command = [sys.executable, "-m", "tests.plugin.rights_site", str(home / "answers.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    read: dict[str, Any] = json.loads((home / "answers.json").read_text())
+    return {user: {page: (code, text) for page, (code, text) in pages.items()} for user, pages in read.items()}
+
+
+@pytest.mark.parametrize(
+    ("user", "readable"),
+    [
+        ("everything", {"mine", "theirs"}),
+        ("one-dag", {"mine"}),
+        ("no-xcoms", set()),
+        ("no-tasks", set()),
+        ("no-logs", {"mine"}),
+        ("logs-of-another-dag", {"mine", "theirs"}),
+        ("no-entities", set()),
+        ("nothing", set()),
+    ],
+)
+def test_page_and_list_need_the_rights_to_task_instances_and_xcoms(
+    answers: dict[str, dict[str, tuple[int, str]]], user: str, readable: set[str]
+) -> None:
+    pages = answers[user]
+    for dag in DAGS:
+        expected = 200 if dag in readable else 403
+        assert (pages[dag][0], pages[f"update of {dag}"][0]) == (expected, expected)
+        for name in ("list", "update of the list"):
+            assert (f"dag_id={dag}&" in pages[name][1]) is (dag in readable), name
+
+
+@pytest.mark.parametrize(
+    ("user", "with_logs"),
+    [
+        ("everything", {"mine", "theirs"}),
+        ("one-dag", {"mine"}),
+        ("no-logs", set()),
+        ("logs-of-another-dag", {"theirs"}),
+    ],
+)
+def test_quoted_lines_need_the_right_to_the_logs_of_the_same_dag(
+    answers: dict[str, dict[str, tuple[int, str]]], user: str, with_logs: set[str]
+) -> None:
+    for dag in DAGS:
+        for name in (dag, f"update of {dag}"):
+            assert (QUOTE in answers[user][name][1]) is (dag in with_logs), name
