@@ -151,6 +151,11 @@ def killed(task: Instance) -> None:
         task.operator.on_kill()
 
 
+def _kill(task: Instance) -> None:
+    assert task.operator is not None
+    task.operator.on_kill()
+
+
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5])
 @pytest.mark.parametrize("how", ["execution_timeout", "kill"])
 def test_interruption_of_a_create_leaves_no_job(
