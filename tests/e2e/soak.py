@@ -70,10 +70,11 @@ def main() -> int:
     trainings = math.ceil(options.trainings / len(DAG_IDS)) * len(DAG_IDS)
     seed = random.randrange(10**6) if options.seed is None else options.seed
     minutes = options.minutes or 5 + trainings / 2
-    print(f"soak: {trainings} trainings on {database.version()}, seed {seed}", flush=True)
+    commit = current_commit()  # before the run, in which somebody may commit
+    print(f"soak: {trainings} trainings on {database.version()}, commit {commit}, seed {seed}", flush=True)
     home = pathlib.Path(tempfile.mkdtemp(prefix="ktrain-soak-"))
     count, disturbances, seconds = soak(home, trainings, seed, minutes * 60)
-    print(table(trainings, seed, seconds, count, disturbances.done))
+    print(table(commit, trainings, seed, seconds, count, disturbances.done))
     for title, names in {**count.defects, "limit passed": count.limits_passed}.items():
         for name in names:
             print(f"{title}: {name}")
@@ -155,11 +156,15 @@ def gpus_left(kube: Kube) -> int:
     return held
 
 
-def table(trainings: int, seed: int, seconds: float, count: Count, done: dict[str, int]) -> str:
+def current_commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def table(commit: str, trainings: int, seed: int, seconds: float, count: Count, done: dict[str, int]) -> str:
     """The report in the format of docs/contributing/guarantees-tests.md."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     rows = {
-        "date, commit": f"{datetime.date.today()}, {commit.strip() or 'unknown'}",
+        "date, commit": f"{datetime.date.today()}, {commit}",
         "database, triggerers": f"{database.version()}, {1 if database.selected() == database.SQLITE else 2}",
         "trainings: deferrable, in workers": f"{trainings // 2}, {trainings // 2}",
         "of them PyTorchJobs, MPIJobs, TrainJobs": ", ".join([str(trainings // len(KINDS))] * len(KINDS)),
