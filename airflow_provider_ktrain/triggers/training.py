@@ -189,6 +189,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         would interrupt the release. So the release runs as an asyncio task of its own. This method waits for it and, if
         cancelled, `cleanup` does. It ends with the triggerer.
         """
+        if self.task_instance is None:  # its state decides; after Ctrl-C, `run` releases the job
+            return
         self._killing = asyncio.ensure_future(self._release_if_killed())
         await self._killed()
 

@@ -84,7 +84,7 @@ def test_on_kill_reads_the_state_of_the_task(
     supervisor.states = states
     asyncio.run(trigger.on_kill())
     assert bool(instance.jobs()) is kept
-    assert ("The next trigger or try continues with it, or the reaper releases it" in capsys.readouterr().out) is kept
+    assert ("Releasing PyTorchJob" in capsys.readouterr().out) is not kept
 
 
 def test_on_kill_is_ignored_without_task_instance(instance: Instance) -> None:
