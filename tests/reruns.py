@@ -1,4 +1,8 @@
-"""A failed end-to-end test runs once more, and the terminal summary shows the failure of its first attempt."""
+"""A failed end-to-end test runs once more, and the terminal summary shows the failure of its first attempt.
+
+So does a test that is marked as `timed`: it waits for real limits of seconds beside many others, and a machine that
+stands still for longer than they last makes it fail.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,17 @@ from collections.abc import Iterable
 import pytest
 
 TITLE = "Passed at the second attempt"
-ADVICE = "An end-to-end test failed before it passed: find the cause of the failure and fix it."
+ADVICE = "A test failed before it passed: find the cause of the failure and fix it."
 
 
 def run_twice_at_most(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Mark the end-to-end tests among `items`. Without pytest-rerunfailures, and for other tests, nothing changes."""
+    """Mark the end-to-end and timed tests among `items`. Without pytest-rerunfailures, and for other tests, nothing changes."""
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
     for item in items:
-        if item.get_closest_marker("e2e") and not item.get_closest_marker("chaos"):
+        if item.get_closest_marker("chaos"):
+            continue
+        if item.get_closest_marker("e2e") or item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -21,6 +21,8 @@ from tests.engine.fakekube import until
 from tests.engine.small_api import Object
 from tests.engine.staged import NAME, Memory, Staged, staged
 
+pytestmark = pytest.mark.timed
+
 LIMIT = 30.0
 JOB = f"/.*/pytorchjobs/{NAME}"
 

@@ -22,6 +22,8 @@ from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import NAME, Staged, staged, writes_of
 
+pytestmark = pytest.mark.timed
+
 LEFT = 3.0  # seconds until a limit passes, from the beginning of the following
 AWAY = 6.0  # seconds for which the API server is away, more than is left of a limit
 GRACE = 2.0  # of each startup rule in this test
@@ -230,7 +232,7 @@ async def outcome_of_healthy(case: Case, fault: Any) -> str:
         for pod in list(training.api.objects["pods"]):
             training.api.change("pods", pod, lambda pod: pod["status"].update(phase="Succeeded"))
         training.api.thaw()
-        if not (await asyncio.wait([following], timeout=30))[0]:
+        if not (await asyncio.wait([following], timeout=120))[0]:
             following.cancel()
             return f"its end is not noticed:\n{training.log}\n{training.api.requests[-12:]}"
         outcome = following.result()
@@ -243,7 +245,7 @@ async def outcome_of_unhealthy(case: Case, *, fails_once: bool) -> str:
         following = await followed(training, case)
         if fails_once:
             training.api.fail("GET", f"/{training.kind.plural}/{NAME}", 503, 1)
-        outcome = await asyncio.wait_for(following, 60)
+        outcome = await asyncio.wait_for(following, 240)
         deleted = [line for line in training.api.writes() if line.startswith("DELETE") and training.kind.plural in line]
         if outcome.succeeded or len(deleted) != 1 or training.api.objects["pods"]:
             return f"not ended: {outcome} {training.api.writes()}"
@@ -285,5 +287,5 @@ async def test_success_wins_against_restarts(fault: Any) -> None:
             restarted(2)(training)
         await fault(training, Case(case.limits, case.unhealthy, exceeds, case.text))
         training.api.thaw()
-        outcome = await asyncio.wait_for(following, 60)
+        outcome = await asyncio.wait_for(following, 240)
         assert outcome.succeeded, (outcome, str(training.log))

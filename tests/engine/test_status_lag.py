@@ -20,8 +20,10 @@ from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged
 
+pytestmark = pytest.mark.timed
+
 DELAYS = (0.0, 2.0, 15.0)  # seconds until the job's status shows its end
-NEVER = 60.0
+NEVER = 240.0
 LIMIT = 2.0  # seconds from the end of the container at which a limit passes
 RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
 
@@ -61,7 +63,7 @@ async def followed(training: Staged, options: Options, first: Noticed | None = N
     training.line("started", since=10.0)
     training.line(RESULT, since=1.0)
     following = asyncio.ensure_future(training.follow(options, first=first))
-    await until(lambda: following.done() or "loss" in str(training.log), 30)
+    await until(lambda: following.done() or "loss" in str(training.log), 120)
     return following
 
 
@@ -72,7 +74,7 @@ async def ends_late(kind: Kind, options: Set, delay: float, code: int, first: No
         container_ended(training, code)
         await asyncio.sleep(delay)
         training.ended("Failed" if code else "Succeeded")
-        outcome = await asyncio.wait_for(following, 60)
+        outcome = await asyncio.wait_for(following, 240)
         if code == 0:
             return "" if outcome.succeeded and outcome.result == {"loss": 0.5} else f"{outcome}\n{training.log}"
         cause = str(outcome.cause)

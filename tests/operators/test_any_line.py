@@ -27,6 +27,8 @@ from tests.operators.conftest import set_connection
 from tests.operators.small_cluster import RESULT, Operator, event_of_trigger, small_cluster
 from tests.operators.task_instance import Instance, Store, Supervisor, supervised
 
+pytestmark = pytest.mark.timed
+
 EVERY = bool(os.environ.get("EVERY"))
 STRIDE = 1 if EVERY else 13
 
