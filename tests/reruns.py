@@ -15,7 +15,7 @@ ADVICE = "A test failed before it passed: find the cause of the failure and fix 
 
 
 def run_twice_at_most(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Mark the end-to-end and timed tests among `items`. Without pytest-rerunfailures, and for other tests, nothing changes."""
+    """Mark the end-to-end and timed tests among `items`. Without pytest-rerunfailures, nothing changes."""
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
     for item in items:
