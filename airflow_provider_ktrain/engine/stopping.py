@@ -131,6 +131,7 @@ class Stopping:
             if not (error or unread) or time.monotonic() > late:
                 return text, error
             end = late
+            await asyncio.sleep(READ_INTERVAL)
             if unread:
                 read = await self._last_read(late)
 
