@@ -43,7 +43,7 @@ FOR_RUNNING_TASKS = (
     "manifest.loader", "manifest.overlay", "manifest.schema", "openlineage", "operators.openlineage", "state",
     "task_metrics", "triggers", "worker_host", "xcom_values",
 )  # fmt: skip
-MAX_MODULES = 32
+MAX_MODULES = 33
 
 
 def environment(airflow_home: pathlib.Path) -> dict[str, str]:

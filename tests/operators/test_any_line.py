@@ -198,7 +198,10 @@ class Run:
 
 
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
-@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferrable"])
+@pytest.mark.parametrize(
+    "deferrable",
+    [pytest.param(False, id="worker"), pytest.param(True, id="deferrable", marks=pytest.mark.chaos)],
+)
 def test_exception_at_any_moment(
     operator: tuple[Operator, TestCluster], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     deferrable: bool, retries: int,
