@@ -264,6 +264,7 @@ class Training:
                 noticed = None
             elif time.monotonic() > give_up:
                 ref = self.job.known_ref
+                # The API server answered no read of the job for as long as an end of this process may wait.
                 raise ClusterError(f"{ref} can't be read. To delete it, run: {ref.delete_command}")
             else:
                 await asyncio.sleep(REST_SECONDS)
