@@ -19,8 +19,7 @@ import structlog
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
-from airflow_provider_ktrain.core.secret_rules import add_host_masker
-from airflow_provider_ktrain.core.text import clean, shown
+from airflow_provider_ktrain.core.text import add_host_masker, clean, shown
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -7,7 +7,6 @@ after `token:` is shown, and so is what follows the name of an exception: they s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 MASK = "***"
@@ -15,9 +14,9 @@ MASK = "***"
 _PASSWORD = (
     r"passw|passphrase|pwd|(?:(?<![a-z])|pg|db|sql|smtp|mail|ftp|redis|user|root|admin)(?<!ward[_-])pass(?![a-z])"
 )
-#: in other names, but not tokenizers, numbers of tokens, authors and authenticity
+#: in other names, but not tokenizers, numbers of tokens, authors, authenticity and `401 Unauthorized:`
 _OTHER = (
-    r"secret|token(?!i[sz]|s)|credential|auth(?!ors?\b|enticity)|cookie|signature|api_?key|dsn\b|conn(?:ection)?_?str|"
+    r"secret|token(?!i[sz]|s)|credential|(?<!un)auth(?!ors?\b|enticity)|cookie|signature|api_?key|dsn\b|conn(?:ection)?_?str|"
     r"bearer|\bjwt|(?<![a-z])sas(?![a-z])|"
     r"(?:[_-]|\b|private_?|access_?|encryption_?|signing_?)key(?:_?(?:b64|base64|pem|hex|data))?\b"
 )
@@ -92,21 +91,9 @@ RULES = (
     ),
 )  # fmt: skip
 
-_host_maskers: list[Callable[[str], str]] = []
-
-
-def add_host_masker(masker: Callable[[str], str]) -> None:
-    """Let this process hide what its host knows to be secret, such as passwords of Airflow's connections.
-
-    :param masker: returns a text without these secrets.
-    """
-    _host_maskers.append(masker)
-
 
 def masked(text: str) -> str:
-    """The text with MASK in the place of each secret: those that the host knows, and those that RULES find."""
-    for masker in _host_maskers:
-        text = masker(text)
+    """The text with MASK in the place of each secret that RULES find."""
     for rule in RULES:
         text = _applied(rule, text)
     return text

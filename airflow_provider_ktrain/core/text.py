@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from airflow_provider_ktrain.core.secret_rules import masked
-
 T = TypeVar("T")
 MAX_LINE_CHARS = 2048  #: of a log line or a summary
 MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
@@ -20,6 +18,9 @@ SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a messag
 
 #: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+_host_maskers: list[Callable[[str], str]] = []
 
 
 class Verbatim(str):
@@ -38,12 +39,26 @@ def shown(value: T) -> T:
     return cast("T", _each_text(value, _presentable))
 
 
+def add_host_masker(masker: Callable[[str], str]) -> None:
+    """Let this process hide what its host knows to be secret, such as passwords of Airflow's connections.
+
+    :param masker: returns a text without these secrets.
+    """
+    _host_maskers.append(masker)
+
+
 def _storable(text: str) -> str:
     return UNSTORABLE.sub("\ufffd", text) if UNSTORABLE.search(text) else text
 
 
 def _presentable(text: str) -> str:
-    return _storable(str(text) if isinstance(text, Verbatim) else masked(text))
+    from airflow_provider_ktrain.core.secret_rules import masked  # not loaded when a DAG file is parsed
+
+    if isinstance(text, Verbatim):
+        return _storable(str(text))
+    for masker in _host_maskers:
+        text = masker(text)
+    return _storable(masked(text))
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

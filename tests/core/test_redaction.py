@@ -212,6 +212,7 @@ def test_no_text_takes_long(text: str) -> None:
         ("tokens: 5", "tokens: 5"),
         ("https://auth.example.com:443/x", "https://auth.example.com:443/x"),
         ("authors: me", "authors: me"),
+        ("401 Unauthorized: https://api.example.com refused", "401 Unauthorized: https://api.example.com refused"),
     ],
 )
 def test_fields_with_a_secret_name_are_hidden(text: str, shown: str) -> None:

@@ -51,7 +51,7 @@ def config(folder: Path) -> dict[str, Any]:
         "token": {"token": "of-user"},
         "token-file": {"tokenFile": str(folder / "token")},
         "certificate": {"client-certificate-data": data["crt"], "client-key-data": data["key"]},
-        "password": {"username": "me", "password": "secret"},
+        "password": {"username": "me", "password": "of-basic-auth"},
         "plugin": {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}},
     }
     contexts = [("first", "plain", "token"), *((u, "by-file", u) for u in users), *((c, c, "token") for c in clusters)]

@@ -14,6 +14,7 @@ from airflow.sdk.io import attach
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from airflow_provider_ktrain.core import text
 from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 from tests.operators.task_instance import Instance
 
@@ -153,8 +154,8 @@ def test_asynchronous_storage_gets_one_request_with_a_timeout(async_storage: tup
 
 
 def test_password_in_the_url_is_hidden() -> None:
-    shown = CheckpointListing(f"unknown://me:{SECRET}@host/c").describe()
-    assert shown.startswith("Checkpoints: unknown://me:***@host/c can't be listed")
+    description = CheckpointListing(f"unknown://me:{SECRET}@host/c").describe()
+    assert text.shown(description).startswith("Checkpoints: unknown://me:***@host/c can't be listed")
 
 
 def test_path_in_the_pods_is_not_listed() -> None:

@@ -94,8 +94,10 @@ class ActivityProbe:
             self._note_unreadable(clock)
             return Look(Activity.UNKNOWN)
         self._unreadable_since = None
-        runs = any(not container.ended for container in selection.containers)
-        return Look(Activity.QUIET, selection.note) if runs else Look(Activity.UNKNOWN)
+        # between two runs of a container, nothing could write; after the last run, nothing will
+        could_write = any(not container.ended for container in selection.containers)
+        quiet = could_write or self._state.ended_primary is not None
+        return Look(Activity.QUIET, selection.note) if quiet else Look(Activity.UNKNOWN)
 
     def _note_unreadable(self, clock: Clock) -> None:
         """Log once that `log_stall_timeout` or `progress_timeout` has passed, and logs can't be read to confirm it."""
