@@ -84,7 +84,7 @@ class Successor(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What the owner does. `acts` names those that change the job."""
+    """What the owner does. ACTS are those that change the job."""
 
     FOLLOW = "follows on"
     LOOK_AGAIN = "looks again"
@@ -115,6 +115,8 @@ ENDED = frozenset({Seen.SUCCEEDED, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 #: limits, and rules with a grace period: a read must show that they still hold
 LIMITS = frozenset({Event.LIMIT, Event.RESTARTS, Event.CRASH_LOOP, Event.STARTUP_RULE, Event.QUEUE_VERDICT})
+#: events that a process may have to end within seconds
+HURRIED = frozenset({Event.DEADLINE, Event.INTERRUPT, Event.KILL})
 #: ends of a process that prove nothing about the training
 TROUBLE = frozenset({Event.ERROR, Event.NO_RIGHT})
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.ending import (
+    HURRIED,
     Action,
     Event,
     Ownership,
@@ -27,7 +28,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.messages import Options
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_training
@@ -166,7 +167,7 @@ class OwnedJob:
 
     async def _found(self, submission: Submission) -> bool:
         """Look for the job; returns whether it is now known that it exists, or that it never will."""
-        with contextlib.suppress(ApiStatusError, ApiUnavailable, KtrainError):
+        with contextlib.suppress(KtrainError):
             api = await self.api()
             over = self.posting.is_over
             found = await submission.find(api)
@@ -192,7 +193,7 @@ class OwnedJob:
             seen,
             owner=self._owner_in(read),
             successor=self._host.successor,
-            hurried=self._host.seconds is not None and event in (Event.KILL, Event.INTERRUPT, Event.DEADLINE),
+            hurried=self._host.seconds is not None and event in HURRIED,
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
         )
 
@@ -239,18 +240,10 @@ class OwnedJob:
         :param verify: wait until its pods are gone. Default: True.
         :raises JobChanged: the job has changed since.
         """
-        self.is_changing = True
-        try:
-            released = await release(
-                await self.api(), self.known_ref, mode, read, timeout=self.options.release_timeout, verify=verify
-            )
-        except ReleaseError as e:
-            self._log.warning(str(e))
-            return None, str(e)
-        finally:
-            self.is_changing = False
-        self._log.info(released.text)
-        return released, ""
+        timeout = self.options.release_timeout
+        return await self._released(
+            release(await self.api(), self.known_ref, mode, read, timeout=timeout, verify=verify)
+        )
 
     async def free_ended(self, read: JobRead) -> Result:
         """Free the pods of a job that has ended or is gone. An end that was read is final.
@@ -293,9 +286,13 @@ class OwnedJob:
         return result
 
     async def _release_others(self, mode: Callable[[JobRead], Mode | None], timeout: float) -> Result:
+        return await self._released(release_others(await self.api(), self.known_ref, mode, timeout=timeout))
+
+    async def _released(self, releasing: Awaitable[Released | None]) -> Result:
+        """The result of a release, which nothing may cut off, logged."""
         self.is_changing = True
         try:
-            released = await release_others(await self.api(), self.known_ref, mode, timeout=timeout)
+            released = await releasing
         except ReleaseError as e:
             self._log.warning(str(e))
             return None, str(e)

@@ -31,8 +31,6 @@ RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and
 NO_JOB = "The task was killed before it had submitted a job."
 UNKNOWN_JOB = "The task was killed while it submitted a job, which may exist: the API server did not answer."
 UNDECIDED = (Task.CHANGING, Task.UNKNOWN)
-#: events that end a process which has seconds only
-HURRIED = (Event.DEADLINE, Event.INTERRUPT, Event.KILL)
 
 
 class Stopping:
@@ -61,13 +59,9 @@ class Stopping:
         :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT, KILL or WAIT_EXPIRED.
         """
         job = self._job
-        if not job.is_mine or decide(job.situation(event, None)).action is Action.LET_GO:
-            job.let_go()
-            return
-        if event in HURRIED and self._host.seconds is not None:
-            await self._in_seconds(event)
-        else:
-            await self._after_error(event)
+        unread = job.situation(event, None)
+        if job.is_mine and decide(unread).action is not Action.LET_GO:
+            await (self._in_seconds(event) if unread.hurried else self._after_error(event))
         job.let_go()
 
     async def _after_error(self, event: Event) -> None:
@@ -90,7 +84,7 @@ class Stopping:
         """Log that nobody knows yet whether the job was created."""
         if self._job.submission is not None:
             self._log.warning(
-                "The API server did not answer the request that creates the job. If there is no next try to adopt it, "
+                "The API server did not answer the request that creates the job. If no try of the task follows, "
                 f"run: {self._job.submission.delete_command}"
             )
 
@@ -170,7 +164,7 @@ class Stopping:
         :param end: value of `time.monotonic`.
         """
         while (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError, KtrainError):
+            with contextlib.suppress(KtrainError, TimeoutError):
                 async with asyncio.timeout(left):
                     return await self._job.read()
             await asyncio.sleep(min(READ_INTERVAL, max(end - time.monotonic(), 0.0)))
