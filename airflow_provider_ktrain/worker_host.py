@@ -124,12 +124,24 @@ class WorkerHost:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._end(error)
+            self._end_and_close(error)
         finally:
             try:
                 self._run(self._training.close())
             finally:
                 self._runner.close()
+
+    def _end_and_close(self, error: BaseException | None) -> None:
+        """End this execution. A kill that arrives while it is closed counts: no other process would release the job."""
+        try:
+            self._end(error)
+            self._run(self._training.close())
+            self._end(None)
+        except TrainingKilledError:
+            raise
+        except BaseException as raised:
+            self._end(raised)
+            raise
 
     def _end(self, error: BaseException | None) -> None:
         """Decide what happens to the job if this execution ends before its training.

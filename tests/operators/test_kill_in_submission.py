@@ -1,4 +1,4 @@
-"""A kill while the job is submitted, if the submission fails at the same time."""
+"""A kill while the submission fails, and a kill while the client is closed after the deferral."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowTaskTerminated, TaskDeferred
 
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
@@ -52,4 +53,41 @@ def test_error_of_a_killed_submission_does_not_keep_the_job() -> None:
     host.expect(submission, OnFinishAction.DELETE_JOB)
     with pytest.raises(TrainingKilledError, match="was killed before it had submitted a job"), host:
         host.submit(submission)
+    assert submission.searched
+
+
+class KilledHook(NoClusterHook):
+    """Its client is being closed when the task is killed.
+
+    :param error: what the signal handler raises, besides calling `on_kill`. None: nothing.
+    """
+
+    host: WorkerHost
+    was_closed = False
+
+    def __init__(self, error: type[BaseException] | None) -> None:
+        super().__init__()
+        self._error = error
+
+    @contextlib.asynccontextmanager
+    async def api(self, ref: JobRef | None = None) -> AsyncIterator[Any]:
+        yield None
+        was_closed, self.was_closed = self.was_closed, True
+        self.host.kill("the task received SIGTERM")
+        if self._error is not None and not was_closed:
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [None, AirflowTaskTerminated])
+def test_kill_after_the_deferral_looks_for_the_job(error: type[BaseException] | None) -> None:
+    """Airflow rejects the deferral of a task that was killed, so no trigger will release the job."""
+    submission, hook = FailingSubmission(), KilledHook(error)
+    hook.host = WorkerHost(hook, logging.getLogger(__name__), Try(retry_left=True, ask_state=lambda: "failed"))
+    hook.host.expect(submission, OnFinishAction.DELETE_JOB)
+
+    async def open_client(api: Any, namespace: str) -> None: ...
+
+    hook.host.call(open_client)
+    with pytest.raises(TrainingKilledError), hook.host:
+        raise TaskDeferred(trigger=None, method_name="execute_complete")
     assert submission.searched
