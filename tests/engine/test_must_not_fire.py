@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow.messages import Options
 from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
-from tests.engine.staged import NAME, Staged, staged, writes_of
+from tests.engine.staged import KINDS, NAME, Staged, staged, writes_of
 
 pytestmark = pytest.mark.timed
 
@@ -61,12 +62,12 @@ def succeeds(training: Staged) -> None:
 
 
 def suspended(training: Staged) -> None:
-    training.spec(runPolicy={"suspend": True})
+    training.spec(**training.kind.suspension(True))
     training.condition("Suspended", since=27.0)
 
 
 def admitted(training: Staged) -> None:
-    training.spec(runPolicy={"suspend": False})
+    training.spec(**training.kind.suspension(False))
     starts(training)
 
 
@@ -157,6 +158,7 @@ RULES: dict[str, Case] = {
     "refused pods": Case({}, pods_refused, starts, "PodSecurity"),
 }
 CASES = {**LIMITS, **RULES}
+of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 
 
 @pytest.fixture(autouse=True)
@@ -211,16 +213,16 @@ FAULTS = (away, late_jobs, late_pods, late_both, late_and_unread, late_and_unlis
 async def followed(training: Staged, case: Case) -> asyncio.Future[Any]:
     """The training is followed, and its state is known."""
     case.unhealthy(training)
-    options = Options(limits=Limits(**case.limits), drain_timeout=0.5, logs={"Worker": [0]})
+    options = Options(limits=Limits(**case.limits), drain_timeout=0.5, logs={training.role: [0]})
     following = asyncio.ensure_future(training.follow(options))
     await until(lambda: following.done() or " is " in str(training.log), 120)
     await until(lambda: training.api.watched("pods") and training.api.watched(training.kind.plural), 120)
     return following
 
 
-async def outcome_of_healthy(case: Case, fault: Any) -> str:
+async def outcome_of_healthy(kind: Kind, case: Case, fault: Any) -> str:
     """What is wrong with the end of a job that became healthy; empty if nothing is."""
-    async with staged() as training:
+    async with staged(kind) as training:
         following = await followed(training, case)
         await fault(training, case)
         await asyncio.wait([following], timeout=LIMIT_SECONDS if case.limits else RULE_SECONDS)
@@ -239,9 +241,9 @@ async def outcome_of_healthy(case: Case, fault: Any) -> str:
         return "" if outcome.succeeded and not outcome.cause else f"its own end is lost: {outcome.cause}"
 
 
-async def outcome_of_unhealthy(case: Case, *, fails_once: bool) -> str:
+async def outcome_of_unhealthy(kind: Kind, case: Case, *, fails_once: bool) -> str:
     """What is wrong with the end of a job that stays unhealthy; empty if nothing is."""
-    async with staged() as training:
+    async with staged(kind) as training:
         following = await followed(training, case)
         if fails_once:
             training.api.fail("GET", f"/{training.kind.plural}/{NAME}", 503, 1)
@@ -252,18 +254,22 @@ async def outcome_of_unhealthy(case: Case, *, fails_once: bool) -> str:
         return "" if case.text in str(outcome.cause) else f"another cause: {outcome.cause}"
 
 
+@of_each_kind
 @pytest.mark.parametrize("cases", [LIMITS, RULES], ids=["limits", "startup rules"])
-async def test_healthy_job_is_never_ended(cases: Mapping[str, Case]) -> None:
+async def test_healthy_job_is_never_ended(kind: Kind, cases: Mapping[str, Case]) -> None:
     runs = {
-        f"{name}, {fault.__name__}": outcome_of_healthy(case, fault) for name, case in cases.items() for fault in FAULTS
+        f"{name}, {fault.__name__}": outcome_of_healthy(kind, case, fault)
+        for name, case in cases.items()
+        for fault in FAULTS
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
 
 
-async def test_unhealthy_job_is_ended() -> None:
+@of_each_kind
+async def test_unhealthy_job_is_ended(kind: Kind) -> None:
     runs = {
-        f"{name}, {fails}": outcome_of_unhealthy(case, fails_once=fails)
+        f"{name}, {fails}": outcome_of_unhealthy(kind, case, fails_once=fails)
         for name, case in CASES.items()
         for fails in (False, True)
     }
