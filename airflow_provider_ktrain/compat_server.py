@@ -163,11 +163,8 @@ def active_trainings() -> list[TaskRecord]:
 def read_status(key: TaskInstanceId) -> Mapping[str, Any] | None:
     """The status that was last written for a task instance; None if there is none, or if it can't be read."""
     from airflow.models.xcom import XComModel
-    from sqlalchemy import select
 
-    with _session() as session:
-        row = session.execute(select(XComModel.value).where(XComModel.key == STATUS_XCOM, *_is(XComModel, key))).first()
-    return None if row is None else _mapping(row.value)
+    return _stored(XComModel, STATUS_XCOM, key)
 
 
 def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
@@ -176,15 +173,17 @@ def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
         from airflow.models.task_state_store import TaskStateStoreModel
     except ImportError:  # below 3.3
         return []
+    listed = (_stored(TaskStateStoreModel, TRIES_STATE, key) or {}).get("tries")
+    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+
+
+def _stored(model: Any, name: str, key: TaskInstanceId) -> Mapping[str, Any] | None:
+    """The value that a table has for a task instance under a name; None if there is none, or if it can't be read."""
     from sqlalchemy import select
 
     with _session() as session:
-        wanted = select(TaskStateStoreModel.value).where(
-            TaskStateStoreModel.key == TRIES_STATE, *_is(TaskStateStoreModel, key)
-        )
-        row = session.execute(wanted).first()
-    listed = (_mapping(row.value) or {}).get("tries") if row is not None else None
-    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+        row = session.execute(select(model.value).where(model.key == name, *_is(model, key))).first()
+    return None if row is None else _mapping(row.value)
 
 
 def _session() -> Any:
