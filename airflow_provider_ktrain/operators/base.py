@@ -463,7 +463,7 @@ class TrainingJobOperator(JobParameters):
         """The job that the task requests. It is called before `execute` and before each resume."""
         from airflow_provider_ktrain.operators import openlineage
 
-        return openlineage.at_start(self._requested(with_code=True))
+        return openlineage.lineage(self._requested(with_code=True))
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
         """What has run, what it used and why it failed. It is called at the end of a try.
