@@ -12,10 +12,12 @@ import os
 import sys
 import termios
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import structlog
+from airflow.sdk import configuration
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.core.identity import TaskInstanceId
 
 DEFAULT_WORKER_SECONDS = 10.0
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out
 DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there
 SUCCEEDED_JOB_TTL = 3600  #: below 3.3; seconds after its end after which the cluster deletes a kept job
@@ -62,21 +65,21 @@ def is_common_deployment_id() -> bool:
     need a fernet key, and each machine without one generates its own.
     """
     url = _server_url()
-    return not explicit_deployment_id() and (not url or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1"))
+    return not explicit_deployment_id() and (not url or urlsplit(url).hostname in LOOPBACK)
 
 
 def _server_url() -> str:
-    from airflow.sdk.configuration import conf
+    return _setting("api", "base_url") or _setting("core", "execution_api_server_url")
 
-    url = conf.get("api", "base_url", fallback="") or conf.get("core", "execution_api_server_url", fallback="")
-    return str(url or "")
+
+def _setting(section: str, option: str) -> str:
+    """The text of an option of Airflow's configuration; empty if it is not set."""
+    return str(configuration.conf.get(section, option, fallback="") or "")
 
 
 def worker_seconds() -> float:
     """`[ktrain] worker_seconds`: how long a deferrable task follows its job in the worker before it defers."""
-    from airflow.sdk.configuration import conf
-
-    return float(conf.getfloat("ktrain", "worker_seconds", fallback=DEFAULT_WORKER_SECONDS))
+    return float(configuration.conf.getfloat("ktrain", "worker_seconds", fallback=DEFAULT_WORKER_SECONDS))
 
 
 def redelivery_seconds(executor: str | None) -> float | None:
@@ -84,16 +87,13 @@ def redelivery_seconds(executor: str | None) -> float | None:
 
     :param executor: the task's `executor`: a name, a class or an alias; None is the default executor.
     """
-    from airflow.sdk.configuration import conf
-
-    entries = [e.strip() for e in str(conf.get("core", "executor", fallback="")).split(";")[0].split(",")]
+    entries = [e.strip() for e in _setting("core", "executor").split(";")[0].split(",")]
     aliased = [entry for entry in entries if entry.split(":")[0] == executor]
     if not any("Celery" in entry for entry in ([executor, *aliased] if executor else entries[:1])):
         return None
-    if seconds := conf.get("celery_broker_transport_options", "visibility_timeout", fallback=""):
+    if seconds := _setting("celery_broker_transport_options", "visibility_timeout"):
         return float(seconds)
-    broker = str(conf.get("celery", "broker_url", fallback="") or "")
-    return VISIBILITY_TIMEOUT if broker.startswith(VISIBILITY_BROKERS) else None
+    return VISIBILITY_TIMEOUT if _setting("celery", "broker_url").startswith(VISIBILITY_BROKERS) else None
 
 
 def default_deferrable() -> bool:
@@ -101,38 +101,36 @@ def default_deferrable() -> bool:
 
     A value in airflow.cfg proves nothing: Airflow writes this default into the file when it creates it.
     """
-    from airflow.sdk.configuration import conf
-
     section, option = "operators", "default_deferrable"
     in_environment = f"AIRFLOW__{section}__{option}".upper() in os.environ
-    return bool(conf.getboolean(section, option)) if in_environment else True
+    return bool(configuration.conf.getboolean(section, option)) if in_environment else True
 
 
 def base_path() -> str:
     """The path of `[api] base_url`, without a slash at its end: the prefix of links to Airflow's own pages."""
-    from airflow.sdk.configuration import conf
-
-    return urlsplit(str(conf.get("api", "base_url", fallback="") or "")).path.rstrip("/")
+    return urlsplit(_setting("api", "base_url")).path.rstrip("/")
 
 
 def job_url() -> str:
     """`[ktrain] job_url`: the URL template of a page about a job; an empty string if it is not set."""
-    from airflow.sdk.configuration import conf
-
-    return str(conf.get("ktrain", "job_url", fallback="") or "")
+    return _setting("ktrain", "job_url")
 
 
-def task_state(dag_id: str, run_id: str, task_id: str, map_index: int | None) -> str:
+def task_state(ti: Any) -> str:
     """The state of a task instance, requested from Airflow.
 
     `none` if it has no state (a clear resets it), `absent` if the task instance does not exist.
+
+    :param ti: a task instance, or a key of one.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    index = map_index if map_index is not None and map_index >= 0 else None
-    states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=index)
-    found = states.get(run_id) or {}
-    key = task_id if index is None else f"{task_id}_{index}"
+    index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
+    )
+    found = states.get(ti.run_id) or {}
+    key = ti.task_id if index is None else f"{ti.task_id}_{index}"
     return str(getattr(found[key], "value", found[key]) or "none") if key in found else "absent"
 
 
@@ -200,9 +198,7 @@ def unread_log() -> int:
 
 def explicit_deployment_id() -> str:
     """`[ktrain] deployment_id`; an empty string if it is not set."""
-    from airflow.sdk.configuration import conf
-
-    return str(conf.get("ktrain", "deployment_id", fallback="") or "")
+    return _setting("ktrain", "deployment_id")
 
 
 def remember(context: Context, key: str, value: Any) -> bool:
@@ -364,14 +360,14 @@ def push_return_value(context: Context, operator: BaseOperator, value: Any) -> N
     push(context, "return_value", value)
 
 
-def set_xcom(dag_id: str, run_id: str, task_id: str, map_index: int, key: str, value: Any) -> None:
+def set_xcom(ti_key: TaskInstanceId, key: str, value: Any) -> None:
     """Set an XCom of a task instance, in its trigger. It blocks, so it is called in a thread.
 
     Airflow keeps it when the task resumes, and clears it before the next try.
     """
     from airflow.sdk.execution_time.xcom import XCom
 
-    XCom.set(key=key, value=value, dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index)
+    XCom.set(key=key, value=value, **asdict(ti_key))
 
 
 def gauge(name: str, value: float, **tags: str) -> None:
@@ -396,11 +392,9 @@ def trigger_log_hint(ti: Any) -> str:
 
     :param ti: the task instance that is about to defer.
     """
-    from airflow.sdk.configuration import conf
-
-    if not conf.getboolean("logging", "remote_logging", fallback=False):
+    if not configuration.conf.getboolean("logging", "remote_logging", fallback=False):
         return ""
-    folder = str(conf.get("logging", "remote_base_log_folder", fallback="") or "")
+    folder = _setting("logging", "remote_base_log_folder")
     if folder.startswith("cloudwatch://"):
         try:
             stream = _log_path(ti).replace(":", "_")
@@ -421,11 +415,11 @@ def trigger_log_hint(ti: Any) -> str:
 
 def _log_path(ti: Any) -> str:
     """The path of a task's log below the log folder, by `[logging] log_filename_template`."""
-    from airflow.sdk.configuration import conf
     from jinja2 import Template
 
-    template = str(conf.get("logging", "log_filename_template"))
-    return str(Template(template).render(ti=ti, try_number=ti.try_number))
+    return str(
+        Template(configuration.conf.get("logging", "log_filename_template")).render(ti=ti, try_number=ti.try_number)
+    )
 
 
 def has_retry(context: Context) -> bool:

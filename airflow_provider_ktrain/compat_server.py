@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.formats import STATUS_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
+SHOWN_PARTS = ("TASK_INSTANCE", "XCOM")  #: of a DAG, that the pages show: names of Airflow's `DagAccessEntity`
 TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has room; usually it takes a second or two
 
 
@@ -71,42 +72,37 @@ def rights_dependencies() -> list[Any]:
     from airflow.api_fastapi.core_api.security import requires_access_dag
     from fastapi import Depends
 
-    entities = (DagAccessEntity.TASK_INSTANCE, DagAccessEntity.XCOM)
-    return [Depends(requires_access_dag("GET", entity)) for entity in entities]
+    return [Depends(requires_access_dag("GET", DagAccessEntity[part])) for part in SHOWN_PARTS]
 
 
-def may_read_logs(user: Any, dag_id: str) -> bool:
-    """Whether the user may read the logs of the DAG's tasks."""
+def may_read(user: Any, dag_id: str, *parts: str) -> bool:
+    """Whether the user may read parts of a DAG.
+
+    :param user: who asks: see `user_dependency`.
+    :param dag_id: id of the DAG.
+    :param parts: names of `DagAccessEntity`, such as TASK_LOGS.
+    """
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
     from airflow.models.dag import DagModel
 
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-    return bool(
+    return all(
         get_auth_manager().is_authorized_dag(
-            method="GET", user=user, access_entity=DagAccessEntity.TASK_LOGS, details=details
+            method="GET", user=user, access_entity=DagAccessEntity[part], details=details
         )
+        for part in parts
     )
 
 
 def readable_dag_ids(user: Any, dag_ids: set[str]) -> set[str]:
     """Those of the DAGs whose task instances and XComs the user may read."""
     from airflow.api_fastapi.app import get_auth_manager
-    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
-    from airflow.models.dag import DagModel
 
     if not dag_ids:
         return set()
-    manager = get_auth_manager()
-
-    def may_read(dag_id: str) -> bool:
-        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-        return all(
-            manager.is_authorized_dag(method="GET", user=user, access_entity=entity, details=details)
-            for entity in (DagAccessEntity.TASK_INSTANCE, DagAccessEntity.XCOM)
-        )
-
-    return {dag_id for dag_id in dag_ids & manager.get_authorized_dag_ids(user=user, method="GET") if may_read(dag_id)}
+    readable = dag_ids & get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
+    return {dag_id for dag_id in readable if may_read(user, dag_id, *SHOWN_PARTS)}
 
 
 def find_task(key: TaskInstanceId) -> TaskRecord | None:
@@ -167,11 +163,8 @@ def active_trainings() -> list[TaskRecord]:
 def read_status(key: TaskInstanceId) -> Mapping[str, Any] | None:
     """The status that was last written for a task instance; None if there is none, or if it can't be read."""
     from airflow.models.xcom import XComModel
-    from sqlalchemy import select
 
-    with _session() as session:
-        row = session.execute(select(XComModel.value).where(XComModel.key == STATUS_XCOM, *_is(XComModel, key))).first()
-    return None if row is None else _mapping(row.value)
+    return _stored(XComModel, STATUS_XCOM, key)
 
 
 def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
@@ -180,15 +173,17 @@ def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
         from airflow.models.task_state_store import TaskStateStoreModel
     except ImportError:  # below 3.3
         return []
+    listed = (_stored(TaskStateStoreModel, TRIES_STATE, key) or {}).get("tries")
+    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+
+
+def _stored(model: Any, name: str, key: TaskInstanceId) -> Mapping[str, Any] | None:
+    """The value that a table has for a task instance under a name; None if there is none, or if it can't be read."""
     from sqlalchemy import select
 
     with _session() as session:
-        wanted = select(TaskStateStoreModel.value).where(
-            TaskStateStoreModel.key == TRIES_STATE, *_is(TaskStateStoreModel, key)
-        )
-        row = session.execute(wanted).first()
-    listed = (_mapping(row.value) or {}).get("tries") if row is not None else None
-    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+        row = session.execute(select(model.value).where(model.key == name, *_is(model, key))).first()
+    return None if row is None else _mapping(row.value)
 
 
 def _session() -> Any:

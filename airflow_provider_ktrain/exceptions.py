@@ -9,11 +9,13 @@ retry_policy=ExceptionRetryPolicy(rules=[RetryRule(exception=TrainingUserCodeErr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
@@ -137,3 +139,25 @@ def airflow_error(error: KtrainError) -> TrainingJobError:
     if error.final:
         return TrainingConfigurationError(str(error))
     return TrainingClusterError(str(error)) if isinstance(error, ClusterError) else TrainingJobError(str(error))
+
+
+@contextlib.contextmanager
+def as_airflow_errors() -> Iterator[None]:
+    """Raise the provider's errors as Airflow's. Airflow logs the whole chain: it is left out if it can't be shown.
+
+    Airflow fails a task without a retry if it is terminated (apache/airflow#73395), also while it stores an outcome.
+    """
+    try:
+        try:
+            yield
+        except KtrainError as e:
+            raise airflow_error(e) from e
+        except AirflowTaskTerminated as e:
+            raise TrainingKilledError("Airflow has terminated the task") from e
+    except Exception as e:
+        texts = [part for part in traceback.format_exception(e) if not part.startswith("  File ")]
+        if shown(texts) == texts:
+            raise
+        error = e if isinstance(e, TrainingJobError) else TrainingJobError(f"{type(e).__name__}: {e}")
+        error.__cause__ = None
+        raise error from None

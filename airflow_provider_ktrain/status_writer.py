@@ -276,11 +276,11 @@ class TaskStatusSink:
     def _write(self, status: Mapping[str, Any]) -> None:
         """A trigger's task instance has no `xcom_push`."""
         concluded = {CONCLUSION: self._conclusion} if self._conclusion else {}
-        key, value = self._key, {**status, **concluded}
+        value = {**status, **concluded}
         if self.host == WORKER:
             self._ti.xcom_push(key=STATUS_XCOM, value=value)
         else:
-            compat.set_xcom(key.dag_id, key.run_id, key.task_id, key.map_index, STATUS_XCOM, value)
+            compat.set_xcom(self._key, STATUS_XCOM, value)
 
     def _read(self) -> Any:
         return compat.own_xcom(self._ti, STATUS_XCOM) if self.host == WORKER else compat.xcom_of(self._key, STATUS_XCOM)

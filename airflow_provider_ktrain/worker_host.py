@@ -1,13 +1,11 @@
-"""Runs the owner of a training in a worker: one event loop, signals, and conversion of errors to Airflow's."""
+"""Runs the owner of a training in a worker: one event loop and its signals."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,7 +16,6 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event, Successor
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.core.text import shown
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.messages import (
@@ -35,41 +32,12 @@ from airflow_provider_ktrain.engine.owned_job import Submission
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.engine.threads import in_thread
 from airflow_provider_ktrain.engine.training import Stopped, Training
-from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
+from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, question
 
 T = TypeVar("T")
 STOP_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: to end after SIGTERM
-
-
-@contextlib.contextmanager
-def as_airflow_errors() -> Iterator[None]:
-    """Raise the provider's errors as Airflow's. Airflow logs the whole chain: it is left out if it can't be shown."""
-    try:
-        with _typed_errors():
-            yield
-    except Exception as e:
-        texts = [part for part in traceback.format_exception(e) if not part.startswith("  File ")]
-        if shown(texts) == texts:
-            raise
-        error = e if isinstance(e, TrainingJobError) else TrainingJobError(f"{type(e).__name__}: {e}")
-        error.__cause__ = None
-        raise error from None
-
-
-@contextlib.contextmanager
-def _typed_errors() -> Iterator[None]:
-    """Raise a KtrainError as an Airflow exception; one that is `final` is not retried.
-
-    Airflow fails a task without a retry if it is terminated (apache/airflow#73395), also while it stores an outcome.
-    """
-    try:
-        yield
-    except KtrainError as e:
-        raise airflow_error(e) from e
-    except AirflowTaskTerminated as e:
-        raise TrainingKilledError("Airflow has terminated the task") from e
 
 
 @dataclass(frozen=True)
@@ -88,7 +56,7 @@ class Try:
     @classmethod
     def of(cls, ti: Any) -> Try:
         """:param ti: the task instance of an Airflow context."""
-        ask = functools.partial(compat.task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+        ask = functools.partial(compat.task_state, ti)
         return cls(compat.has_tries_left(ti), ask, TaskStatusSink.of(ti, WORKER))
 
 
@@ -111,6 +79,20 @@ class WorkerHost:
         self._training = Training(hook.api, host, log, self._stop)
         self._runner = asyncio.Runner()
         self._main: asyncio.Task[Any] | None = None
+
+    @classmethod
+    def connected(cls, conn_id: str, cluster_context: str | None, log: Log, task: Try | None = None) -> Self:
+        """A host with the client of a connection, which is read now.
+
+        :param conn_id: id of the connection.
+        :param cluster_context: context of its kubeconfig; None is the connection's.
+        :param log: as of the class.
+        :param task: as of the class. Default: None.
+        :raises AccessError: the connection can't be read.
+        """
+        hook = TrainingHook(conn_id, cluster_context)
+        hook.load()
+        return cls(hook, log, task)
 
     @property
     def handover(self) -> Handover:
@@ -172,7 +154,10 @@ class WorkerHost:
                 self._run(self._training.interrupted(Event.KILL))
 
     def _run(self, work: Awaitable[T]) -> T:
-        """Run a coroutine. One that an exception has interrupted from outside is canceled first."""
+        """Run a coroutine. One that an exception has interrupted from outside is canceled first.
+
+        :raises TrainingKilledError: the coroutine has ended because of `kill`.
+        """
 
         async def main() -> T:
             interrupted, self._main = self._main, asyncio.current_task()
@@ -181,7 +166,11 @@ class WorkerHost:
                 await asyncio.wait([interrupted])
             return await work
 
-        return self._runner.run(main())
+        try:
+            return self._runner.run(main())
+        except Stopped as e:
+            self._killed = TrainingKilledError(str(e))
+            raise self._killed from None
 
     def kill(self, reason: str) -> None:
         """Ask this execution to end. A signal handler may call this: it sets a flag and wakes the event loop.
@@ -228,11 +217,7 @@ class WorkerHost:
         """
         self.check()
         began = time.monotonic()
-        try:
-            submitted = self._run(self._training.submit(submission))
-        except Stopped as e:
-            self._killed = TrainingKilledError(str(e))
-            raise self._killed from None
+        submitted = self._run(self._training.submit(submission))
         self.handover.metrics["seconds.submit"] = round(time.monotonic() - began, 3)
         return submitted
 
@@ -289,8 +274,4 @@ class WorkerHost:
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
         """Run a coroutine function with the API and the connection's namespace."""
-        try:
-            return self._run(self._training.call(lambda api: ask(api, self._hook.namespace or "default")))
-        except Stopped as e:
-            self._killed = TrainingKilledError(str(e))
-            raise self._killed from None
+        return self._run(self._training.call(lambda api: ask(api, self._hook.namespace or "default")))

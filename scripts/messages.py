@@ -25,6 +25,7 @@ from scripts.message_texts import Placeholder, Text, choice, formatted, has_word
 PACKAGE = Path(__file__).resolve().parent.parent / "airflow_provider_ktrain"
 LEVELS = ("info", "warning", "error", "exception")
 NOTES = ("note", "gap")  #: methods that add a warning to the lines of a container
+ONLY_LOGGED = "_only_logged"  #: method that logs its argument as a warning, if there is an error
 MAX_DEPTH = 7  #: of variables and functions that are replaced one within another
 #: functions that return their argument's text
 PASS_THROUGH = ("first_line", "with_short_first_line", "clipped", "clean", "shown", "str", "_sentence")
@@ -169,6 +170,10 @@ class Code:
         name = _called(call)
         parts: dict[str, ast.expr] = {str(k.arg): k.value for k in call.keywords}
         if isinstance(call.func, ast.Attribute) and call.args:
+            if name == ONLY_LOGGED:
+                return self._built(scope, call, "warning", (*self.text(call.args[0], scope), "\n", Placeholder("e")))
+            if [function.name for function in scope.functions][:1] == [ONLY_LOGGED]:
+                return None
             if name in LEVELS and ast.unparse(call.func.value).endswith("log"):
                 return self._built(scope, call, "error" if name == "exception" else name, self._logged(call, scope))
             if name in NOTES and scope.module.startswith("engine/logs"):

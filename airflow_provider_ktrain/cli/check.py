@@ -58,7 +58,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Run `ktrain check`."""
     found: list[tuple[str, int, Problem]] = []
     hints: dict[str, None] = {}  # each is printed once
     if (args.kubeconfig or args.context or args.namespace) and not args.server:

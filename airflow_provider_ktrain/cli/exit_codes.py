@@ -22,7 +22,7 @@ class ExitCode(enum.IntEnum):
     TIMEOUT = 124  #: as timeout(1)
 
 
-_OF_CATEGORY = {
+_OF_CATEGORY: Mapping[str, ExitCode] = {
     Category.ENVIRONMENT: ExitCode.NOT_RUN,
     Category.IMAGE: ExitCode.NOT_RUN,
     Category.SCHEDULING: ExitCode.NOT_RUN,
@@ -37,8 +37,7 @@ def of_cause(cause: Mapping[str, Any] | None) -> int:
 
     :param cause: `core.diagnosis.model.Cause` as a dict; None if there is none.
     """
-    category = (cause or {}).get("category")
-    return next((code for known, code in _OF_CATEGORY.items() if known == category), ExitCode.FAILED)
+    return _OF_CATEGORY.get((cause or {}).get("category", ""), ExitCode.FAILED)
 
 
 def of_error(error: KtrainError) -> int:

@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _rbac(args: argparse.Namespace) -> int:
-    """Run `ktrain rbac`."""
     made = rbac.objects(
         args.namespace,
         args.name,

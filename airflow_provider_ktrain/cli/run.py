@@ -98,7 +98,6 @@ def _add_local_options(group: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run `ktrain run`."""
     console = Console()
     if wrong := _conflict(args):
         console.error(wrong)
@@ -106,7 +105,9 @@ def _run(args: argparse.Namespace) -> int:
     before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
     try:
         loaded, code = run_job.load(args, console)
-        with _local_cluster(args, loaded.manifest, console) if args.local else _remote_cluster(args) as target:
+        if not args.local:
+            return asyncio.run(_follow(kubeconfig.target(args), args, loaded, code, console))
+        with _local_cluster(args, loaded.manifest, console) as target:
             return asyncio.run(_follow(target, args, loaded, code, console))
     except KeyboardInterrupt:
         return exit_codes.of_signal(signal.SIGINT)
@@ -147,15 +148,6 @@ def _conflict(args: argparse.Namespace) -> str:
 
 
 # the cluster
-
-
-@contextlib.contextmanager
-def _remote_cluster(args: argparse.Namespace) -> Iterator[Target]:
-    """The cluster of the kubeconfig.
-
-    :raises ClusterError: the kubeconfig or context does not exist.
-    """
-    yield kubeconfig.target(args)
 
 
 @contextlib.contextmanager
@@ -206,7 +198,7 @@ async def _follow(
                 console.warning(warning)
         host = RunHost(api, _request(loaded.manifest, args, code), namespace, console)
         try:
-            ended = await host.run()
+            outcome = await host.run()
         except InterruptedTwice as e:
             console.error(e)
             assert host.interrupted_by is not None
@@ -218,25 +210,24 @@ async def _follow(
             return ExitCode.CLUSTER
     finally:
         await api.close()
-    if ended.unreleased:
-        console.error(ended.unreleased)
-    if host.interrupted_by is not None and not ended.outcome.succeeded:
+    if outcome.release_error:
+        console.error(outcome.release_error)
+    if host.interrupted_by is not None and not outcome.succeeded:
         return exit_codes.of_signal(host.interrupted_by)
-    return _report(ended.outcome, bool(ended.unreleased), console)
+    return _report(outcome, console)
 
 
-def _report(outcome: Any, unreleased: bool, console: Console) -> int:
+def _report(outcome: Any, console: Console) -> int:
     """Print the result, or the cause in one line: its details were logged before the release. Returns the exit code.
 
     :param outcome: `engine.follow.messages.Outcome`.
-    :param unreleased: whether the job could not be deleted.
     """
     if outcome.succeeded:
         for line in outcome.result_error.splitlines():
             console.warning(line)
         if outcome.result is not None:
             console.info(f"Result: {json.dumps(outcome.result)}")
-        return ExitCode.CLUSTER if unreleased else ExitCode.SUCCEEDED
+        return ExitCode.CLUSTER if outcome.release_error else ExitCode.SUCCEEDED
     cause = outcome.cause or {}
     console.error(cause.get("summary") or "The training did not succeed.")
     return exit_codes.of_cause(cause)

@@ -13,7 +13,7 @@ import math
 import signal
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from airflow_provider_ktrain.core.deadline import deadline_of
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
@@ -41,18 +41,6 @@ LOOK_SECONDS = 2.0  #: to find out what is left after a second signal
 
 class InterruptedTwice(KtrainError):
     """A second signal canceled the release. The message names what is left."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended.
-
-    :param outcome: of following the job.
-    :param unreleased: why the job could not be deleted. Default: "", it was.
-    """
-
-    outcome: Outcome
-    unreleased: str = ""
 
 
 class RunSubmission:
@@ -106,11 +94,13 @@ class RunHost:
     """
 
     def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log) -> None:
-        self._api, self._request, self._namespace, self._log = api, request, namespace, log
+        self._api, self._log = api, log
+        self._title = f"{request.kind.name} {namespace}/{request.job_name}"
+        self._submission = RunSubmission(request, namespace)
         self._ref: JobRef | None = None
         self._stop = StopSignal()
         self._training = Training(self._connect, Host(), log, self._stop)
-        self._running: asyncio.Task[Ended] | None = None
+        self._running: asyncio.Task[Outcome] | None = None
         self.interrupted_by: int | None = None  #: the number of the first signal
 
     @contextlib.asynccontextmanager
@@ -118,8 +108,8 @@ class RunHost:
         """The client of this run, which its caller closes."""
         yield self._api
 
-    async def run(self) -> Ended:
-        """Submit the job and follow it to its end.
+    async def run(self) -> Outcome:
+        """Submit the job, follow it to its end and delete it. `release_error` of the outcome says why that failed.
 
         :raises ManifestError: the API server rejects the manifest.
         :raises ClusterError: the job can't be created or watched.
@@ -145,15 +135,16 @@ class RunHost:
         self._log.warning(f"{signal.Signals(number).name}: deleting the job. Interrupt again to leave it as it is.")
         self._stop.request(f"Interrupted by {signal.Signals(number).name}.")
 
-    async def _run(self) -> Ended:
+    async def _run(self) -> Outcome:
         """Submit the job, follow it and delete it."""
         training = self._training
         training.job.options = Options(limits=LIMITS)
         try:
             try:
-                submitted = await training.submit(RunSubmission(self._request, self._namespace))
-            except Stopped as e:
-                return self._killed(str(e))
+                submitted = await training.submit(self._submission)
+            except Stopped:
+                cause = Cause(Category.KILLED, str(self._stop.reason)).as_dict()
+                return Outcome("Pending", False, cause=cause)
             self._ref = submitted.ref
             self._log.info(f"{submitted.ref} created.")
             options = Options(limits=LIMITS, deadline=deadline_of(submitted.job))
@@ -166,26 +157,15 @@ class RunHost:
             raise
         finally:
             await training.close()
-        if self.interrupted_by is not None and not outcome.succeeded:
-            return self._killed("", outcome)
-        error = outcome.release_error
-        if outcome.kept:
-            error = await training.outcome_stored(submitted.ref, Event.OUTCOME_STORED)
-        return Ended(outcome, error)
-
-    def _killed(self, why: str, outcome: Outcome | None = None) -> Ended:
-        """The end after a signal."""
-        cause = Cause(Category.KILLED, self._stop.reason or why).as_dict()
-        ended = outcome or Outcome("Pending", False, cause=cause)
-        return Ended(ended, ended.release_error)
+        if not outcome.kept or (self.interrupted_by is not None and not outcome.succeeded):
+            return outcome
+        return replace(outcome, release_error=await training.outcome_stored(submitted.ref, Event.OUTCOME_STORED))
 
     # what is left
 
     async def describe_rest(self) -> str:
         """What is left of the job, and how to delete it."""
-        kind, name = self._request.kind, self._request.job_name
-        command = f"kubectl delete -n {self._namespace} {kind.plural} {name}"
-        title = f"{kind.name} {self._namespace}/{name}"
+        title, command = self._title, self._submission.delete_command
         if self._ref is None:
             return f"{title} may have been created. To delete it, run `{command}`"
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
@@ -24,8 +25,10 @@ def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bo
     :param job: the manifest, or the job as the API server returned it.
     :param created: whether this try created the job; otherwise it adopted it.
     """
-    roles = [text for role in kind.replicas(job) if (text := _replicas(kind, job, role))]
-    images = ", ".join(dict.fromkeys(image for role in kind.replicas(job) if (image := _image(kind, job, role))))
+    specs = {role: _pod_spec(replica_spec) for role, replica_spec in kind.replicas(job).items()}
+    counts = {role: kind.count(job, role) for role in specs}
+    roles = [f"{counted(n, role)} x {counted(pod_gpus(specs[role]), 'GPU')}" for role, n in counts.items() if n]
+    images = ", ".join(dict.fromkeys(image for spec in specs.values() if (image := _image(kind, job, spec))))
     resource = f"{kind.plural}.{kind.group}/{ref.name}"
     return "\n".join(
         [
@@ -57,18 +60,10 @@ def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represented)
 
 
-def _replicas(kind: Kind, job: Mapping[str, Any], role: str) -> str:
-    count = kind.count(job, role)
-    gpus = pod_gpus(_pod_spec(kind, job, role))
-    return f"{counted(count, role)} x {counted(gpus, 'GPU')}" if count else ""
+def _pod_spec(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping(mapping(mapping(replica_spec).get("template")).get("spec"))
 
 
-def _image(kind: Kind, job: Mapping[str, Any], role: str) -> str:
-    spec = _pod_spec(kind, job, role)
+def _image(kind: Kind, job: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
     main = kind.main_container_name(job, {"spec": spec})
     return next((str(c.get("image") or "") for c in spec.get("containers") or () if c.get("name") == main), "")
-
-
-def _pod_spec(kind: Kind, job: Mapping[str, Any], role: str) -> Mapping[str, Any]:
-    spec = ((kind.replicas(job).get(role) or {}).get("template") or {}).get("spec")
-    return spec if isinstance(spec, Mapping) else {}

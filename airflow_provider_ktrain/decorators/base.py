@@ -19,6 +19,7 @@ from airflow_provider_ktrain.core.logs.result import LEFT_OUT, UNKNOWN
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
     PROGRAM_VARIABLE,
+    TERMINATION_MESSAGE,
     TORCH,
     Definition,
     Runner,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.follow.messages import Outcome
-    from airflow_provider_ktrain.worker_host import WorkerHost
-
 
 QUOTES = "\"'"
 _REMEDY = "Decorators below it are not applied in the pod: decorate a function inside this one and call it"
@@ -50,6 +49,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
     #: why no return value was found
     lost_because: ClassVar[str] = "neither the log of replica 0 nor its termination message has it"
     needs_image: ClassVar[bool] = True  #: whether the job has no image without `image` and `manifest`
+    launch_environment: ClassVar[Mapping[str, str]] = TERMINATION_MESSAGE  #: besides the program itself
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **DecoratedOperator.template_fields_renderers,
         **TrainingJobOperator.template_fields_renderers,
@@ -113,41 +113,28 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         """The command that starts the program."""
         raise NotImplementedError
 
-    def launch_environment(self) -> dict[str, str]:
-        """Variables for the program, besides the program itself."""
-        return {}
-
     def execute(self, context: Context) -> Any:
         """Make the function the job's program, then do what the operator of its kind does."""
-        from airflow_provider_ktrain.worker_host import as_airflow_errors
+        from airflow_provider_ktrain.exceptions import as_airflow_errors
 
         with as_airflow_errors():
             name, args, kwargs = self.python_callable.__name__, list(self.op_args), dict(self.op_kwargs)
             text = program(self._definition, name, args, kwargs, self.runner)
         self.command = self.launch_command()
         self.args = []
-        self.env = {**(self.env or {}), **program_variable(text), **self.launch_environment()}
+        self.env = {**(self.env or {}), **program_variable(text), **self.launch_environment}
         return super(DecoratedOperator, self).execute(context)  # DecoratedOperator's would call the function
 
-    def _conclude(
-        self,
-        outcome: Outcome,
-        context: Context,
-        host: WorkerHost | None = None,
-        *,
-        stored: bool = True,
-        found: bool = False,
-    ) -> Any:
-        """Conclude as the operator does, but fail the task if the function succeeded and its return value is lost.
+    def _returned(self, outcome: Outcome) -> Any:
+        """The function's return value. The task fails if the function succeeded and its return value is lost.
 
         If the value isn't JSON, the task isn't retried: a retry would lose it again. The outcome of an earlier try is
         treated the same.
         """
         from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 
-        returned = super()._conclude(outcome, context, host, stored=stored, found=found)
-        if outcome.result is not None or not outcome.succeeded or not self.do_xcom_push:
-            return returned
+        if outcome.result is not None or not self.do_xcom_push:
+            return outcome.result
         why = outcome.result_error.removeprefix(LEFT_OUT)
         if why.startswith(NOT_JSON):
             raise TrainingConfigurationError(
@@ -159,7 +146,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
             raise self._lost(why)
         if not outcome.has_result:
             raise self._lost(outcome.result_error.removeprefix(UNKNOWN) or self.lost_because)
-        return returned
+        return None
 
     def _lost(self, why: str) -> Exception:
         """The error for a return value that can't be read although the function succeeded."""
@@ -175,7 +162,7 @@ FUNCTION_FIELDS: Sequence[str] = ("op_args", "op_kwargs")  #: template fields of
 
 
 def function_task(
-    operator: type[FunctionOperator], python_callable: Callable[..., Any] | None, options: Mapping[str, Any]
+    operator: type[FunctionOperator], python_callable: Callable[..., Any] | None, **options: Any
 ) -> TaskDecorator:
     """The decorator with these options, or the function decorated with it.
 

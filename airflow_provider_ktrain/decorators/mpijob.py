@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ktrain.core.manifest.program import MPI, RETURNED, mpirun_command
 from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
 from airflow_provider_ktrain.operators.training import MPIJobOperator
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from airflow_provider_ktrain.engine.follow.messages import Outcome
-    from airflow_provider_ktrain.worker_host import WorkerHost
 
 POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variables that differ between pods
 
@@ -23,6 +21,7 @@ POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variable
 class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
     custom_operator_name = "@task.mpijob"
     runner = MPI
+    launch_environment: ClassVar[Mapping[str, str]] = {}
     lost_because = "the Launcher's log has no intact line of it"
     template_fields: Sequence[str] = (*FUNCTION_FIELDS, *MPIJobOperator.template_fields)
 
@@ -31,19 +30,10 @@ class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
         shared = [name for name, value in variables if not (isinstance(value, Mapping) and POD_FIELDS & value.keys())]
         return mpirun_command(shared)
 
-    def _conclude(
-        self,
-        outcome: Outcome,
-        context: Context,
-        host: WorkerHost | None = None,
-        *,
-        stored: bool = True,
-        found: bool = False,
-    ) -> Any:
-        """Conclude with the return value that the result contains."""
+    def _with_fit_result(self, outcome: Outcome) -> Outcome:
+        """The outcome with the return value that the result contains."""
         sent = outcome.result if isinstance(outcome.result, Mapping) else {}
-        returned = replace(outcome, result=sent.get(RETURNED), has_result=RETURNED in sent)
-        return super()._conclude(returned, context, host, stored=stored, found=found)
+        return super()._with_fit_result(replace(outcome, result=sent.get(RETURNED), has_result=RETURNED in sent))
 
 
 def mpijob_task(
@@ -68,5 +58,4 @@ def mpijob_task(
     :raises TrainingJobError: when the task runs: the function succeeded, but its return value can't be read, because
         it has more than 48 KiB of JSON, or lines of the Launcher's log are missing or damaged.
     """
-    options = {"multiple_outputs": multiple_outputs, **kwargs}
-    return function_task(_MPIJobDecoratedOperator, python_callable, options)
+    return function_task(_MPIJobDecoratedOperator, python_callable, multiple_outputs=multiple_outputs, **kwargs)

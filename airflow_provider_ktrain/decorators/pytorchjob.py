@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.manifest.program import TERMINATION_MESSAGE, command
+from airflow_provider_ktrain.core.manifest.program import command
 from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
@@ -21,9 +21,6 @@ class _PyTorchJobDecoratedOperator(FunctionOperator, PyTorchJobOperator):
 
     def launch_command(self) -> list[str]:
         return command(torchrun=self.nproc_per_node not in (None, 1, "1"))
-
-    def launch_environment(self) -> dict[str, str]:
-        return dict(TERMINATION_MESSAGE)
 
 
 def pytorchjob_task(
@@ -44,5 +41,4 @@ def pytorchjob_task(
     :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
         the program; the return value isn't JSON.
     """
-    options = {"multiple_outputs": multiple_outputs, **kwargs}
-    return function_task(_PyTorchJobDecoratedOperator, python_callable, options)
+    return function_task(_PyTorchJobDecoratedOperator, python_callable, multiple_outputs=multiple_outputs, **kwargs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.kinds.runtime_policy import TORCH
-from airflow_provider_ktrain.core.manifest.program import TERMINATION_MESSAGE, command
+from airflow_provider_ktrain.core.manifest.program import command
 from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
 from airflow_provider_ktrain.operators.training import TrainJobOperator
 
@@ -25,9 +25,6 @@ class _TrainJobDecoratedOperator(FunctionOperator, TrainJobOperator):
 
     def launch_command(self) -> list[str]:
         return command(torchrun=True)
-
-    def launch_environment(self) -> dict[str, str]:
-        return dict(TERMINATION_MESSAGE)
 
     def _request(self, context: Context) -> JobRequest:
         return replace(super()._request(context), runtime_policy=TORCH)
@@ -53,5 +50,4 @@ def trainjob_task(
         the program; the return value isn't JSON.
     :raises TrainingClusterError: when the task runs: the runtime is not one for torch.
     """
-    options = {"multiple_outputs": multiple_outputs, **kwargs}
-    return function_task(_TrainJobDecoratedOperator, python_callable, options)
+    return function_task(_TrainJobDecoratedOperator, python_callable, multiple_outputs=multiple_outputs, **kwargs)

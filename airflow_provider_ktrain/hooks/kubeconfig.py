@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine.threads import in_thread
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
@@ -266,8 +266,6 @@ async def in_thread_with_loop(work: Callable[[], Coroutine[Any, Any, T]], timeou
     :param timeout: seconds.
     :raises TimeoutError: it did not end in time.
     """
-    caller = asyncio.get_running_loop()
-    done: asyncio.Future[T] = caller.create_future()
 
     async def bounded(loop: _PluginLoop) -> T:
         try:
@@ -276,20 +274,9 @@ async def in_thread_with_loop(work: Callable[[], Coroutine[Any, Any, T]], timeou
         finally:
             await loop.kill_plugins()
 
-    def deliver(settle: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
-            caller.call_soon_threadsafe(lambda: None if done.done() else settle())
+    def run() -> T:
+        loop = _PluginLoop()
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(bounded(loop))
 
-    def run() -> None:
-        try:
-            loop = _PluginLoop()
-            with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                result = runner.run(bounded(loop))
-        except BaseException as error:
-            failure = error
-            deliver(lambda: done.set_exception(failure))
-        else:
-            deliver(lambda: done.set_result(result))
-
-    threading.Thread(target=run, name="kubernetes client", daemon=True).start()
-    return await done
+    return await in_thread(run)

@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks.airflow_rules import redelivered, without_retry
-from airflow_provider_ktrain.operators.submission import LOOPBACK
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.core.identity import JobRef
@@ -28,5 +27,5 @@ def check(operator: JobParameters, ref: JobRef) -> None:
         again = None
     found = (without_retry(operator.retries or 0), redelivered(limit.total_seconds() if limit else None, again))
     if text := "\n".join(filter(None, found)):
-        write = log.info if urlsplit(ref.cluster).hostname in LOOPBACK else log.warning
+        write = log.info if urlsplit(ref.cluster).hostname in compat.LOOPBACK else log.warning
         write(text)

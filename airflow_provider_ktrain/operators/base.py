@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -55,10 +55,11 @@ class TrainingJobOperator(JobParameters):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
+        from airflow_provider_ktrain.exceptions import as_airflow_errors
         from airflow_provider_ktrain.hooks.training import TrainingHook
         from airflow_provider_ktrain.operators import airflow_settings
         from airflow_provider_ktrain.operators.submission import Submission
-        from airflow_provider_ktrain.worker_host import Try, WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import Try, WorkerHost
 
         with as_airflow_errors():
             if not self.server_dry_run and (earlier := self._earlier_success(context)):
@@ -89,15 +90,22 @@ class TrainingJobOperator(JobParameters):
 
     def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
         """Describe the job, store and push its identity. A failure is only logged: it is also found by its name."""
-        try:
+        with self._only_logged(f"{submitted.ref} is followed, but could not be described in the log."):
             submission.announce(submitted, self.log)
-        except Exception as e:
-            self.log.warning("%s is followed, but could not be described in the log.\n%s", submitted.ref, e)
-        try:
+        with self._only_logged(f"{submitted.ref} is followed, but its identity could not be stored in Airflow."):
             submission.remember(context, submitted)
             self._push_job(context, submitted.ref.described(code_hash(submitted.job)))
+
+    @contextlib.contextmanager
+    def _only_logged(self, what: str) -> Iterator[None]:
+        """Log an error of the body instead of raising it: it must not hide how the training ended.
+
+        :param what: first line of the warning.
+        """
+        try:
+            yield
         except Exception as e:
-            self.log.warning("%s is followed, but its identity could not be stored in Airflow.\n%s", submitted.ref, e)
+            self.log.warning("%s\n%s", what, e)
 
     def _push_job(self, context: Context, job: dict[str, str]) -> None:
         """Push the job's identity and its links, which users see while the job runs.
@@ -124,14 +132,10 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.operators import task_state
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
-        try:
+        with self._only_logged(
+            f"Lines of {deferral.job} may be repeated if its trigger fails: its arguments were not stored."
+        ):
             task_state.write_deferral(context, deferral)
-        except Exception as e:  # only needed if the trigger fails
-            self.log.warning(
-                "Lines of %s may be repeated if its trigger fails: its arguments were not stored.\n%s",
-                deferral.job,
-                e,
-            )
         if hint := compat.trigger_log_hint(context["ti"]):
             self.log.info(hint)
         trigger = TrainingJobTrigger(**deferral.to_dict())
@@ -144,7 +148,7 @@ class TrainingJobOperator(JobParameters):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger: return the result, raise the cause, or follow the job if the trigger failed."""
         from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
-        from airflow_provider_ktrain.worker_host import as_airflow_errors
+        from airflow_provider_ktrain.exceptions import as_airflow_errors
 
         with as_airflow_errors():
             ended = read_event(event)
@@ -160,8 +164,7 @@ class TrainingJobOperator(JobParameters):
         """
         if next_method != compat.TRIGGER_FAILED:
             return super().resume_execution(next_method, next_kwargs, context)
-        from airflow_provider_ktrain.operators import task_state
-        from airflow_provider_ktrain.worker_host import as_airflow_errors
+        from airflow_provider_ktrain.exceptions import as_airflow_errors
 
         reason = compat.trigger_failure(next_kwargs)
         with as_airflow_errors():
@@ -169,25 +172,21 @@ class TrainingJobOperator(JobParameters):
                 if traceback := compat.trigger_traceback(next_kwargs):
                     self.log.warning("Traceback of the trigger:\n%s", traceback)
                 return self._follow_in_worker(reason, context)
-            if (job := task_state.read_job_of_this_try(context)) is not None:
-                return self._end_after_deferral(job, context)
+            if (deferral := self._deferral_of_this_try(context)) is not None:
+                return self._end_after_deferral(deferral, context)
         return super().resume_execution(next_method, next_kwargs, context)
 
-    def _end_after_deferral(self, job: JobRef, context: Context) -> Any:
-        """Airflow's timeout of the deferral has expired: conclude a job that has ended, or release it.
-
-        :param job: the job of this try.
-        """
+    def _end_after_deferral(self, deferral: Deferral, context: Context) -> Any:
+        """Airflow's timeout of the deferral has expired: conclude a job that has ended, or release it."""
         from airflow_provider_ktrain.core.diagnosis.model import Limit
         from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.following import Noticed
 
-        deferral = self._deferral_of(job, context)
         seconds = self.execution_timeout.total_seconds() if self.execution_timeout is not None else 0.0
         expired = Noticed(Event.DEFERRAL_EXPIRED, Limit.EXECUTION, seconds)
         with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
-            host.take_over(job, deferral.options, deferral.handover)
-            outcome = host.follow(job, deferral.options, None, patience=self.patience, first=expired)
+            host.take_over(deferral.job, deferral.options, deferral.handover)
+            outcome = host.follow(deferral.job, deferral.options, None, patience=self.patience, first=expired)
             assert outcome is not None  # only with `until`
             return self._finish(outcome, context, host)
 
@@ -270,13 +269,15 @@ class TrainingJobOperator(JobParameters):
             "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
         )
 
-    def _deferral_of(self, job: JobRef, context: Context) -> Deferral:
-        """The deferral of this try's last trigger; with defaults if it isn't stored."""
+    def _deferral_of_this_try(self, context: Context) -> Deferral | None:
+        """The deferral of this try's last trigger; with defaults if only the job is stored, None if neither is."""
         from airflow_provider_ktrain.engine.follow.messages import Handover
         from airflow_provider_ktrain.operators import task_state
 
-        found = task_state.read_deferral(context)
-        return found[0] if found is not None else self._deferral(job, self._options({}), Handover())
+        if found := task_state.read_deferral(context):
+            return found[0]
+        job = task_state.read_job(context)
+        return None if job is None else self._deferral(job, self._options({}), Handover())
 
     def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
         """Let `on_kill` pass kills to this host, also a kill that has come before. Returns the host."""
@@ -302,11 +303,9 @@ class TrainingJobOperator(JobParameters):
             return None
         if outcome is not None:
             self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
-            try:
+            with self._only_logged("The identity of the job could not be pushed to Airflow."):
                 if job := task_state.read_job_description(context).get("job"):
                     self._push_job(context, job)
-            except Exception as e:  # the result matters more
-                self.log.warning("The identity of the job could not be pushed to Airflow.\n%s", e)
         return outcome
 
     def _with_release(self, outcome: Outcome, context: Context) -> Outcome:
@@ -314,14 +313,13 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.following import Noticed
         from airflow_provider_ktrain.engine.follow.messages import cause_of
-        from airflow_provider_ktrain.operators import task_state
 
         if not outcome.release_error or outcome.succeeded or outcome.kept:
             return outcome
-        job = task_state.read_job_of_this_try(context)
-        if job is None:
+        deferral = self._deferral_of_this_try(context)
+        if deferral is None:
             return outcome
-        deferral = self._deferral_of(job, context)
+        job = deferral.job
         failed = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
         try:
             with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
@@ -339,15 +337,11 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.operators import outcome_metrics, task_state
 
         stored = False
-        try:
+        with self._only_logged("The outcome could not be stored in the task's state."):
             stored = outcome.superseded or task_state.write_outcome(context, outcome)
-        except Exception as e:  # must not hide how the training ended
-            self.log.warning("The outcome could not be stored in the task's state.\n%s", e)
         self._note_failed_nodes(outcome, context)
-        try:
+        with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
             outcome_metrics.count(context, outcome)
-        except Exception as e:  # must not hide how the training ended
-            self.log.warning("The end of the training could not be counted in Airflow's metrics.\n%s", e)
         return self._conclude(outcome, context, host, stored=stored)
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
@@ -357,11 +351,9 @@ class TrainingJobOperator(JobParameters):
         nodes = (outcome.cause or {}).get("failed_nodes")
         if not nodes or not self.avoid_failed_nodes or not compat.has_task_state(context):
             return
-        try:
+        with self._only_logged("The failed nodes could not be stored in the task's state."):
             task_state.add_failed_nodes(context, nodes)
             self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
-        except Exception as e:  # must not hide how the training ended
-            self.log.warning("The failed nodes could not be stored in the task's state.\n%s", e)
 
     def _conclude(
         self,
@@ -381,20 +373,18 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
-        from airflow_provider_ktrain.operators import outcome_metrics
+        from airflow_provider_ktrain.operators import asset_events, outcome_metrics
 
-        self._outcome = outcome
+        self._outcome = outcome = self._with_fit_result(outcome)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
-        outcome = self._with_fit_result(outcome)
-        try:
+        with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
             outcome_metrics.push(context, outcome, xcoms=self.do_xcom_push)
-        except Exception as e:  # must not hide how the training ended
-            self.log.warning("Usage, metrics or the last status could not be pushed to Airflow.\n%s", e)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
             if self.outlets:
-                self._describe_asset_events(context, outcome)
+                with self._only_logged("The asset events of the outlets do not contain the training's result."):
+                    asset_events.add_training(context, self.outlets, outcome, self.log)
         unreleased = "" if outcome.succeeded and outcome.kept else outcome.release_error
         if outcome.kept:
             proven = stored or not outcome.succeeded
@@ -404,19 +394,14 @@ class TrainingJobOperator(JobParameters):
         if outcome.succeeded:
             if unreleased and compat.has_retry(context):
                 raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
-            return outcome.result
+            return self._returned(outcome)
         if not unreleased and self._skips(outcome):
             raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
         raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
 
-    def _describe_asset_events(self, context: Context, outcome: Outcome) -> None:
-        """Add what the training returned to the events that Airflow sends for the outlets if the task succeeds."""
-        from airflow_provider_ktrain.operators.asset_events import add_training
-
-        try:
-            add_training(context, self.outlets, outcome, self.log)
-        except Exception as e:  # must not fail a training that succeeded
-            self.log.warning("The asset events of the outlets do not contain the training's result.\n%s", e)
+    def _returned(self, outcome: Outcome) -> Any:
+        """What the task returns after a training that succeeded."""
+        return outcome.result
 
     def _skips(self, outcome: Outcome) -> bool:
         """Whether the task is skipped because of the exit code with which its job failed."""
@@ -466,12 +451,10 @@ class TrainingJobOperator(JobParameters):
         return replace(outcome, result=result)
 
     def _host_for_existing_job(self, context: Context) -> WorkerHost:
-        from airflow_provider_ktrain.hooks.training import TrainingHook
         from airflow_provider_ktrain.worker_host import Try, WorkerHost
 
-        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-        hook.load()
-        return WorkerHost(hook, self.log, Try.of(context["ti"]))
+        conn_id, cluster_context = self.kubernetes_conn_id, self.cluster_context
+        return WorkerHost.connected(conn_id, cluster_context, self.log, Try.of(context["ti"]))
 
     # OpenLineage: its provider calls these methods in the process that runs the task, or in a fork of it. They make no
     # requests to Airflow: the provider ends a fork at its timeout, and the worker would then read a wrong answer.
@@ -480,7 +463,7 @@ class TrainingJobOperator(JobParameters):
         """The job that the task requests. It is called before `execute` and before each resume."""
         from airflow_provider_ktrain.operators import openlineage
 
-        return openlineage.at_start(self._requested(with_code=True))
+        return openlineage.lineage(self._requested(with_code=True))
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
         """What has run, what it used and why it failed. It is called at the end of a try.

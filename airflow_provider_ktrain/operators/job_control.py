@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.text import clean
-from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.exceptions import as_airflow_errors
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
@@ -59,15 +59,13 @@ class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
 
     def execute(self, context: Context) -> str:
         """Change the job. The result is also logged."""
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost
 
         with as_airflow_errors():
             kind_of(self.kind)
             for name, value in parameters.validated(vars(self), "workers").items():
                 setattr(self, name, value)
-            hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-            hook.load()
-            with WorkerHost(hook, self.log) as host:
+            with WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log) as host:
                 done: str = host.call(self._act_on_job)
         self.log.info(done)
         return clean(done)

@@ -365,15 +365,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         first = first_try_since_clear(ti.max_tries, self.retries or 0)
         return Owner(key, ti.try_number, str(ti.id), ti.max_tries), min(first, ti.try_number)
 
-    def _check_parameters(self) -> None:
-        """Check all parameters of the task.
-
-        :raises ManifestError: naming each invalid parameter.
-        """
-        self._check_values(vars(self))
-
     def _check_literals(self, given: Mapping[str, Any]) -> None:
-        self._check_values(given)
+        self._check_parameters(given)
         # a subclass of a user may set them when it is executed
         complete = type(self).__module__.startswith("airflow_provider_ktrain.")
         if complete and self.manifest is None and {"workers", "replicas"} & vars(self).keys() <= given.keys():
@@ -381,11 +374,13 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
             roles_without_manifest(self.kind, self._job_options())
 
-    def _check_values(self, given: Mapping[str, Any]) -> None:
-        """Check the parameters that are in `given`.
+    def _check_parameters(self, given: Mapping[str, Any] | None = None) -> None:
+        """Check the parameters of the task.
 
+        :param given: their values by name. Default: None, all parameters.
         :raises ManifestError: naming each invalid parameter.
         """
+        given = vars(self) if given is None else given
         parameters.validated(given)
         if self.pod_override is not None and POD_OVERRIDE in given:
             from airflow_provider_ktrain.core.checks.pod_override import check_pod_override

@@ -25,14 +25,6 @@ PRODUCER = f"https://pypi.org/project/airflow-provider-ktrain/{__version__}/"
 SCHEMA_URL = f"{PRODUCER}#/$defs/KtrainTrainingRunFacet"
 
 
-def at_start(requested: Mapping[str, Any]) -> OperatorLineage:
-    """The lineage of a task that starts or resumes.
-
-    :param requested: what its parameters request: fields of the facet.
-    """
-    return _lineage(requested)
-
-
 def at_end(
     requested: Mapping[str, Any], job: Mapping[str, str], outcome: Outcome | None, *, declares_datasets: bool
 ) -> OperatorLineage:
@@ -48,15 +40,16 @@ def at_end(
     found = facts.of_outcome(ended, job)
     found = {**requested, **found, "job": {**requested["job"], **found.get("job", {})}}
     if outcome is None or not outcome.succeeded or declares_datasets:
-        return _lineage(found)
-    return _lineage(found, facts.dataset(mapping(outcome.result).get("model_uri")))
+        return lineage(found)
+    return lineage(found, facts.dataset(mapping(outcome.result).get("model_uri")))
 
 
-def _lineage(found: Mapping[str, Any], output: tuple[str, str] | None = None) -> OperatorLineage:
+def lineage(found: Mapping[str, Any], output: tuple[str, str] | None = None) -> OperatorLineage:
     """The lineage with these fields of the facet, without secrets.
 
     The provider masks an event too, but only secrets that this process knew when it loaded the provider.
 
+    :param found: fields of the facet: at the start, what the task's parameters request.
     :param output: namespace and name of the dataset that the training wrote. Default: None, not known.
     """
     from airflow.providers.openlineage.extractors import OperatorLineage

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, is_kept, judge
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.exceptions import as_airflow_errors
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.job_requests import JobRead
     from airflow_provider_ktrain.engine.release import Mode
+    from airflow_provider_ktrain.worker_host import WorkerHost
 
 Object = dict[str, Any]
 
@@ -97,8 +98,6 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
 
     def second_look(self, context: Context, event: Mapping[str, Any]) -> list[str]:
         """Second check: release the jobs that both checks found."""
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
-
         candidates = mapping(mapping(event).get("candidates"))
         again = [(ref, owner) for ref, owner in self._look().items() if candidates.get(ref.uid) == ref.owner]
         if len(again) > self.max_jobs:
@@ -106,8 +105,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                 "Left over: %s. This run releases only %d (max_jobs).", counted(len(again), "job"), self.max_jobs
             )
         done = []
-
-        with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+        with as_airflow_errors(), self._host() as host:
             for ref, owner in again[: self.max_jobs]:
                 if self.dry_run_only:
                     self.log.info("Dry run: %s would be released.", ref)
@@ -124,15 +122,13 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                     self.log.error("%s was not released. The next run tries again.\n%s", ref, e)
         return done
 
-    def _hook(self) -> TrainingHook:
-        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-        hook.load()
-        return hook
+    def _host(self) -> WorkerHost:
+        from airflow_provider_ktrain.worker_host import WorkerHost
+
+        return WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log)
 
     def _look(self) -> dict[JobRef, Owner]:
         """The jobs that are left over now, by their state in the cluster and in Airflow. Each decision is logged."""
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
-
         with as_airflow_errors():
             deployment = compat.explicit_deployment_id()
             if not deployment:
@@ -141,7 +137,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                     expected="an id that is unique to this Airflow and the same on all its hosts",
                     remedy="set AIRFLOW__KTRAIN__DEPLOYMENT_ID",
                 )
-            with WorkerHost(self._hook(), self.log) as host:
+            with self._host() as host:
                 found, where = host.call(lambda api, default: self._find(api, default, deployment))
             orphans = {}
             for ref, job, held in found:
@@ -214,9 +210,8 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
 
 def _task_state(owner: Owner) -> str:
     """State of the task that owns a job. It starts with `unknown` if Airflow can't be asked."""
-    key = owner.key
     try:
-        return compat.task_state(key.dag_id, key.run_id, key.task_id, key.map_index)
+        return compat.task_state(owner.key)
     except Exception as e:
         return f"unknown ({e})"
 

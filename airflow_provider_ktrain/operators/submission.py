@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.hooks.training import TrainingHook
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DISCOVERY_PATIENCE = 15.0  #: seconds to retry discovery; short, so that an unreachable cluster is reported soon
 CREATE_PATIENCE = 120.0  #: seconds to retry the create and other requests about the job
 
@@ -110,7 +109,7 @@ class Submission:
         place["cluster"] = ask_cluster(job)
         if compat.is_common_deployment_id():
             # a cluster on this machine is rarely shared
-            write = log.info if urlsplit(place["cluster"]).hostname in LOOPBACK else log.warning
+            write = log.info if urlsplit(place["cluster"]).hostname in compat.LOOPBACK else log.warning
             write(
                 "Set [ktrain] deployment_id: another Airflow that runs this DAG on this cluster would use the same job "
                 "names.\n[api] base_url is not set or is localhost, so it does not identify this Airflow. Set "

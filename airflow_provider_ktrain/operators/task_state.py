@@ -74,12 +74,6 @@ def read_deferral(context: Context) -> tuple[Deferral, str] | None:
     return None
 
 
-def read_job_of_this_try(context: Context) -> JobRef | None:
-    """The job that this try deferred for, else the task's last job; None if neither is stored."""
-    deferred = read_deferral(context)
-    return deferred[0].job if deferred else read_job(context)
-
-
 def write_outcome(context: Context, outcome: Outcome) -> bool:
     """Store how this try ended, for later tries; False if the task has no state store (Airflow below 3.3)."""
     ti = context["ti"]

@@ -10,11 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
-)
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import JOB_SOURCE, StorableLog
@@ -25,7 +21,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.state.awaited import Awaited, describe_state, look_for
-from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.exceptions import as_airflow_errors, failure
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.follow.messages import Options, Outcome
+    from airflow_provider_ktrain.worker_host import WorkerHost
 
 STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.md
 RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
@@ -104,12 +101,10 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         """Read the job once in the worker; defer if it must wait."""
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
-
         if not self.deferrable:
             return super().execute(context) if self.reschedule else self._watch(context)
         try:
-            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+            with as_airflow_errors(), self._host() as host:
                 ref, _ = host.call(self._look)
         except AirflowException as e:
             self._give_up(e, context)
@@ -141,12 +136,10 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
         As before a deferral, the job is read once at first: an error then fails the try, later ones are retried.
         """
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
-
         deadline = time.time() + self.timeout
         try:
             with as_airflow_errors():
-                with WorkerHost(self._hook(), self.log) as host:
+                with self._host() as host:
                     host.call(self._find)
                 if not self._watch_until(deadline):
                     raise self._too_late()
@@ -167,8 +160,6 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume after the trigger. Airflow's method would fail the task if the trigger could not be loaded."""
-        from airflow_provider_ktrain.worker_host import as_airflow_errors
-
         try:
             with as_airflow_errors():
                 if next_method == compat.TRIGGER_FAILED:
@@ -183,7 +174,6 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
         from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
-        from airflow_provider_ktrain.worker_host import as_airflow_errors
 
         with as_airflow_errors():
             ended = read_event(event)
@@ -211,12 +201,10 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def _reference(self, stored: Waiting) -> JobRef:
         """The job that the sensor deferred for, or the job as found in the cluster."""
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
-
         try:
             return JobRef.from_dict(mapping(stored.job))
-        except (KeyError, TypeError, ValueError):
-            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+        except ValueError:
+            with as_airflow_errors(), self._host() as host:
                 return host.call(self._look)[0]
 
     def _watch_until(self, until: float) -> bool:
@@ -224,11 +212,9 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
         :param until: epoch seconds.
         """
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
-
         while (left := until - time.time()) > 0:
             try:
-                with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+                with as_airflow_errors(), self._host() as host:
                     ref, _ = host.call(self._look)
                     outcome = host.watch(ref, self._options(), left)
             except TimeoutError:
@@ -245,10 +231,8 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:
         """Look once at the job, for `mode="reschedule"`."""
-        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
-
         try:
-            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+            with as_airflow_errors(), self._host() as host:
                 ref, job = host.call(self._look)
                 found = look_for(job, self.conditions)
                 if found is Awaited.NEVER:  # finding the cause takes a watch
@@ -260,12 +244,12 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
             self.log.warning("%s can't be read. Retrying in %.0f s.\n%s", self._title, self.poke_interval, e)
             return False
 
-    def _hook(self) -> TrainingHook:
+    def _host(self) -> WorkerHost:
+        from airflow_provider_ktrain.worker_host import WorkerHost
+
         check_choice(self.logs, self.kind)
         parameters.validated(vars(self))
-        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-        hook.load()
-        return hook
+        return WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log)
 
     async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job by its name. The second value is None if it doesn't exist."""
@@ -289,8 +273,6 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def _finish(self, outcome: Outcome) -> None:
         """End the task when the job has one of the conditions, or has ended without one."""
-        from airflow_provider_ktrain.exceptions import failure
-
         if outcome.cause is not None:
             raise failure(outcome.cause)
         if not outcome.succeeded:

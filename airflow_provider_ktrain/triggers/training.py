@@ -246,29 +246,26 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     async def _task_state(self, seconds: float) -> str:
         """The state of this trigger's task instance; empty if it can't be read.
 
-        A slow answer is waited for. The supervisor answers the requests of all triggers one after another, so a request
-        that is given up and sent again waits behind all others once more.
+        A slow answer is waited for: the supervisor may be busy for minutes. It answers the requests of all triggers one
+        after another, so a request that is given up and sent again waits behind all others once more.
 
         :param seconds: for which to wait.
         """
+        end = time.monotonic() + seconds
         try:
-            return await self._answer_of_airflow(self.task_instance, time.monotonic() + seconds)
+            with question():
+                asking = _ask_state(self.task_instance)
+                await asyncio.wait([asking], timeout=self.slow_answer)
+                if not asking.done():
+                    self.log.warning(
+                        "The trigger was cancelled, and Airflow has not reported the task's state for %.0f s.\nStill "
+                        "waiting for it, because it decides whether the job is released.",
+                        self.slow_answer,
+                    )
+                return await asyncio.wait_for(asking, end - time.monotonic())
         except Exception as e:
             self.log.warning("The task's state can't be read from Airflow.\n%s: %s", type(e).__name__, e)
             return ""
-
-    async def _answer_of_airflow(self, ti: Any, end: float) -> str:
-        """Read the task's state from Airflow, after a kill. A triggerer's supervisor may be busy for minutes."""
-        with question():
-            asking = _ask_state(ti)
-            await asyncio.wait([asking], timeout=self.slow_answer)
-            if not asking.done():
-                self.log.warning(
-                    "The trigger was cancelled, and Airflow has not reported the task's state for %.0f s.\nStill "
-                    "waiting for it, because it decides whether the job is released.",
-                    self.slow_answer,
-                )
-            return await asyncio.wait_for(asking, end - time.monotonic())
 
     def _warm_up(self) -> None:
         """Send Airflow one harmless request per process, without waiting for the response.
@@ -303,7 +300,7 @@ async def _cancel(working: asyncio.Future[Any]) -> None:
 
 def _ask_state(ti: Any) -> asyncio.Future[str]:
     """Ask Airflow for the task's state, in a thread of its own: the loop's threads may all wait for something."""
-    return in_thread(functools.partial(compat.task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
+    return in_thread(functools.partial(compat.task_state, ti))
 
 
 async def _warm_up_supervisor(ti: Any) -> str:

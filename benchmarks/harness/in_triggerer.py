@@ -66,7 +66,7 @@ class Probe(BaseTrigger):
 
         look()
         ti: Any = self.task_instance
-        warming = asyncio.create_task(asyncio.to_thread(task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
+        warming = asyncio.create_task(asyncio.to_thread(task_state, ti))
         watching = asyncio.create_task(self._watch(watch)) if self.url else None
         while watching is None or not watching.done():
             await asyncio.sleep(1)

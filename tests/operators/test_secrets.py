@@ -26,13 +26,12 @@ from airflow_provider_ktrain.core.formats import OUTCOME_STATE, STATUS_XCOM, TRI
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
 from airflow_provider_ktrain.core.text import Verbatim
 from airflow_provider_ktrain.engine.follow.messages import Outcome, event_of
-from airflow_provider_ktrain.exceptions import TrainingJobError, failure
+from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
 from airflow_provider_ktrain.operators import openlineage, task_state
 from airflow_provider_ktrain.operators.asset_events import add_training
 from airflow_provider_ktrain.plugin.views import printable
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from airflow_provider_ktrain.worker_host import as_airflow_errors
 from tests.operators.task_instance import Instance, Store, Supervisor, Ti, supervised
 from tests.secrets import EXAMPLES, SECRET, texts_with_a_secret
 

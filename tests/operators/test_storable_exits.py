@@ -20,10 +20,9 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.engine.api import ApiStatusError
 from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
-from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError, failure
+from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError, as_airflow_errors, failure
 from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from airflow_provider_ktrain.worker_host import as_airflow_errors
 from tests.operators.task_instance import Instance, Store, Ti, of_each_kind
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\0", "\ud800", "a\0b", "\udcff"])
