@@ -334,6 +334,7 @@ class ContainerFollower:
         """Everything was read: emit a last line without a line end, and report where lines may still be missing."""
         await self._emit_unended_line()
         position = self._position
+        self._emitter.finish(position)
         if self._progress.size < ROTATION_BYTES:
             return
         first = time_of_line(await self._reader.peek(TIMESTAMP_BYTES, **query) or b"")
