@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.engine.logs import emitter
-from airflow_provider_ktrain.engine.logs.emitter import MAX_REPETITIONS, Inspect, LogLine, RateLimit, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import MAX_REPETITIONS, Inspect, LogLine, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
 from .fakekube import FakeKube, LogFile, stamp, until
@@ -109,7 +109,7 @@ def logged(*lines: str) -> tuple[list[str], int]:
     async def emit() -> int:
         position = Position()
         source = LogLine("p", "prepare", "Worker", 0, 0, "", "", init=True)
-        emitting = RateLimitedEmitter(sink, LogGate(), RateLimit(), source)
+        emitting = RateLimitedEmitter(sink, LogGate(), source)
         block = "\n".join(f"{stamp(n)} {text}" for n, text in enumerate(lines))
         await emitting.emit(block.encode(), Replay(position))
         emitting.finish(position)

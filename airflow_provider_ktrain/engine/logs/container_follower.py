@@ -34,7 +34,7 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.reader import (
     TAIL_CHECK_BYTES,
     ForbiddenNotice,
@@ -72,7 +72,6 @@ class JobLogs:
     kind: Kind
     cursor: Cursor
     budget: StreamBudget
-    rate_limit: RateLimit
     inspector: Callable[[LogLine], Inspect]
     forbidden: ForbiddenNotice
     forget: Callable[[ContainerFollower], None]
@@ -98,7 +97,7 @@ class ContainerFollower:
         self._path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "", init=is_init_container(pod, name), pod_uid=self.uid)
-        self._emitter = RateLimitedEmitter(job.sink, job.budget.gate, job.rate_limit, source, job.inspector(source))
+        self._emitter = RateLimitedEmitter(job.sink, job.budget.gate, source, job.inspector(source))
         self._reader = LogReader(job.api, job.budget, self._path, name, self._emitter, self._observed, job.forbidden)
         self._failures = 0
         self._finished = False  # the log is read as far as it goes

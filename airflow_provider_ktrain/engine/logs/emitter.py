@@ -25,6 +25,8 @@ from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
 MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
+#: of a container: bytes that it may log per second on average, and at once; lines over it are dropped
+BYTES_PER_SECOND, BURST_BYTES = 2 * 1024 * 1024, 32 * 1024 * 1024
 MAX_RECENT_LINES = 8  #: different lines of an init container that a repetition is compared with
 MAX_REPETITIONS, REPETITION_SECONDS = 6, 600.0  #: repetitions in a row that an init container may log in that time
 _TIME = re.compile(r"(?<!\d)(?:\d{4}[-/]\d\d[-/]\d\d[T ]?)?(?:\d\d:\d\d:\d\d(?:[.,]\d+)?)?")
@@ -56,18 +58,6 @@ Inspect = Callable[[str, str, int], None]  #: called with a line's text, its tim
 
 def ignore(text: str, time: str, run: int) -> None:
     """An inspector that does nothing."""
-
-
-@dataclass(frozen=True)
-class RateLimit:
-    """How much one container may log. Lines over the limit are inspected and counted, but dropped.
-
-    :param bytes_per_second: on average. Default: 2 MiB.
-    :param burst_bytes: at once. Default: 32 MiB.
-    """
-
-    bytes_per_second: int = 2 * 1024 * 1024
-    burst_bytes: int = 32 * 1024 * 1024
 
 
 class LineSplitter:
@@ -115,7 +105,6 @@ class RateLimitedEmitter:
         self,
         sink: Callable[[LogLine], None],
         gate: LogGate,
-        rate_limit: RateLimit,
         source: LogLine,
         inspect: Inspect = ignore,
     ) -> None:
@@ -132,13 +121,12 @@ class RateLimitedEmitter:
         self._sink = sink
         self._gate = gate
         self._inspect = inspect
-        self._limit = rate_limit
         self._source = source
         self._replica = (source.pod, source.container, source.role, source.index)
         self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT_LINES)  # of an init container: run and line
         self._repetitions, self._repetitions_end = 0, 0.0  # in a row, and when the next ones are logged again
         self._left_out = 0  # repetitions that the log doesn't mention yet
-        self._allowance = float(rate_limit.burst_bytes)
+        self._allowance = float(BURST_BYTES)
         self._allowed_at = clock.monotonic()
         self._flooded = False
         self._unreported = self._unreported_bytes = 0
@@ -251,10 +239,9 @@ class RateLimitedEmitter:
 
     def _refill(self, now: float) -> None:
         """Regain allowance for the time that has passed; a flood is over with the allowance of five seconds."""
-        limit = self._limit
-        self._allowance = min(limit.burst_bytes, self._allowance + (now - self._allowed_at) * limit.bytes_per_second)
+        self._allowance = min(BURST_BYTES, self._allowance + (now - self._allowed_at) * BYTES_PER_SECOND)
         self._allowed_at = now
-        if self._allowance >= min(5 * limit.bytes_per_second, limit.burst_bytes):
+        if self._allowance >= min(5 * BYTES_PER_SECOND, BURST_BYTES):
             self._flooded = False
 
     def report_dropped(self, position: Position) -> None:
@@ -266,7 +253,7 @@ class RateLimitedEmitter:
         self.dropped += count
         self.dropped_bytes += size
         dropped = f"dropped {counted(count, 'line')} ({readable_size(size)}) here"
-        self.note(f"{dropped}: over the limit of {readable_size(self._limit.bytes_per_second)}/s", position)
+        self.note(f"{dropped}: over the limit of {readable_size(BYTES_PER_SECOND)}/s", position)
 
     def gap(self, text: str, position: Position) -> None:
         """Note that lines may be missing here, and keep it for the report."""
