@@ -32,7 +32,7 @@ async def test_pod_deleted_before_it_is_followed_is_reported_as_a_gap(handed_ove
     (gap,) = report.gaps["p", "main"]
     assert ("could be resumed" if handed_over else "was read to the end") in gap
     assert (stamp(0.04) in gap) is handed_over
-    assert report.lines == 5
+    assert report.total.lines == 5
 
 
 async def test_handover_resumes_at_the_cursor() -> None:
@@ -157,5 +157,5 @@ async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Ki
     assert sink.texts == numbered(0, 1500)
     assert follower.held == 0
     assert sink.notes == []
-    assert handed_over or report.lines == 1500
+    assert handed_over or report.total.lines == 1500
     assert report.unread == []

@@ -119,7 +119,7 @@ async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest
     async with following(kube, sink, inspector=inspector) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(240)
-    assert report.dropped > 900
+    assert report.total.dropped > 900
     assert seen == numbered(0, 1000)
     assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
 

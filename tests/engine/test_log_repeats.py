@@ -57,7 +57,9 @@ async def test_repeated_lines_are_counted_before_the_next_line() -> None:
     ]
     assert sink.notes == []
     assert all(line.init for line in sink.lines)
-    assert (report.lines, report.dropped, report.gaps) == (183, 0, {}), "lines that are left out are counted"
+    assert (report.total.lines, report.total.dropped, report.gaps) == (183, 0, {}), (
+        "lines that are left out are counted"
+    )
 
 
 async def test_repeated_lines_of_the_training_are_all_logged() -> None:

@@ -261,12 +261,10 @@ class ContainerFollower:
             self._begin(previous)
         elif position.complete or await self._tail_is_known(previous="true"):
             self._begin(run.restart)
-        elif run.backing_off:  # `previous` is the newest run already, and the one before it is out of reach
-            self._emitter.gap(f"lines of run {previous} may be missing: the kubelet no longer has its log", position)
-            self._begin(run.restart)
         else:
-            response = await self._request(previous="true")
-            if response.end is ResponseEnd.NO_LOG:
+            # in a back-off, `previous` is the newest run already, and the one before it is out of reach
+            response = None if run.backing_off else await self._request(previous="true")
+            if response is None or response.end is ResponseEnd.NO_LOG:
                 self._emitter.gap(
                     f"lines of run {previous} may be missing: the kubelet no longer has its log", position
                 )

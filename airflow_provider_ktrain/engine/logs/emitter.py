@@ -211,7 +211,6 @@ class RateLimitedEmitter:
         return self._repetitions > MAX_REPETITIONS
 
     def _report_left_out(self, position: Position) -> None:
-        """Log how many repetitions were left out since the last line."""
         count, self._left_out = self._left_out, 0
         self._log(position, position.last, f"({counted(count, 'repeated line')} left out here)", count)
 

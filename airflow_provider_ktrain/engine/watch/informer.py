@@ -286,7 +286,6 @@ class SharedInformer:
                     self._failures = 0
 
     def _event(self, event: dict[str, Any]) -> None:
-        """Handle an event of a watch."""
         obj = event["object"]
         if event["type"] == "ERROR":
             raise ApiStatusError(obj.get("code") or 500, obj.get("reason") or "", obj.get("message") or "")
@@ -325,7 +324,6 @@ class SharedInformer:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """Parse an event of a watch."""
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError as error:
