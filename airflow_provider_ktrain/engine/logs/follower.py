@@ -70,11 +70,6 @@ class LogFollower:
         self._gone_whole = WHOLE  # the sum of all others
         self._draining = False
 
-    @property
-    def held(self) -> int:
-        """Number of containers and pods in memory; it doesn't grow with the number of deleted pods."""
-        return len(self._followed) + len(self._observed) + len(self.cursor.positions)
-
     def observe(self, pod: Pod, *, deleted: bool = False) -> None:
         """Take note of the state of a pod.
 
