@@ -151,13 +151,13 @@ class Replay:
         self._skip = -1  # known lines left to skip; -1: unknown before the first line
         self._again = position.at_last
 
-    def follows(self, time: str) -> bool:
-        """Whether a response whose first line has that time continues the file that was read.
+    def follows(self, time: str | None) -> bool:
+        """Whether a response whose first line has that time, or none, continues the file that was read.
 
         Otherwise it is the log of another run, or what a rotation left. True if this can't be known.
         """
         base = self.position.base
-        return not self.position.last or not base.whole or time == base.first
+        return time is None or not self.position.last or not base.whole or time == base.first
 
     def fresh(self, time: str) -> bool:
         """Whether the next line of the response is new.
@@ -358,7 +358,8 @@ class Cursor:
         }
         if names:
             columns["names"] = ["" if row.complete else self.names.get(row.key, "") for row in kept]
-        packed: dict[str, Any] = {"version": VERSION, "containers": _compressed(columns)}
+        data = zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)
+        packed: dict[str, Any] = {"version": VERSION, "containers": b64encode(data).decode()}
         if left_out or self.since:
             times = [_time(row.last) for row in left_out[:1]]  # the earliest; 1970 without lines
             packed["since"] = min(filter(None, [*times, self.since]))
@@ -391,10 +392,6 @@ class Cursor:
 def _differences(numbers: Sequence[int]) -> list[int]:
     """Of each number to the one before: they are shorter. `itertools.accumulate` reverses this."""
     return [number - before for before, number in pairwise((0, *numbers))]
-
-
-def _compressed(data: Mapping[str, Any]) -> str:
-    return b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
 
 
 def _size(data: Mapping[str, Any]) -> int:

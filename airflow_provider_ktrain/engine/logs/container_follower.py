@@ -104,7 +104,7 @@ class ContainerFollower:
         self._drained = False
         self.caught_up = False  #: whether everything was read that had been written when `catch_up` was called
         self._steps = {
-            State.WAITING: self._wait,
+            State.WAITING: self._wait_for_news,
             State.RESUMING: self._resume,
             State.FOLLOWING: self._follow,
             State.RESTARTING: self._await_restart,
@@ -218,9 +218,6 @@ class ContainerFollower:
 
     def _next_state(self) -> State:
         return next_state(self._observed, self._position, resumed=self._resumed, drained=self._drained)
-
-    async def _wait(self) -> None:
-        await self._wait_for_news(None)
 
     async def _resume(self) -> None:
         self._resumed = False
@@ -367,12 +364,12 @@ class ContainerFollower:
             if self._reader.retries_slowly and not self._observed.draining:
                 await self._wait_for_news(FORBIDDEN_PAUSE_SECONDS)
             elif self._failures > 1:
-                await self._back_off(MAX_DRAIN_RETRY_PAUSE_SECONDS if self._observed.draining else None)
+                draining = self._observed.draining
+                await self._back_off(MAX_DRAIN_RETRY_PAUSE_SECONDS if draining else MAX_RETRY_PAUSE_SECONDS)
             await self._read_pod()
         return response
 
-    async def _back_off(self, longest: float | None = None) -> None:
-        longest = MAX_RETRY_PAUSE_SECONDS if longest is None else longest
+    async def _back_off(self, longest: float = MAX_RETRY_PAUSE_SECONDS) -> None:
         await asyncio.sleep(pause_after(max(self._failures - 1, 1), MIN_RETRY_PAUSE_SECONDS, longest))
 
     async def _await_new_run(self) -> None:
@@ -416,8 +413,8 @@ class ContainerFollower:
         if self._observed.run == run:
             await self._read_pod()
 
-    async def _wait_for_news(self, seconds: float | None) -> None:
-        """Wait until something is observed, at most that many seconds."""
+    async def _wait_for_news(self, seconds: float | None = None) -> None:
+        """Wait until something is observed, at most that many seconds. Default: no limit."""
         self._news.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

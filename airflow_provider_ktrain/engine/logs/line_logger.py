@@ -52,10 +52,7 @@ class LineLogger:
         key = line.role, line.index, line.container
         last = self._last.get(key)
         if last is not None and last.text == line.text and last.written <= written <= last.logged:
-            logged = _microsecond_after(last.logged)
+            later = datetime.fromisoformat(last.logged) + timedelta(microseconds=1)
+            logged = later.isoformat(timespec="microseconds")
         self._last[key] = _Logged(line.text, written, logged)
         return logged
-
-
-def _microsecond_after(time: str) -> str:
-    return (datetime.fromisoformat(time) + timedelta(microseconds=1)).isoformat(timespec="microseconds")
