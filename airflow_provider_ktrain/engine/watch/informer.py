@@ -324,6 +324,7 @@ class SharedInformer:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
+    """Parse an event of a watch."""
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError as error:
