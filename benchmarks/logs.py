@@ -120,8 +120,10 @@ class Recorder:
 
 async def ours(parameters: Json) -> Json:
     """LogFollower, which gets changes of pods from an informer, as in `follow`."""
+    from airflow_provider_ktrain.engine.wakeup import Wakeup
     from airflow_provider_ktrain.engine.watch.object_keys import by_name
 
+    news = Wakeup()
     texts: list[str] = []
     notes: list[str] = []
     alone = "containers" not in parameters
@@ -131,10 +133,10 @@ async def ours(parameters: Json) -> Json:
 
     async with (
         follower(to_logger() if parameters["logger"] else keep) as (follow, pods, api),
-        pods.subscribe(key=by_name(parameters["pod"])) as subscription,
+        pods.subscribe(key=by_name(parameters["pod"]), news=news) as subscription,
     ):
         while True:
-            for seen in await subscription.changed():
+            for seen in await changed(subscription, news):
                 follow.observe(seen.object, deleted=seen.type == "DELETED")
             phases = {pod["status"]["phase"] for pod in subscription.objects.values()}
             if phases & {"Succeeded", "Failed"}:
@@ -142,6 +144,13 @@ async def ours(parameters: Json) -> Json:
         report = await follow.drain(300)
         requests = api.stats["logs"]
     return {"texts": texts, "notes": notes, "unread": len(report.unread), "requests": requests}
+
+
+async def changed(subscription: Any, news: Any) -> list[Any]:
+    """The changes of a subscription that sets `news`, as soon as there are some."""
+    while (seen := subscription.take()) is None:
+        await news.wait()
+    return list(seen)
 
 
 @contextlib.asynccontextmanager
@@ -184,6 +193,8 @@ async def logger_alone(parameters: Json) -> Json:
 
 async def flood(parameters: Json) -> Json:
     """Two containers; one writes more than the rate limit passes on."""
+    from airflow_provider_ktrain.engine.wakeup import Wakeup
+
     late: list[float] = []
     flooded = 0
     notes: list[str] = []
@@ -198,12 +209,13 @@ async def flood(parameters: Json) -> Json:
             flooded += 1
 
     peak = memory()
-    async with follower(sink) as (follow, pods, _), pods.subscribe() as subscription:
+    news = Wakeup()
+    async with follower(sink) as (follow, pods, _), pods.subscribe(news=news) as subscription:
         until = time.monotonic() + parameters["seconds"]
         while time.monotonic() < until:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
-                    for seen in await subscription.changed():
+                    for seen in await changed(subscription, news):
                         follow.observe(seen.object)
             peak = max(peak, memory())
         report = follow.report()
@@ -225,7 +237,9 @@ async def streams(parameters: Json) -> Json:
     """Enough followers for 300 streams, and a watch and deletes in the same process."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
+    from airflow_provider_ktrain.engine.wakeup import Wakeup
 
+    news = Wakeup()
     counted: Counter[str] = Counter()
     noticed: list[float] = []
     deleted: list[float] = []
@@ -242,11 +256,11 @@ async def streams(parameters: Json) -> Json:
 
     async with (
         follower(sink) as (_, pods, api),
-        pods.subscribe() as subscription,
+        pods.subscribe(news=news) as subscription,
         session(parameters["cluster"]) as http,
     ):
         while sum(p["status"]["phase"] == "Running" for p in subscription.objects.values()) < parameters["pods"]:
-            await subscription.changed()
+            await changed(subscription, news)
         copies = [LogFollower(api, sink, kind=PYTORCHJOB) for _ in range(parameters["copies"])]
         for copy in copies:
             for pod in subscription.objects.values():
@@ -261,7 +275,7 @@ async def streams(parameters: Json) -> Json:
             async with http.post(PODS, json=body) as response:
                 assert response.status == 201, await response.text()
             while f"probe-{n}" not in {o["metadata"]["name"] for o in subscription.objects.values()}:
-                await subscription.changed()
+                await changed(subscription, news)
             noticed.append(time.monotonic() - sent)
             sent = time.monotonic()
             await api.request("DELETE", f"{PODS}/probe-{n}")

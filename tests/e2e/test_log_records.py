@@ -76,8 +76,8 @@ def check_sources_and_times(airflow: Airflow, kube: Kube, run: str) -> None:
         assert not [text for text in texts(mine) if "beside" in text], "a sidecar is not followed"
         waits = [text for text in texts(mine) if text.startswith(f"[{replica} fetch] ")]
         assert waits[0] == f"[{replica} fetch] waiting for the volume"
-        assert re.fullmatch(r".* waiting for the volume \(repeated 9 times in \d+ s\)", waits[1])
-        assert len(waits) == 2
+        assert waits[-1] == f"[{replica} fetch] (3 repeated lines left out here)"
+        assert waits[:-1] == [waits[0]] * (10 - 3)
         assert not [field for record in mine for field in ("role", "index", "pod") if field in record]
     ours = of(records, "job")
     assert any(text.startswith("Deferred: the triggerer now follows") for text in texts(ours))

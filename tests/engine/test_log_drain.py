@@ -119,7 +119,7 @@ async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
         kube.delete("p")
         report = await follower.drain_deleted(60, 60)
     assert sink.texts == numbered(0, 160)
-    assert (report.lines, report.unread, report.gaps) == (160, [], {})
+    assert (report.total.lines, report.unread, report.gaps) == (160, [], {})
 
 
 async def test_kept_container_with_an_unended_line_has_caught_up() -> None:
@@ -251,7 +251,7 @@ async def test_drain_continues_while_lines_come() -> None:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(8, longest=240)
     assert sink.texts == numbered(0, 400)
-    assert (report.late, report.unread) == (0, [])
+    assert (report.total.late, report.unread) == (0, [])
 
 
 async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> None:
@@ -263,8 +263,8 @@ async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> N
     async with following(kube, sink, inspector=lambda source: lambda text, time, run: seen.append(text)) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(6)
-    assert report.lines == len(sink.lines) < 400
-    assert report.lines + report.late == 400
+    assert report.total.lines == len(sink.lines) < 400
+    assert report.total.lines + report.total.late == 400
     assert seen == numbered(0, 400)
     assert report.unread == []
 

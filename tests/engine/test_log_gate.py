@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay
-from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.log_gate import MIN_BURST_BYTES, MIN_BURST_LINES, LogGate
 
 LONG = 3600.0  # seconds: no test waits for it
@@ -56,7 +56,7 @@ async def test_only_lines_that_are_logged_count_for_a_burst() -> None:
     """Lines that are known, over the rate limit, or only counted cost the supervisor nothing."""
     gate = LogGate(lambda: 0, interval=LONG)
     source = LogLine("pod", "main", "worker", 0, 0, "", "")
-    emitter = RateLimitedEmitter(lambda line: None, gate, RateLimit(), source)
+    emitter = RateLimitedEmitter(lambda line: None, gate, source)
     emitter.count_only = True
     replay = Replay(Position(restart=0))
     replay.live = True

@@ -6,8 +6,11 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
+from airflow_provider_ktrain.engine.logs import emitter
+from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES, LogGate
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
@@ -15,7 +18,13 @@ from .fakekube import FakeKube, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
 
 
-async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers() -> None:
+def limit_rate(monkeypatch: pytest.MonkeyPatch, *, bytes_per_second: int, burst_bytes: int) -> None:
+    monkeypatch.setattr(emitter, "BYTES_PER_SECOND", bytes_per_second)
+    monkeypatch.setattr(emitter, "BURST_BYTES", burst_bytes)
+
+
+async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_rate(monkeypatch, bytes_per_second=1000, burst_bytes=100_000)
     kube, sink = FakeKube(), Sink()
     kube.pod("flood")
     kube.pod("quiet")
@@ -24,7 +33,7 @@ async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers()
     write(kube.log("quiet"), 0, 100)
     for pod in ("flood", "quiet"):
         kube.log(pod).end()
-    async with following(kube, sink, rate_limit=RateLimit(bytes_per_second=1000, burst_bytes=100_000)) as follower:
+    async with following(kube, sink) as follower:
         for pod in ("flood", "quiet"):
             follower.observe(kube.pod(pod, state="terminated", phase="Succeeded"))
         report = await follower.drain(60)
@@ -94,7 +103,8 @@ async def test_turn_begins_with_the_response() -> None:
     await waiting
 
 
-async def test_every_line_is_inspected_before_the_rate_limit() -> None:
+async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_rate(monkeypatch, bytes_per_second=1, burst_bytes=100)
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     seen: list[str] = []
@@ -106,11 +116,10 @@ async def test_every_line_is_inspected_before_the_rate_limit() -> None:
 
     write(kube.log("p"), 0, 1000)
     kube.log("p").end()
-    rate_limit = RateLimit(bytes_per_second=1, burst_bytes=100)
-    async with following(kube, sink, rate_limit=rate_limit, inspector=inspector) as follower:
+    async with following(kube, sink, inspector=inspector) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(240)
-    assert report.dropped > 900
+    assert report.total.dropped > 900
     assert seen == numbered(0, 1000)
     assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
 

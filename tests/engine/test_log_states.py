@@ -7,7 +7,6 @@ import pytest
 from airflow_provider_ktrain.core.logs.container_run import Run
 from airflow_provider_ktrain.core.logs.cursor import Position
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, State, next_state
-from airflow_provider_ktrain.engine.logs.line_logger import format_line
 
 WRITES, ENDED = Run(started=True), Run(started=True, ended=True)
 FINAL = Run(started=True, ended=True, final=True)
@@ -63,8 +62,3 @@ def test_nothing_is_requested_after_the_pod_was_deleted(run: Run) -> None:
 )
 def test_the_pod_is_read_before_a_run_is_resumed(run: Run, state: State) -> None:
     assert next_state(ObservedContainer(run), Position(), resumed=True, drained=False) is state
-
-
-def test_the_prefix_names_the_replica_and_its_init_container() -> None:
-    assert format_line("x", "Worker", 1) == "[Worker 1] x"
-    assert format_line("x", "Worker", 0, "init-pytorch") == "[Worker 0 init-pytorch] x"

@@ -32,7 +32,7 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
         assert sink.texts[1:] == [*odd, "bytes \ufffd\ufffd"]
         assert sink.lines[0] == LogLine("p", "main", "Worker", 0, 0, "2026-11-21T10:06:08.600000000Z", "first")
         report = await follower.drain(60)
-    assert (report.lines, report.dropped, report.gaps, report.unread) == (8, 0, {}, [])
+    assert (report.total.lines, report.total.dropped, report.gaps, report.unread) == (8, 0, {}, [])
     assert sink.notes == []
 
 

@@ -24,6 +24,7 @@ from tests.clusters import TestCluster
 from tests.engine.tasks import api_of
 
 from .fakekube import until
+from .watching import changes
 
 pytestmark = pytest.mark.embedded
 
@@ -113,7 +114,7 @@ class WritingPods:
                 raise
 
     async def observe(self, subscription: Subscription) -> None:
-        async for seen in subscription:
+        async for seen in changes(subscription):
             self.pods[seen.object["metadata"]["name"]] = {} if seen.type == "DELETED" else seen.object
             self.follower.observe(seen.object, deleted=seen.type == "DELETED")
 

@@ -22,7 +22,6 @@ from airflow_provider_ktrain.engine.watch.informer import (
     BACKOFF_SECONDS,
     PAGE_SIZE,
     RELIST_AFTER_FAILURES,
-    SharedInformer,
     shared_informer,
 )
 from airflow_provider_ktrain.engine.watch.object_keys import by_label, by_name, by_owner, by_uid
@@ -30,6 +29,7 @@ from airflow_provider_ktrain.engine.watch.subscription import Subscription, Watc
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 from .fakekube import PODS, FakeKube, clients, cutter, serving, until
+from .watching import changed, changes
 
 OURS = {"app": "ktrain", SUBMISSION_LABEL: "ours"}
 THEIRS = {"app": "x", SUBMISSION_LABEL: "theirs"}
@@ -39,8 +39,19 @@ def versions(objects: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects.values()}
 
 
+def on_delivery(monkeypatch: pytest.MonkeyPatch, note: Callable[[object], object]) -> None:
+    """Call `note` with each object before it is delivered."""
+    deliver = Subscription.deliver
+
+    def noted(self: Subscription, obj: dict[str, Any], *, deleted: bool = False) -> None:
+        note(obj)
+        deliver(self, obj, deleted=deleted)
+
+    monkeypatch.setattr(Subscription, "deliver", noted)
+
+
 async def collect(subscription: Subscription, received: list[WatchEvent]) -> None:
-    async for event in subscription:
+    async for event in changes(subscription):
         received.append(event)
 
 
@@ -52,14 +63,14 @@ async def test_subscription_gets_the_list_and_then_changes() -> None:
         serving(kube) as api,
         shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as subscription,
     ):
-        assert [(s.type, s.object["metadata"]["name"]) for s in await subscription.changed()] == [("ADDED", "a")]
+        assert [(s.type, s.object["metadata"]["name"]) for s in await changed(subscription)] == [("ADDED", "a")]
         kube.put("a", OURS, spec={"x": 1})
-        (event,) = await subscription.changed()
+        (event,) = await changed(subscription)
         assert (event.type, event.object["spec"]) == ("MODIFIED", {"x": 1})
         assert event.object["kind"] == "Pod"
         assert "managedFields" not in event.object["metadata"]
         gone = kube.delete("a")
-        (event,) = await subscription.changed()
+        (event,) = await changed(subscription)
         assert (event.type, event.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
         assert subscription.objects == {}
         assert event.object["spec"] == {"x": 1}
@@ -68,36 +79,35 @@ async def test_subscription_gets_the_list_and_then_changes() -> None:
 async def test_changed_returns_after_an_empty_list() -> None:
     async with serving(FakeKube()) as api, shared_informer(api, PODS).subscribe() as subscription:
         assert not subscription.synced
-        assert await subscription.changed() == []
+        assert await changed(subscription) == []
         assert subscription.synced
 
 
 async def test_unread_changes_of_an_object_are_merged() -> None:
     kube = FakeKube()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
-        await subscription.changed()
+        await changed(subscription)
         for n in range(5):
             kube.put("a", spec={"n": n})
         await until(lambda: any(o["spec"] == {"n": 4} for o in subscription.objects.values()))
-        (event,) = await subscription.changed()
+        (event,) = await changed(subscription)
         assert (event.type, event.object["spec"]) == ("ADDED", {"n": 4})
 
 
-async def test_object_that_no_longer_matches_becomes_deleted() -> None:
+async def test_object_that_loses_its_label_becomes_deleted() -> None:
     kube = FakeKube()
     kube.put("a", OURS)
     async with (
         serving(kube) as api,
         shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as by_selector,
-        shared_informer(api, PODS).subscribe(lambda obj: obj["metadata"]["labels"] == OURS) as by_match,
         shared_informer(api, PODS).subscribe(key=by_label(SUBMISSION_LABEL, "ours")) as by_key,
     ):
-        subscriptions = (by_selector, by_match, by_key)
+        subscriptions = (by_selector, by_key)
         for subscription in subscriptions:
-            assert [s.type for s in await subscription.changed()] == ["ADDED"]
+            assert [s.type for s in await changed(subscription)] == ["ADDED"]
         kube.put("a", THEIRS)
         for subscription in subscriptions:
-            assert [s.type for s in await subscription.changed()] == ["DELETED"]
+            assert [s.type for s in await changed(subscription)] == ["DELETED"]
             assert subscription.objects == {}
 
 
@@ -130,7 +140,7 @@ async def test_a_thousand_subscriptions_share_one_watch() -> None:
 
         async def wait_for_end(n: int) -> str:
             async with shared_informer(api, PODS).subscribe(key=by_name(f"p{n % 250}")) as subscription:
-                async for event in subscription:
+                async for event in changes(subscription):
                     if event.type == "DELETED":
                         return event.object["metadata"]["name"]
             raise AssertionError
@@ -143,8 +153,8 @@ async def test_a_thousand_subscriptions_share_one_watch() -> None:
     assert kube.requests == {"list": 3, "watch": 1}
 
 
-async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
-    kube, turns, turns_with_match = FakeKube(), 0, set()
+async def test_subscription_during_a_sliced_list_gets_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube, turns, turns_with_objects = FakeKube(), 0, set()
     for n in range(3 * PAGE_SIZE):
         kube.put(f"p{n}")
     async with serving(kube) as api, contextlib.AsyncExitStack() as open_until_the_end:
@@ -160,27 +170,28 @@ async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
             await late.wait()
             return await open_until_the_end.enter_async_context(pods.subscribe())
 
-        def match(obj: object) -> bool:
-            turns_with_match.add(turns)
+        def note(obj: object) -> None:
+            turns_with_objects.add(turns)
             late.set()
-            return True
 
+        on_delivery(monkeypatch, note)
         ticking, coming = asyncio.create_task(take_turns()), asyncio.create_task(subscribe_later())
-        async with pods.subscribe(match) as subscription:
+        async with pods.subscribe() as subscription:
             await until(lambda: subscription.synced)
             assert len((await coming).objects) == 3 * PAGE_SIZE
         ticking.cancel()
-    assert len(turns_with_match) > 2
+    assert len(turns_with_objects) > 2
 
 
-async def test_resync_keeps_unchanged_objects() -> None:
+async def test_resync_keeps_unchanged_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(informer, "RESYNC_SECONDS", 0.01)
     kube = FakeKube()
     big = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     kube.put("a", spec={"nodeName": "n", "containers": [{**big, "env": [{"name": "A"}], "args": ["x"]}], "volumes": []})
     async with serving(kube) as api:
-        pods = SharedInformer(api, PODS, resync=0.01)
+        pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
-            await subscription.changed()
+            await changed(subscription)
             (held,) = subscription.objects.values()
             assert held["spec"] == {"nodeName": "n", "containers": [big]}
             await until(lambda: pods.stats["lists"] > 2)
@@ -192,10 +203,10 @@ async def test_cut_stream_resumes_and_expired_version_lists_again() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
-        await subscription.changed()
+        await changed(subscription)
         kube.cut()
         kube.put("b")
-        assert [s.object["metadata"]["name"] for s in await subscription.changed()] == ["b"]
+        assert [s.object["metadata"]["name"] for s in await changed(subscription)] == ["b"]
         assert kube.requests["list"] == 1
 
         await until(lambda: kube.streams)
@@ -205,7 +216,7 @@ async def test_cut_stream_resumes_and_expired_version_lists_again() -> None:
         kube.put("c")
         kube.expire()
         kube.away = False
-        received = await subscription.changed()
+        received = await changed(subscription)
         assert sorted((s.type, s.object["metadata"]["name"]) for s in received) == [("ADDED", "c"), ("DELETED", "a")]
         assert shared_informer(api, PODS).stats["expired"] == 1
         assert kube.requests["list"] == 2
@@ -225,7 +236,7 @@ async def test_list_restarts_when_its_continue_token_expires() -> None:
 
     kube.__class__ = Expiring
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
-        await subscription.changed()
+        await changed(subscription)
         assert len(subscription.objects) == 150
     assert kube.requests["list"] == 3
 
@@ -238,10 +249,10 @@ async def test_rejection_reaches_subscriptions_and_is_retried() -> None:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
             with pytest.raises(ApiStatusError, match="403"):
-                await subscription.changed()
+                await changed(subscription)
             async with pods.subscribe() as second:
                 with pytest.raises(ApiStatusError, match="403"):
-                    await second.changed()
+                    await changed(second)
             kube.refusal = None
             await until(lambda: subscription.synced)
             assert [s.type for s in await anext_after_errors(subscription)] == ["ADDED"]
@@ -252,7 +263,7 @@ async def anext_after_errors(subscription: Subscription) -> list[WatchEvent]:
     """The next changes; errors before them are ignored."""
     while True:
         try:
-            return await subscription.changed()
+            return await changed(subscription)
         except ApiStatusError:
             continue
 
@@ -261,11 +272,11 @@ async def test_expired_credentials_are_renewed_without_an_error() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
-        await subscription.changed()
+        await changed(subscription)
         kube.token = "t1"
         kube.cut()
         kube.put("b")
-        assert [s.object["metadata"]["name"] for s in await subscription.changed()] == ["b"]
+        assert [s.object["metadata"]["name"] for s in await changed(subscription)] == ["b"]
         assert api.stats["rebuilt"] == 1
 
 
@@ -275,7 +286,7 @@ async def test_informer_retries_until_the_server_is_back() -> None:
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
-            await subscription.changed()
+            await changed(subscription)
             kube.away = True
             kube.cut()
             await until(lambda: pods.stats["cuts"] > 3)
@@ -283,7 +294,7 @@ async def test_informer_retries_until_the_server_is_back() -> None:
             assert list(subscription.objects) == ["u1"]
             kube.put("b")
             kube.away = False
-            assert [s.object["metadata"]["name"] for s in await subscription.changed()] == ["b"]
+            assert [s.object["metadata"]["name"] for s in await changed(subscription)] == ["b"]
             assert pods.unreachable_since is None
 
 
@@ -295,32 +306,28 @@ async def test_canceled_subscription_does_not_stop_the_informer() -> None:
         async def subscribe() -> None:
             async with pods.subscribe() as subscription:
                 while True:
-                    await subscription.changed()
+                    await changed(subscription)
 
         first = asyncio.create_task(subscribe())
         await until(lambda: pods.stats["watches"])
         first.cancel()
         await asyncio.wait([first])
         async with pods.subscribe() as subscription:
-            await subscription.changed()
+            await changed(subscription)
             kube.put("a")
-            assert len(await subscription.changed()) == 1
+            assert len(await changed(subscription)) == 1
         assert kube.requests == {"list": 1, "watch": 1}
 
 
-async def test_informer_runs_in_its_own_context() -> None:
+async def test_informer_runs_in_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     task_of = contextvars.ContextVar("task_of", default="nobody")
     event: list[str] = []
-
-    def match(obj: object) -> bool:
-        event.append(task_of.get())
-        return True
-
+    on_delivery(monkeypatch, lambda obj: event.append(task_of.get()))
     kube = FakeKube()
     kube.put("a")
     task_of.set("the first subscription")
-    async with serving(kube) as api, shared_informer(api, PODS).subscribe(match) as subscription:
-        await subscription.changed()
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await changed(subscription)
     assert event == ["nobody"]
 
 
@@ -328,10 +335,10 @@ async def test_closing_the_api_ends_subscriptions_with_an_error() -> None:
     async with serving(FakeKube()) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
-            await subscription.changed()
+            await changed(subscription)
             await api.close()
             with pytest.raises(ApiUnavailable):
-                await subscription.changed()
+                await changed(subscription)
         assert shared_informer(api, PODS) is not pods
 
 
@@ -341,7 +348,7 @@ async def test_watch_resumes_at_the_last_bookmark() -> None:
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
-            await subscription.changed()
+            await changed(subscription)
             await until(lambda: kube.streams)
             version = kube.bookmark()
             await until(lambda: pods.stats["events"])
@@ -352,13 +359,14 @@ async def test_watch_resumes_at_the_last_bookmark() -> None:
             assert kube.queries[-1]["allowWatchBookmarks"] == "true"
 
 
-async def test_resync_finds_changes_that_the_watch_missed() -> None:
+async def test_resync_finds_changes_that_the_watch_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(informer, "RESYNC_SECONDS", 0.1)
     kube = FakeKube()
     kube.put("a")
-    async with serving(kube) as api, SharedInformer(api, PODS, resync=0.1).subscribe() as subscription:
-        await subscription.changed()
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await changed(subscription)
         gone = kube.forget("a")
-        (event,) = await subscription.changed()
+        (event,) = await changed(subscription)
         assert (event.type, event.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
 
 
@@ -400,12 +408,12 @@ async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
                 first.at_close(start_closing)  # runs before the informers are closed
                 for selector in selectors:
                     async with shared_informer(first, PODS, label_selector=selector).subscribe() as subscription:
-                        await subscription.changed()
+                        await changed(subscription)
             subscriptions = await coming[0]
             for n, subscription in enumerate(subscriptions):
-                assert await subscription.changed() == []
+                assert await changed(subscription) == []
                 kube.put(f"p{n}", {"app": str(n)})
-                (event,) = await subscription.changed()
+                (event,) = await changed(subscription)
                 assert event.object["metadata"]["name"] == f"p{n}"
 
 
@@ -420,7 +428,7 @@ async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogC
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
-            await subscription.changed()
+            await changed(subscription)
             await until(lambda: kube.streams)
             if how == "503":
                 kube.refusal = (503, "ServiceUnavailable")
@@ -430,7 +438,7 @@ async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogC
             await until(lambda: pods.stats["cuts"] > 4)
             kube.refusal, kube.away = None, False
             kube.put("a")
-            assert len(await subscription.changed()) == 1  # no error before it
+            assert len(await changed(subscription)) == 1  # no error before it
     assert len(log_lines(caplog)) == 2
     assert log_lines(caplog)[0].startswith(f"WARNING Watch of {PODS} failed. Trying again.\n")
     assert log_lines(caplog)[1].startswith(f"INFO Watch of {PODS} works again after ")
@@ -440,21 +448,24 @@ async def test_cut_stream_that_reopens_is_not_logged(caplog: pytest.LogCaptureFi
     caplog.set_level("INFO", informer.__name__)
     kube = FakeKube()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
-        await subscription.changed()
+        await changed(subscription)
         for n in range(3):
             await until(lambda: kube.streams)
             kube.cut()
             kube.put(f"p{n}")
-            assert len(await subscription.changed()) == 1
+            assert len(await changed(subscription)) == 1
     assert log_lines(caplog) == []
 
 
 @pytest.mark.parametrize(("stable_after", "lists"), [(0.0, 1), (60.0, 2)])
-async def test_only_streams_that_end_early_count_as_failures(stable_after: float, lists: int) -> None:
+async def test_only_streams_that_end_early_count_as_failures(
+    stable_after: float, lists: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A proxy that cuts streams occasionally must not slow the watch down; one that cuts each immediately must."""
+    monkeypatch.setattr(informer, "STABLE_STREAM_SECONDS", stable_after)
     kube = FakeKube()
-    async with serving(kube) as api, SharedInformer(api, PODS, stable_after=stable_after).subscribe() as subscription:
-        await subscription.changed()
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await changed(subscription)
         for n in range(1, RELIST_AFTER_FAILURES + 1):
             await until(lambda n=n: kube.streams and kube.requests["watch"] == n)
             kube.cut()
@@ -467,12 +478,12 @@ async def test_subscriptions_get_repeated_401() -> None:
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
-            await subscription.changed()
+            await changed(subscription)
             await until(lambda: kube.streams)
             kube.refusal = (401, "Unauthorized")
             kube.cut()
             with pytest.raises(ApiStatusError, match="401"):
-                await subscription.changed()
+                await changed(subscription)
             assert api.stats["rebuilt"] >= 2  # a new client each time
             kube.refusal = None
             kube.put("a")

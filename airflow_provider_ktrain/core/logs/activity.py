@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import finished_at, run_of, started_at
@@ -91,18 +91,14 @@ def _containers(kind: Kind, job: Object, pod: Object, since: float) -> Iterator[
         yield Container(meta["name"], meta["uid"], name, replica, run.restart, started, run.ended)
 
 
-class Line(NamedTuple):
-    """A line of a log, and when it was written, in epoch seconds."""
+def timed_lines(block: bytes) -> Iterator[tuple[float, str]]:
+    """When each line of a response was written, in epoch seconds, and its text.
 
-    at: float
-    text: str
-
-
-def timed_lines(block: bytes) -> Iterator[Line]:
-    """The lines of a response that begin with a timestamp; others are ends of lines that began before."""
+    Lines without a timestamp are left out: they are ends of lines that began before.
+    """
     for line in block.decode("utf-8", "replace").split("\n"):
         stamp, _, text = line.partition(" ")
         time = normal_time(stamp)
         at = None if time is None else epoch_seconds(time)
         if at is not None:
-            yield Line(at, text)
+            yield at, text

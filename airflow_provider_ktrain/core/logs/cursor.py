@@ -14,14 +14,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zlib
+from base64 import b64decode, b64encode
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.formats import VERSION
-from airflow_provider_ktrain.core.logs.packing import compress, decompress, pack_integers, unpack_integers
 
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
 _SECOND = 19  # characters of a time up to its second
@@ -148,13 +151,13 @@ class Replay:
         self._skip = -1  # known lines left to skip; -1: unknown before the first line
         self._again = position.at_last
 
-    def follows(self, time: str) -> bool:
-        """Whether a response whose first line has that time continues the file that was read.
+    def follows(self, time: str | None) -> bool:
+        """Whether a response whose first line has that time, or none, continues the file that was read.
 
         Otherwise it is the log of another run, or what a rotation left. True if this can't be known.
         """
         base = self.position.base
-        return not self.position.last or not base.whole or time == base.first
+        return time is None or not self.position.last or not base.whole or time == base.first
 
     def fresh(self, time: str) -> bool:
         """Whether the next line of the response is new.
@@ -190,10 +193,8 @@ class Replay:
 
 KEY_BYTES = 6  #: of a container's hash: of 1,000 containers, two collide once in 500 million cursors
 MAX_SIZE = 32 * 1024  #: bytes of a cursor as JSON text; see also `core.reporting.trigger_arguments`
-MAX_WATCH_DELAY = timedelta(seconds=60)  #: until a watch shows a container that has started
-_MILLISECOND = 10**6
-_COMPLETE, _STARTED, _WHOLE, _ANCHORED = 1, 2, 4, 8  # flags of a packed position
-_COLUMNS = 8
+MAX_WATCH_DELAY_SECONDS = 60  #: until a watch shows a container that has started
+_MILLISECOND = 10**6  # in nanoseconds
 
 
 def _nanoseconds(time: str) -> int:
@@ -207,40 +208,62 @@ def _time(nanoseconds: int) -> str:
     return f"{(datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat()}.{rest:09d}Z"
 
 
-def _row(at: Position) -> tuple[int, ...]:
-    """A position as integers: flags, restart, last, last - first (ms), at_last, and the base window.
+class _Row(NamedTuple):
+    """A position as integers. The newest window is left out: a resume needs only `base`.
 
-    The newest window is omitted: the base is enough to resume.
+    :param last: when the last line was written, in nanoseconds since 1970; 0 without lines.
+    :param first: the same of the first line, in milliseconds. It is rounded up: if it is too late, a rotation in that
+        millisecond is missed, but none is reported falsely.
+    :param second: from the beginning of the base window until the last line, in seconds.
+    :param offset: from the beginning of the base window until its first line, in nanoseconds; -1 if that is unknown.
     """
+
+    key: int
+    complete: int
+    restart: int
+    last: int = 0
+    first: int = 0
+    at_last: int = 0
+    second: int = 0
+    offset: int = -1
+    lines: int = 0
+    whole: int = True
+
+
+def _row(key: int, at: Position) -> _Row:
     if at.complete or not at.last:
-        return (_COMPLETE if at.complete else 0, at.restart, 0, 0, 0, 0, 0, 0)
+        return _Row(key, at.complete, at.restart)
     last, base = _nanoseconds(at.last), at.base
     second = _nanoseconds(f"{base.second}.0Z")
-    flags = _STARTED | (_WHOLE if base.whole else 0) | (_ANCHORED if base.first else 0)
-    # rounded up: if `first` is too late, a rotation in that millisecond is missed, but none is reported falsely
-    first = -(-_nanoseconds(at.first or at.last) // _MILLISECOND)
-    offset = _nanoseconds(base.first) - second if base.first else 0
-    return (
-        flags, at.restart, last, last // _MILLISECOND - first, at.at_last, (last - second) // 10**9, offset, base.count
-    )  # fmt: skip
+    return _Row(
+        key,
+        complete=False,
+        restart=at.restart,
+        last=last,
+        first=-(-_nanoseconds(at.first or at.last) // _MILLISECOND),
+        at_last=at.at_last,
+        second=(last - second) // 10**9,
+        offset=_nanoseconds(base.first) - second if base.first else -1,
+        lines=base.count,
+        whole=base.whole,
+    )
 
 
-def _position(row: Sequence[int]) -> Position:
-    flags, restart, last, before, at_last, seconds, offset, count = row
-    if not flags & _STARTED:
-        return Position(restart, complete=bool(flags & _COMPLETE))
-    second = (last // 10**9 - seconds) * 10**9
-    whole = bool(flags & _WHOLE)
-    base = Window(_time(second)[:_SECOND], _time(second + offset) if flags & _ANCHORED else "", count, whole)
-    first = _time((last // _MILLISECOND - before) * _MILLISECOND)
-    return Position(restart, False, first, _time(last), at_last, base, Window(_time(last)[:_SECOND], "", 0))
+def _position(row: _Row) -> Position:
+    if not row.last:
+        return Position(row.restart, complete=bool(row.complete))
+    last, second = _time(row.last), (row.last // 10**9 - row.second) * 10**9
+    first = _time(second + row.offset) if row.offset >= 0 else ""
+    base = Window(_time(second)[:_SECOND], first, row.lines, bool(row.whole))
+    newest = Window(last[:_SECOND], "", 0)
+    return Position(row.restart, False, _time(row.first * _MILLISECOND), last, row.at_last, base, newest)
 
 
 @dataclass
 class Cursor:
     """The positions of a job's containers, by `Cursor.key` of pod uid and container name.
 
-    A trigger's arguments contain it, in at most MAX_SIZE bytes: docs/reference/formats.md describes the format.
+    A trigger's arguments contain it, in at most MAX_SIZE bytes: docs/reference/log-cursor.md describes the format.
     1,000 containers fit. If there are more, those whose logs are furthest behind keep exact positions; all others are
     read again from one common time.
 
@@ -250,16 +273,16 @@ class Cursor:
     :param unreadable: whether the handed-over cursor could not be read, so that all logs are read again.
     """
 
-    positions: dict[bytes, Position] = field(default_factory=dict)
-    names: dict[bytes, str] = field(default_factory=dict)
+    positions: dict[int, Position] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     since: str = ""
     omitted: int = 0
     unreadable: bool = False
 
     @staticmethod
-    def key(uid: str, container: str) -> bytes:
+    def key(uid: str, container: str) -> int:
         """The key of a container: a hash of its pod's uid and its name."""
-        return hashlib.sha256(f"{uid}/{container}".encode()).digest()[:KEY_BYTES]
+        return int.from_bytes(hashlib.sha256(f"{uid}/{container}".encode()).digest()[:KEY_BYTES])
 
     def position(self, uid: str, container: str) -> Position:
         """The position of a container; a new one at the beginning if there is none."""
@@ -284,7 +307,7 @@ class Cursor:
         if key in self.positions or not self.since:
             return
         began = normal_time(started)
-        margin = _time(_nanoseconds(self.since) - MAX_WATCH_DELAY // timedelta(microseconds=1) * 1000)
+        margin = _time(_nanoseconds(self.since) - MAX_WATCH_DELAY_SECONDS * 10**9)
         if began is not None and began < margin:
             self.positions[key] = self._at_common_time(restart)
         elif restart:
@@ -300,7 +323,7 @@ class Cursor:
         self.positions.pop(key, None)
         self.names.pop(key, None)
 
-    def unfinished(self) -> dict[bytes, Position]:
+    def unfinished(self) -> dict[int, Position]:
         """The positions that are not complete."""
         return {key: at for key, at in self.positions.items() if not at.complete}
 
@@ -309,42 +332,36 @@ class Cursor:
 
         :param limit: bytes of the JSON text. Default: MAX_SIZE.
         """
-        if not self.positions:
-            return {} if not self.since else {"version": VERSION, "since": self.since, "omitted": self.omitted}
+        if not (self.positions or self.since):
+            return {}
         rows = self._rows()
         for names in (True, False):
             if _size(whole := self._packed(rows, len(rows), names)) <= limit:
                 return whole
-        fits, too_many = 0, len(rows)
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            if _size(self._packed(rows, middle, False)) <= limit:
-                fits = middle
-            else:
-                too_many = middle
-        return self._packed(rows, fits, False)
+        too_many = bisect_right(range(len(rows)), limit, key=lambda count: _size(self._packed(rows, count, False)))
+        return self._packed(rows, max(too_many - 1, 0), False)
 
-    def _rows(self) -> list[tuple[bytes, tuple[int, ...]]]:
+    def _rows(self) -> list[_Row]:
         """Complete positions first, then those without lines, then by the time of the last line."""
         rows = []
         for key, at in self.positions.items():
             try:
-                rows.append((key, _row(at)))
+                rows.append(_row(key, at))
             except ValueError:  # a timestamp that isn't a date: read the log again
-                rows.append((key, _row(Position(at.restart))))
-        return sorted(rows, key=lambda row: (not row[1][0] & _COMPLETE, row[1][2], row[0]))
+                rows.append(_row(key, Position(at.restart)))
+        return sorted(rows, key=lambda row: (not row.complete, row.last, row.key))
 
-    def _packed(self, rows: Sequence[tuple[bytes, tuple[int, ...]]], count: int, names: bool) -> dict[str, Any]:
+    def _packed(self, rows: Sequence[_Row], count: int, names: bool) -> dict[str, Any]:
         kept, left_out = rows[:count], rows[count:]
-        columns = [list(column) for column in zip(*(row for _, row in kept), strict=True)] or [[]] * _COLUMNS
-        columns[2] = [time - before for time, before in zip(columns[2], [0, *columns[2]], strict=False)]
-        data = pack_integers([len(kept)]) + b"".join(key for key, _ in kept) + b"".join(map(pack_integers, columns))
-        packed: dict[str, Any] = {"version": VERSION, "containers": compress(data)}
+        columns: dict[str, Any] = {
+            name: _differences([row[number] for row in kept]) for number, name in enumerate(_Row._fields)
+        }
         if names:
-            lines = ("" if row[0] & _COMPLETE else self.names.get(key, "") for key, row in kept)
-            packed["names"] = compress("\n".join(lines).encode())
+            columns["names"] = ["" if row.complete else self.names.get(row.key, "") for row in kept]
+        data = zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)
+        packed: dict[str, Any] = {"version": VERSION, "containers": b64encode(data).decode()}
         if left_out or self.since:
-            times = [_time(row[2]) for _, row in left_out[:1]]  # the earliest; 1970 without lines
+            times = [_time(row.last) for row in left_out[:1]]  # the earliest; 1970 without lines
             packed["since"] = min(filter(None, [*times, self.since]))
             packed["omitted"] = self.omitted + len(left_out)
         return packed
@@ -359,26 +376,22 @@ class Cursor:
         try:
             cursor = cls(since=normal_time(str(data.get("since"))) or "", omitted=int(data.get("omitted") or 0))
             if "containers" in data:
-                cursor._unpack(decompress(data["containers"]), str(data.get("names") or ""))
+                cursor._unpack(data["containers"])
             return cursor
-        except (ValueError, TypeError, OverflowError):
+        except (KeyError, OverflowError, TypeError, ValueError, zlib.error):
             return cls(unreadable=True)
 
-    def _unpack(self, data: bytes, names: str) -> None:
-        (count,), start = unpack_integers(data, 0, 1)
-        keys = [data[at : at + KEY_BYTES] for at in range(start, start + count * KEY_BYTES, KEY_BYTES)]
-        start += count * KEY_BYTES
-        columns = []
-        for _ in range(_COLUMNS):
-            column, start = unpack_integers(data, start, count)
-            columns.append(column)
-        last = 0
-        for key, row in zip(keys, zip(*columns, strict=True), strict=True):
-            last += row[2]
-            self.positions[key] = _position((*row[:2], last, *row[3:]))
-        if names:
-            texts = decompress(names).decode().split("\n")
-            self.names = {key: text for key, text in zip(keys, texts, strict=False) if text}
+    def _unpack(self, text: str) -> None:
+        columns = json.loads(zlib.decompress(b64decode(text, validate=True)))
+        rows = [_Row(*row) for row in zip(*(accumulate(columns[name]) for name in _Row._fields), strict=True)]
+        self.positions = {row.key: _position(row) for row in rows}
+        names = columns.get("names") or ()
+        self.names = {row.key: name for row, name in zip(rows, names, strict=False) if name}
+
+
+def _differences(numbers: Sequence[int]) -> list[int]:
+    """Of each number to the one before: they are shorter. `itertools.accumulate` reverses this."""
+    return [number - before for before, number in pairwise((0, *numbers))]
 
 
 def _size(data: Mapping[str, Any]) -> int:

@@ -28,10 +28,6 @@ def check_choice(choice: LogChoice, kind: Kind) -> None:
             raise ManifestError(f"logs: found {role}: {indexes!r}, expected a list of replica indexes such as [0, 1]")
 
 
-def _every_pod(pod: Mapping[str, Any]) -> bool:
-    return True
-
-
 def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
     """A predicate that is true for pods whose logs to follow.
 
@@ -40,7 +36,7 @@ def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[
     if choice == "auto":
         choice = "all" if kind.size(job) <= MAX_REPLICAS_FOR_ALL else "primary"
     if choice == "all":
-        return _every_pod
+        return lambda pod: True
     if choice == "none":
         return lambda pod: False
     selected = {kind.primary(job): [0]} if isinstance(choice, str) else choice

@@ -112,17 +112,17 @@ class ActivityProbe:
             )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Response:
     """One response to a request for a log.
 
     :param first, newest: times of lines, in epoch seconds; 0 without lines.
     """
 
-    first: float
-    newest: float
-    lines: int
-    size: int
+    first: float = 0.0
+    newest: float = 0.0
+    lines: int = 0
+    size: int = 0
 
 
 class _Search:
@@ -203,27 +203,27 @@ class _Search:
         """
         path = f"{api_paths.core(self._namespace, 'pods', container.pod)}/log"
         query |= {"container": container.name, "timestamps": "true", "limitBytes": str(limit_bytes)}
-        splitter, size, found = LineSplitter(), 0, _Response(0.0, 0.0, 0, 0)
+        splitter, found = LineSplitter(), _Response()
         async with (
             self._output.follower.budget.slot(),
             self._api.stream(path, query=query, pool="logs", read_timeout=PEEK_TIMEOUT_SECONDS) as response,
         ):
             async for chunk in response.content.iter_any():
-                size += len(chunk)
-                found = self._take(container, splitter.feed(chunk), found)
+                found.size += len(chunk)
+                self._take(container, splitter.feed(chunk), found)
         if splitter.unended_line.startswith(NO_LOG_TEXT):
             raise ApiStatusError(404, "NotFound", splitter.unended_line.decode(errors="replace"))
-        found = self._take(container, splitter.unended_line, found)
-        return _Response(found.first, found.newest, found.lines, size)
+        self._take(container, splitter.unended_line, found)
+        return found
 
-    def _take(self, container: Container, block: bytes | None, before: _Response) -> _Response:
-        first, newest, lines = before.first, before.newest, before.lines
+    def _take(self, container: Container, block: bytes | None, found: _Response) -> None:
         for at, text in timed_lines(block or b""):
-            first, newest, lines = first or at, max(newest, at), lines + 1
+            found.first = found.first or at
+            found.newest = max(found.newest, at)
+            found.lines += 1
             if at <= self.since:
                 continue
             if self._limit is Limit.LOG_STALL:
                 self._output.restart_clock(self._limit, at)
             else:
                 self._output.training_metrics.read_step(container.replica, text, at)
-        return _Response(first, newest, lines, 0)

@@ -261,7 +261,7 @@ class Closing:
         self._state.count_phase()
         report, metrics = self._output.follower.report(), self._state.metrics
         watches = self._api.stats["watches"] - self._watches_before
-        done = {"log.lines": report.lines, "log.bytes": report.bytes, "watch.requests": watches}
+        done = {"log.lines": report.total.lines, "log.bytes": report.total.bytes, "watch.requests": watches}
         metrics.update({name: metrics.get(name, 0) + number for name, number in done.items()})
 
 

@@ -66,8 +66,8 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         except (ApiStatusError, ApiUnavailable, TimeoutError) as e:
             log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed.\n{e}")
         report = await follower.drain(DRAIN_SECONDS)
-        lines = report.lines + report.dropped + report.late
-        if lines:
+        total = report.total
+        if lines := total.lines + total.dropped + total.late:
             log.info(f"The pods wrote {counted(lines, 'line')} between the kill and their end.")
         if report.unread:
             names = ", ".join(f"{pod}/{container}" for pod, container in report.unread)

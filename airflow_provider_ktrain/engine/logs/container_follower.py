@@ -34,7 +34,7 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.reader import (
     TAIL_CHECK_BYTES,
     ForbiddenNotice,
@@ -72,7 +72,6 @@ class JobLogs:
     kind: Kind
     cursor: Cursor
     budget: StreamBudget
-    rate_limit: RateLimit
     inspector: Callable[[LogLine], Inspect]
     forbidden: ForbiddenNotice
     forget: Callable[[ContainerFollower], None]
@@ -98,14 +97,14 @@ class ContainerFollower:
         self._path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "", init=is_init_container(pod, name), pod_uid=self.uid)
-        self._emitter = RateLimitedEmitter(job.sink, job.budget.gate, job.rate_limit, source, job.inspector(source))
+        self._emitter = RateLimitedEmitter(job.sink, job.budget.gate, source, job.inspector(source))
         self._reader = LogReader(job.api, job.budget, self._path, name, self._emitter, self._observed, job.forbidden)
         self._failures = 0
         self._finished = False  # the log is read as far as it goes
         self._drained = False
         self.caught_up = False  #: whether everything was read that had been written when `catch_up` was called
         self._steps = {
-            State.WAITING: self._wait,
+            State.WAITING: self._wait_for_news,
             State.RESUMING: self._resume,
             State.FOLLOWING: self._follow,
             State.RESTARTING: self._await_restart,
@@ -220,9 +219,6 @@ class ContainerFollower:
     def _next_state(self) -> State:
         return next_state(self._observed, self._position, resumed=self._resumed, drained=self._drained)
 
-    async def _wait(self) -> None:
-        await self._wait_for_news(None)
-
     async def _resume(self) -> None:
         self._resumed = False
         await self._read_pod()
@@ -262,12 +258,10 @@ class ContainerFollower:
             self._begin(previous)
         elif position.complete or await self._tail_is_known(previous="true"):
             self._begin(run.restart)
-        elif run.backing_off:  # `previous` is the newest run already, and the one before it is out of reach
-            self._emitter.gap(f"lines of run {previous} may be missing: the kubelet no longer has its log", position)
-            self._begin(run.restart)
         else:
-            response = await self._request(previous="true")
-            if response.end is ResponseEnd.NO_LOG:
+            # in a back-off, `previous` is the newest run already, and the one before it is out of reach
+            response = None if run.backing_off else await self._request(previous="true")
+            if response is None or response.end is ResponseEnd.NO_LOG:
                 self._emitter.gap(
                     f"lines of run {previous} may be missing: the kubelet no longer has its log", position
                 )
@@ -334,6 +328,7 @@ class ContainerFollower:
         """Everything was read: emit a last line without a line end, and report where lines may still be missing."""
         await self._emit_unended_line()
         position = self._position
+        self._emitter.finish(position)
         if self._progress.size < ROTATION_BYTES:
             return
         first = time_of_line(await self._reader.peek(TIMESTAMP_BYTES, **query) or b"")
@@ -369,12 +364,12 @@ class ContainerFollower:
             if self._reader.retries_slowly and not self._observed.draining:
                 await self._wait_for_news(FORBIDDEN_PAUSE_SECONDS)
             elif self._failures > 1:
-                await self._back_off(MAX_DRAIN_RETRY_PAUSE_SECONDS if self._observed.draining else None)
+                draining = self._observed.draining
+                await self._back_off(MAX_DRAIN_RETRY_PAUSE_SECONDS if draining else MAX_RETRY_PAUSE_SECONDS)
             await self._read_pod()
         return response
 
-    async def _back_off(self, longest: float | None = None) -> None:
-        longest = MAX_RETRY_PAUSE_SECONDS if longest is None else longest
+    async def _back_off(self, longest: float = MAX_RETRY_PAUSE_SECONDS) -> None:
         await asyncio.sleep(pause_after(max(self._failures - 1, 1), MIN_RETRY_PAUSE_SECONDS, longest))
 
     async def _await_new_run(self) -> None:
@@ -418,8 +413,8 @@ class ContainerFollower:
         if self._observed.run == run:
             await self._read_pod()
 
-    async def _wait_for_news(self, seconds: float | None) -> None:
-        """Wait until something is observed, at most that many seconds."""
+    async def _wait_for_news(self, seconds: float | None = None) -> None:
+        """Wait until something is observed, at most that many seconds. Default: no limit."""
         self._news.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -5,25 +5,31 @@ lines. Then the rate limit decides whether it is logged. It is a token bucket of
 and regains its allowance over time. Once it has used it up, all lines are dropped until it has regained five seconds'
 worth. So a flood causes few long gaps, each with one note that counts its lines, and not a note after every line.
 
-Of an init container, lines that only repeat earlier ones are collapsed before that: see `core.logs.repeats`.
+An init container that waits writes the same few lines again and again. A few of them are logged, and then a few every
+ten minutes; the others are counted. A line is a repetition if it is equal to one of the last MAX_RECENT_LINES different
+lines, apart from dates and times of day. Other numbers distinguish lines, because they may show progress.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time as clock
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
-from airflow_provider_ktrain.core.logs.repeats import Repeated, Repeats
 from airflow_provider_ktrain.core.text import counted, readable_size
 from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
 MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
-#: seconds for which repeated lines of an init container are held back: at first, and at most. The time doubles.
-MIN_HOLD_SECONDS, MAX_HOLD_SECONDS = 15.0, 600.0
+#: of a container: bytes that it may log per second on average, and at once; lines over it are dropped
+BYTES_PER_SECOND, BURST_BYTES = 2 * 1024 * 1024, 32 * 1024 * 1024
+MAX_RECENT_LINES = 8  #: different lines of an init container that a repetition is compared with
+MAX_REPETITIONS, REPETITION_SECONDS = 6, 600.0  #: repetitions in a row that an init container may log in that time
+_TIME = re.compile(r"(?<!\d)(?:\d{4}[-/]\d\d[-/]\d\d[T ]?)?(?:\d\d:\d\d:\d\d(?:[.,]\d+)?)?")
 
 
 @dataclass(slots=True)  # not frozen: that takes three times as long, and one is made for every line
@@ -52,18 +58,6 @@ Inspect = Callable[[str, str, int], None]  #: called with a line's text, its tim
 
 def ignore(text: str, time: str, run: int) -> None:
     """An inspector that does nothing."""
-
-
-@dataclass(frozen=True)
-class RateLimit:
-    """How much one container may log. Lines over the limit are inspected and counted, but dropped.
-
-    :param bytes_per_second: on average. Default: 2 MiB.
-    :param burst_bytes: at once. Default: 32 MiB.
-    """
-
-    bytes_per_second: int = 2 * 1024 * 1024
-    burst_bytes: int = 32 * 1024 * 1024
 
 
 class LineSplitter:
@@ -111,11 +105,10 @@ class RateLimitedEmitter:
         self,
         sink: Callable[[LogLine], None],
         gate: LogGate,
-        rate_limit: RateLimit,
         source: LogLine,
         inspect: Inspect = ignore,
     ) -> None:
-        self.lines = 0  #: including those that were collapsed
+        self.lines = 0  #: including repetitions that were left out
         self.bytes = 0
         self.dropped = 0
         self.dropped_bytes = 0
@@ -128,13 +121,12 @@ class RateLimitedEmitter:
         self._sink = sink
         self._gate = gate
         self._inspect = inspect
-        self._limit = rate_limit
         self._source = source
         self._replica = (source.pod, source.container, source.role, source.index)
-        self._repeats, self._position = Repeats(), Position(restart=-1)  # of the run of an init container
-        self._hold_seconds = MIN_HOLD_SECONDS
-        self._timer: asyncio.TimerHandle | None = None
-        self._allowance = float(rate_limit.burst_bytes)
+        self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT_LINES)  # of an init container: run and line
+        self._repetitions, self._repetitions_end = 0, 0.0  # in a row, and when the next ones are logged again
+        self._left_out = 0  # repetitions that the log doesn't mention yet
+        self._allowance = float(BURST_BYTES)
         self._allowed_at = clock.monotonic()
         self._flooded = False
         self._unreported = self._unreported_bytes = 0
@@ -200,11 +192,27 @@ class RateLimitedEmitter:
         if self.count_only:
             self.late += 1
             return
-        if not self._source.init:
-            self._log(position, time, text)
+        if self._source.init and self._is_left_out(position.restart, text):
+            self._left_out += 1
             return
-        for line in self._collapsed(position, time, text):
-            self._log(position, line.time, line.text, line.count)
+        if self._left_out:
+            self._report_left_out(position)
+        self._log(position, time, text)
+
+    def _is_left_out(self, restart: int, text: str) -> bool:
+        """Whether a line of an init container is a repetition, and enough of them were logged."""
+        line, now = (restart, _TIME.sub("", text)), clock.monotonic()
+        repeated = line in self._recent
+        if not repeated:
+            self._recent.append(line)
+        if not repeated or now >= self._repetitions_end:
+            self._repetitions, self._repetitions_end = 0, now + REPETITION_SECONDS
+        self._repetitions += repeated
+        return self._repetitions > MAX_REPETITIONS
+
+    def _report_left_out(self, position: Position) -> None:
+        count, self._left_out = self._left_out, 0
+        self._log(position, position.last, f"({counted(count, 'repeated line')} left out here)", count)
 
     def _log(self, position: Position, time: str, text: str, count: int = 1) -> None:
         """Emit one line, which stands for `count` lines, unless the rate limit drops it."""
@@ -222,46 +230,17 @@ class RateLimitedEmitter:
         pod, container, role, index = self._replica
         self._sink(LogLine(pod, container, role, index, position.restart, time, text, False, self._source.init))
 
-    # repeated lines of an init container
-
-    def _collapsed(self, position: Position, time: str, text: str) -> list[Repeated]:
-        """What to emit after one more line of an init container: nothing if it only repeats earlier lines."""
-        if position.restart != self._position.restart:
-            self._flush()
-            self._repeats, self._position = Repeats(), position
-        if out := self._repeats.add(time, text):
-            self._hold_seconds = MIN_HOLD_SECONDS
-            self._stop_timer()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._hold_seconds, self._flush_in_time)
-        return out
-
-    def _flush_in_time(self) -> None:
-        self._hold_seconds = min(2 * self._hold_seconds, MAX_HOLD_SECONDS)
-        self._flush()
-
-    def _flush(self) -> None:
-        """Emit the repeated lines that are held back."""
-        self._stop_timer()
-        for line in self._repeats.flush():
-            self._log(self._position, line.time, line.text, line.count)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def finish(self, position: Position) -> None:
-        """Emit what is held back: no more lines will come in this process."""
-        self._flush()
+        """Report what was left out or dropped since the last line: the run has ended, or nobody follows it here now."""
+        if self._left_out:
+            self._report_left_out(position)
         self.report_dropped(position)
 
     def _refill(self, now: float) -> None:
         """Regain allowance for the time that has passed; a flood is over with the allowance of five seconds."""
-        limit = self._limit
-        self._allowance = min(limit.burst_bytes, self._allowance + (now - self._allowed_at) * limit.bytes_per_second)
+        self._allowance = min(BURST_BYTES, self._allowance + (now - self._allowed_at) * BYTES_PER_SECOND)
         self._allowed_at = now
-        if self._allowance >= min(5 * limit.bytes_per_second, limit.burst_bytes):
+        if self._allowance >= min(5 * BYTES_PER_SECOND, BURST_BYTES):
             self._flooded = False
 
     def report_dropped(self, position: Position) -> None:
@@ -273,7 +252,7 @@ class RateLimitedEmitter:
         self.dropped += count
         self.dropped_bytes += size
         dropped = f"dropped {counted(count, 'line')} ({readable_size(size)}) here"
-        self.note(f"{dropped}: over the limit of {readable_size(self._limit.bytes_per_second)}/s", position)
+        self.note(f"{dropped}: over the limit of {readable_size(BYTES_PER_SECOND)}/s", position)
 
     def gap(self, text: str, position: Position) -> None:
         """Note that lines may be missing here, and keep it for the report."""

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.logs.container_run import Pod, run_of, started
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower, JobLogs
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, ignore
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, ignore
 from airflow_provider_ktrain.engine.logs.reader import ForbiddenNotice
 from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
@@ -34,7 +34,6 @@ class LogFollower:
     :param budget: limits the streams. Default: the process's budget.
     :param chosen: whether to follow a container of a pod; called whenever the pod has changed, until it returns True.
         Default: all containers.
-    :param rate_limit: of each container. Default: `RateLimit()`.
     :param inspector: called once per container with a line that names it; what it returns is called with text,
         time and run of every new line before the rate limit drops any. Default: lines aren't inspected.
     """
@@ -48,7 +47,6 @@ class LogFollower:
         cursor: Cursor | None = None,
         budget: StreamBudget | None = None,
         chosen: Callable[[Pod, str], bool] = lambda pod, container: True,
-        rate_limit: RateLimit | None = None,
         inspector: Callable[[LogLine], Inspect] = lambda source: ignore,
     ) -> None:
         self.cursor = Cursor() if cursor is None else cursor
@@ -60,7 +58,6 @@ class LogFollower:
             kind,
             self.cursor,
             self.budget,
-            rate_limit or RateLimit(),
             inspector,
             ForbiddenNotice(),
             self._forget,
@@ -72,11 +69,6 @@ class LogFollower:
         self._gone: dict[tuple[str, str], Tally] = {}  # of deleted pods, if there is something to report
         self._gone_whole = WHOLE  # the sum of all others
         self._draining = False
-
-    @property
-    def held(self) -> int:
-        """Number of containers and pods in memory; it doesn't grow with the number of deleted pods."""
-        return len(self._followed) + len(self._observed) + len(self.cursor.positions)
 
     def observe(self, pod: Pod, *, deleted: bool = False) -> None:
         """Take note of the state of a pod.

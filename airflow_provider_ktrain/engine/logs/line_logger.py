@@ -36,9 +36,10 @@ class LineLogger:
         self._last: dict[tuple[str, int, str], _Logged] = {}  # by role, index and container
 
     def __call__(self, line: LogLine) -> None:
-        """Log one line. Notes of the follower itself are warnings."""
+        """Log `[Role index] text`, or `[Role index container] text`. Notes of the follower itself are warnings."""
         write = self._log.warning if line.note else self._log.info
-        text = format_line(line.text, line.role, line.index, line.container if line.init else "")
+        container = f" {line.container}" if line.init else ""
+        text = f"[{line.role} {line.index}{container}] {line.text}"
         text = text if line.note else Verbatim(text)
         source = self._kind.replica_name(line.role, line.index)
         if line.time:
@@ -51,18 +52,7 @@ class LineLogger:
         key = line.role, line.index, line.container
         last = self._last.get(key)
         if last is not None and last.text == line.text and last.written <= written <= last.logged:
-            logged = _microsecond_after(last.logged)
+            later = datetime.fromisoformat(last.logged) + timedelta(microseconds=1)
+            logged = later.isoformat(timespec="microseconds")
         self._last[key] = _Logged(line.text, written, logged)
         return logged
-
-
-def format_line(text: str, role: str, index: int, init_container: str = "") -> str:
-    """A line as it is logged: `[Role index] text`, or `[Role index container] text`.
-
-    :param init_container: name of the init container that wrote it. Default: none, the main container wrote it.
-    """
-    return f"[{role} {index}{init_container and f' {init_container}'}] {text}"
-
-
-def _microsecond_after(time: str) -> str:
-    return (datetime.fromisoformat(time) + timedelta(microseconds=1)).isoformat(timespec="microseconds")

@@ -100,14 +100,10 @@ class LogGate:
         finally:
             self._writers -= 1
             if not self._writers:
-                if self.unread_log is not None and self._is_small:
+                small = 0 < self._lines < MIN_BURST_LINES and self._bytes < MIN_BURST_BYTES
+                if self.unread_log is not None and small:
                     self._next_burst = asyncio.get_running_loop().time() + self.interval
                 self._lines = self._bytes = 0
-
-    @property
-    def _is_small(self) -> bool:
-        """Whether the present burst has lines, but few."""
-        return 0 < self._lines < MIN_BURST_LINES and self._bytes < MIN_BURST_BYTES
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -149,7 +149,7 @@ class LogReader:
                         tail = (tail + chunk if len(chunk) < TAIL_CHECK_BYTES else chunk)[-TAIL_CHECK_BYTES:]
                         block = lines.feed(chunk)
                         if block is not None:
-                            any_start = any_start or _begins_as_expected(block, replay)
+                            any_start = any_start or replay.follows(time_of_line(block))
                             if not any_start:
                                 return Response(ResponseEnd.OTHER_LOG, size)
                             new_lines += await self._emitter.emit(block, replay)
@@ -202,9 +202,3 @@ class LogReader:
 def time_of_line(line: bytes) -> str | None:
     """The timestamp at the beginning of a line; None if there is none."""
     return normal_time(line.partition(b" ")[0].decode(errors="replace"))
-
-
-def _begins_as_expected(block: bytes, replay: Replay) -> bool:
-    """Whether the first block of a response continues the known log. True if its first line has no timestamp."""
-    time = time_of_line(block)
-    return time is None or replay.follows(time)

@@ -51,24 +51,9 @@ class DrainReport:
     gone: Tally = field(default_factory=Tally)
 
     @property
-    def lines(self) -> int:
-        """Lines that were logged, of existing and of deleted pods."""
-        return self.gone.lines + sum(tally.lines for tally in self.containers.values())
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that were logged, of existing and of deleted pods."""
-        return self.gone.bytes + sum(tally.bytes for tally in self.containers.values())
-
-    @property
-    def dropped(self) -> int:
-        """Lines that the rate limit dropped, of existing and of deleted pods."""
-        return self.gone.dropped + sum(tally.dropped for tally in self.containers.values())
-
-    @property
-    def late(self) -> int:
-        """Lines that were counted but not logged, because the final drain ran out of time."""
-        return self.gone.late + sum(tally.late for tally in self.containers.values())
+    def total(self) -> Tally:
+        """The sum of existing and of deleted pods."""
+        return sum(self.containers.values(), self.gone)
 
     @property
     def gaps(self) -> dict[tuple[str, str], tuple[str, ...]]:

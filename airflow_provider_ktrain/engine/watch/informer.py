@@ -1,7 +1,7 @@
 """Shared informers: one list and watch for any number of subscriptions, as in client-go.
 
 A SharedInformer lists a path once, then follows its watch from the resourceVersion of that list, and passes each change
-to the subscriptions whose key and filter match.
+to the subscriptions whose key matches.
 
 - A stream that is cut resumes at the last resourceVersion that it delivered. Bookmarks, which the API server sends
   about once a minute, move that version forward while nothing changes, so that it doesn't expire.
@@ -61,8 +61,6 @@ class SharedInformer:
         field_selector: str = "",
         *,
         on_stop: Callable[[], object] = lambda: None,
-        stable_after: float = STABLE_STREAM_SECONDS,
-        resync: float = RESYNC_SECONDS,
         refusal_level: int = logging.WARNING,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
@@ -79,8 +77,6 @@ class SharedInformer:
         self._version = ""  # "": list next
         self._resync_at = 0.0
         self._failures = 0  # in a row
-        self._stable_after = stable_after
-        self._resync = resync
         self._refusal_level = refusal_level
         self._opened: float | None = None  # time.monotonic() at which the present stream began
         self._logged_unreachable = False
@@ -105,19 +101,15 @@ class SharedInformer:
         """The objects that have one of these keys, as last seen."""
         return self._objects.having(keys)
 
-    def subscribe(
-        self, match: Callable[[Object], bool] | None = None, *, key: Key | None = None, news: Wakeup | None = None
-    ) -> Subscription:
+    def subscribe(self, *, key: Key | None = None, news: Wakeup | None = None) -> Subscription:
         """A subscription, which begins when its context is entered. This doesn't wait for the first list.
 
-        :param match: filter that is called for each change. An object that no longer matches becomes DELETED. Default:
-            all objects match.
-        :param key: `by_uid`, `by_name`, `by_owner` or `by_label`. Only these objects are passed to `match`. Always set
-            it where there are many subscriptions. Default: all objects.
+        :param key: of the objects, from `object_keys`. Always set it where there are many subscriptions. Default: all
+            objects.
         :param news: set when `take` has something to return, for a coroutine that waits for several subscriptions.
-            Default: one of its own, for `changed`.
+            Default: none.
         """
-        return Subscription(self, match, key, news)
+        return Subscription(self, key, news)
 
     def add(self, subscription: Subscription, key: Key | None) -> None:
         """Begin a subscription: deliver what is known, and then all changes."""
@@ -209,7 +201,7 @@ class SharedInformer:
 
     def _stream_was_stable(self) -> bool:
         """Whether a stream was open long enough that its end isn't a failure."""
-        return self._opened is not None and time.monotonic() - self._opened >= self._stable_after
+        return self._opened is not None and time.monotonic() - self._opened >= STABLE_STREAM_SECONDS
 
     def _note_unreachable(self, error: ApiUnavailable | ApiStatusError) -> None:
         """Log an outage once. A cut stream that can be reopened at once isn't logged."""
@@ -268,7 +260,7 @@ class SharedInformer:
             if not number % PAGE_SIZE:
                 await asyncio.sleep(0)
         self._version = page["metadata"]["resourceVersion"]
-        self._resync_at = time.monotonic() + self._resync * random.uniform(0.9, 1.1)
+        self._resync_at = time.monotonic() + RESYNC_SECONDS * random.uniform(0.9, 1.1)
         self._synced = True
         self._note_reached()
         self._broadcast(Subscription.sync)
@@ -294,7 +286,6 @@ class SharedInformer:
                     self._failures = 0
 
     def _event(self, event: dict[str, Any]) -> None:
-        """Handle an event of a watch."""
         obj = event["object"]
         if event["type"] == "ERROR":
             raise ApiStatusError(obj.get("code") or 500, obj.get("reason") or "", obj.get("message") or "")

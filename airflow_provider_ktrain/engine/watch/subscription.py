@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
@@ -37,29 +37,22 @@ class Informer(Protocol):
 class Subscription:
     """The objects and events of an informer for one subscriber; a context manager that ends the subscription.
 
-    `objects` has the matching objects by uid, as last seen. If an object is missing from it, that doesn't prove that it
+    `objects` has the objects by uid, as last seen. If an object is missing from it, that doesn't prove that it
     doesn't exist: it may be newer than the last event. An event DELETED is such a proof.
 
     Get it from `SharedInformer.subscribe`, which describes the parameters in full.
 
-    :param informer: which calls `deliver`, `sync` and `fail`. Default: none, nothing is delivered.
-    :param match: filter of the objects. Default: all match.
+    :param informer: which calls `deliver`, `sync` and `fail`.
     :param key: of the objects. Default: all objects.
-    :param news: set when `take` has something to return. Default: one of its own.
+    :param news: set when `take` has something to return. Default: none.
     """
 
-    __slots__ = ("_changed", "_error", "_informer", "_key", "_match", "_new", "_news", "_pending", "objects", "synced")
+    __slots__ = ("_changed", "_error", "_informer", "_key", "_new", "_news", "_pending", "objects", "synced")
 
-    def __init__(
-        self,
-        informer: Informer | None = None,
-        match: Callable[[Object], bool] | None = None,
-        key: Key | None = None,
-        news: Wakeup | None = None,
-    ) -> None:
+    def __init__(self, informer: Informer, key: Key | None = None, news: Wakeup | None = None) -> None:
         self.objects: dict[str, Object] = {}
         self.synced = False  #: whether the first list is complete
-        self._informer, self._match, self._key = informer, match, key
+        self._informer, self._key = informer, key
         self._pending: dict[str, WatchEvent] = {}
         self._changed: dict[str, None] = {}  # an empty dict is smaller than an empty set
         self._error: Exception | None = None
@@ -67,68 +60,45 @@ class Subscription:
         self._new = False  # whether `take` has something to return
 
     async def __aenter__(self) -> Self:
-        if self._informer is not None:
-            self._informer.add(self, self._key)
+        self._informer.add(self, self._key)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._informer is not None:
-            self._informer.discard(self, self._key)
+        self._informer.discard(self, self._key)
 
-    async def changed(self) -> list[WatchEvent]:
-        """Wait for changes since the last call. Returns one event per object; [] if the first list has no match.
+    def take(self) -> list[WatchEvent] | None:
+        """The changes since the last call, one event per object; [] after an empty first list. None: nothing is new.
 
         :raises ApiStatusError: the API server rejects the list or watch. The informer continues to try, so the caller
             may call this again.
         :raises ApiUnavailable: the informer was closed.
         """
-        while (taken := self.take()) is None:
-            await self._news.wait()
-        return taken
-
-    def take(self) -> list[WatchEvent] | None:
-        """What `changed` would return at once. None: it would wait.
-
-        :raises ApiStatusError, ApiUnavailable: as `changed`.
-        """
         if not self._new:
             return None
         self._new = False
-        self._raise()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
         seen = list(self._pending.values())
         self._pending.clear()
         return seen
 
     @property
     def deleted(self) -> list[Object]:
-        """Objects whose DELETED event the next `changed` returns. `objects` no longer has them."""
+        """Objects whose DELETED event the next `take` returns. `objects` no longer has them."""
         return [seen.object for seen in self._pending.values() if seen.type == "DELETED"]
 
     def take_changed(self) -> Collection[str]:
-        """The uids of objects that were added, changed or removed since the last call, independent of `changed`."""
+        """The uids of objects that were added, changed or removed since the last call, independent of `take`."""
         taken, self._changed = self._changed, {}
         return taken
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> WatchEvent:
-        while not self._pending:
-            await self._news.wait()
-            self._raise()
-        return self._pending.pop(next(iter(self._pending)))
-
-    def _raise(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def _notify(self) -> None:
         self._new = True
         self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """Let the next `changed` or `take` raise an error."""
+        """Let the next `take` raise an error."""
         self._error = error
         self._notify()
 
@@ -139,10 +109,10 @@ class Subscription:
             self._notify()
 
     def deliver(self, obj: Object, *, deleted: bool = False) -> None:
-        """Deliver an object that was added, changed or deleted, if it matches or did so before."""
+        """Deliver an object that was added or changed, or one that was deleted or lost the key."""
         uid = obj["metadata"]["uid"]
         held = uid in self.objects
-        if not deleted and (self._match is None or self._match(obj)):
+        if not deleted:
             self.objects[uid] = obj
             undelivered = uid in self._pending and self._pending[uid].type == "ADDED"
             self._pending[uid] = WatchEvent("MODIFIED" if held and not undelivered else "ADDED", obj)
