@@ -17,6 +17,7 @@ from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.watch import informer
 from airflow_provider_ktrain.engine.watch.informer import (
     BACKOFF_SECONDS,
@@ -39,15 +40,16 @@ def versions(objects: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects.values()}
 
 
-def on_delivery(monkeypatch: pytest.MonkeyPatch, note: Callable[[object], object]) -> None:
-    """Call `note` with each object before it is delivered."""
-    deliver = Subscription.deliver
+class Noting(Wakeup):
+    """Calls `note` whenever the subscription has something new."""
 
-    def noted(self: Subscription, obj: dict[str, Any], *, deleted: bool = False) -> None:
-        note(obj)
-        deliver(self, obj, deleted=deleted)
+    def __init__(self, note: Callable[[], object]) -> None:
+        super().__init__()
+        self._note = note
 
-    monkeypatch.setattr(Subscription, "deliver", noted)
+    def set(self) -> None:
+        self._note()
+        super().set()
 
 
 async def collect(subscription: Subscription, received: list[WatchEvent]) -> None:
@@ -153,34 +155,27 @@ async def test_a_thousand_subscriptions_share_one_watch() -> None:
     assert kube.requests == {"list": 3, "watch": 1}
 
 
-async def test_subscription_during_a_sliced_list_gets_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    kube, turns, turns_with_objects = FakeKube(), 0, set()
+async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
+    kube, sizes = FakeKube(), set[int]()
     for n in range(3 * PAGE_SIZE):
         kube.put(f"p{n}")
     async with serving(kube) as api, contextlib.AsyncExitStack() as open_until_the_end:
-        pods, late = shared_informer(api, PODS), asyncio.Event()
+        pods = shared_informer(api, PODS)
 
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
+        async def subscribe_in_between() -> Subscription:
+            """Other coroutines run between two slices of the list."""
+            coming: asyncio.Task[Subscription] | None = None
+            while not subscription.synced:
+                sizes.add(len(subscription.objects))
+                if subscription.objects and coming is None:
+                    coming = asyncio.create_task(open_until_the_end.enter_async_context(pods.subscribe()))
                 await asyncio.sleep(0)
+            assert coming is not None
+            return await coming
 
-        async def subscribe_later() -> Subscription:
-            await late.wait()
-            return await open_until_the_end.enter_async_context(pods.subscribe())
-
-        def note(obj: object) -> None:
-            turns_with_objects.add(turns)
-            late.set()
-
-        on_delivery(monkeypatch, note)
-        ticking, coming = asyncio.create_task(take_turns()), asyncio.create_task(subscribe_later())
         async with pods.subscribe() as subscription:
-            await until(lambda: subscription.synced)
-            assert len((await coming).objects) == 3 * PAGE_SIZE
-        ticking.cancel()
-    assert len(turns_with_objects) > 2
+            assert len((await subscribe_in_between()).objects) == 3 * PAGE_SIZE
+    assert len(sizes) > 2
 
 
 async def test_resync_keeps_unchanged_objects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,16 +314,16 @@ async def test_canceled_subscription_does_not_stop_the_informer() -> None:
         assert kube.requests == {"list": 1, "watch": 1}
 
 
-async def test_informer_runs_in_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_informer_runs_in_its_own_context() -> None:
     task_of = contextvars.ContextVar("task_of", default="nobody")
     event: list[str] = []
-    on_delivery(monkeypatch, lambda obj: event.append(task_of.get()))
+    news = Noting(lambda: event.append(task_of.get()))
     kube = FakeKube()
     kube.put("a")
     task_of.set("the first subscription")
-    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe(news=news) as subscription:
         await changed(subscription)
-    assert event == ["nobody"]
+    assert set(event) == {"nobody"}
 
 
 async def test_closing_the_api_ends_subscriptions_with_an_error() -> None:
