@@ -10,8 +10,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.loader import join
 from airflow_provider_ktrain.core.manifest.resources import is_gpu
+from airflow_provider_ktrain.core.strategic_merge import member
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Field:
     path: str = "$"
 
     def __getitem__(self, key: str) -> Field:
-        return Field(self.value.get(key) if isinstance(self.value, dict) else None, join(self.path, key))
+        return Field(self.value.get(key) if isinstance(self.value, dict) else None, member(self.path, key))
 
     def __iter__(self) -> Iterator[Field]:
         for i, item in enumerate(self.value if isinstance(self.value, list) else ()):

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TE
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE, PATCHES
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import TRAINER_FIELDS
 from airflow_provider_ktrain.core.manifest import schema as schemas
-from airflow_provider_ktrain.core.manifest.loader import join, plain
+from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.strategic_merge import MERGE_KEYS, identity_of, member, merged
 
 RESERVED_VARIABLES = "KTRAIN_"  #: environment variables with this prefix are set by the task
@@ -158,7 +158,7 @@ def _descend(rest: str, value: Any, patch: Any, inside: str) -> str:
         step: Any = int(token[3]) if token[3] else token[1] or token[2]
         if isinstance(patch, Mapping) and step in patch:
             key, patch = step, patch[step]
-            inside = join(inside, {v: k for k, v in TRAINER_FIELDS.items()}.get(step, step))
+            inside = member(inside, {v: k for k, v in TRAINER_FIELDS.items()}.get(step, step))
             value = value.get(step) if isinstance(value, Mapping) else None
         elif isinstance(patch, list) and isinstance(step, int) and isinstance(value, list) and step < len(value):
             at = _index(patch, value[step], step, key)

@@ -10,14 +10,16 @@ starts (recording 55d). `expand` refuses them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.errors import RuntimeMismatchError
+from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
 from airflow_provider_ktrain.core.kinds.runtime_policy import node_count
 from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.strategic_merge import merged
 
 MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
 ANY_JOB = "*"  #: stands for each replicated job, until the runtime is known
@@ -42,11 +44,6 @@ ENV_FIELDS = {
 }
 #: volumes that the Trainer adds to the pods of MPI runtimes
 TRAINER_VOLUMES = frozenset({"mpi-ssh-auth", "mpi-hostfile"})
-#: lists that strategic merging merges, and the key of their items; it replaces all other lists
-_MERGE_KEYS = {
-    "replicatedJobs": "name", "containers": "name", "initContainers": "name", "env": "name", "volumes": "name",
-    "volumeMounts": "mountPath", "imagePullSecrets": "name", "ports": "containerPort",
-}  # fmt: skip
 CONTAINER_LISTS = ("containers", "initContainers")
 _MAX_POD_NAME = 63
 _POD_SUFFIX = len("-0-") + len("-xxxxx") + 1  # of `<job>-<replicated job>-0-<index>-xxxxx`, without the index
@@ -141,10 +138,14 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
 
 
 def patched_template(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtime's JobSet template with the manifest's patches applied, as the Trainer does."""
+    """The runtime's JobSet template with the manifest's patches applied, as the Trainer does.
+
+    A patch that can't be merged is left out: the API server refuses it.
+    """
     template = copy.deepcopy(dict((runtime.get("spec") or {}).get("template") or {}))
     for entry in _entries(manifest):
-        template = merged(template, (entry.get("trainingRuntimeSpec") or {}).get("template") or {})
+        with contextlib.suppress(ManifestError):
+            template = merged(template, (entry.get("trainingRuntimeSpec") or {}).get("template") or {})
     return template
 
 
@@ -203,31 +204,6 @@ def long_names(
                 expected=f"at most {longest}, as the TrainJob's name has {name_length}",
                 remedy="shorten it in the runtime, or use another runtime",
             )
-
-
-def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A strategic merge of two mappings: lists in _MERGE_KEYS are merged by key, others are replaced."""
-    result = dict(base)
-    for key, value in patch.items():
-        before = result.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            result[key] = merged(before, value)
-        elif isinstance(value, list) and isinstance(before, list) and key in _MERGE_KEYS:
-            result[key] = _merged_lists(before, value, _MERGE_KEYS[key])
-        else:
-            result[key] = copy.deepcopy(value)
-    return result
-
-
-def _merged_lists(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
-    result = _dicts(base)
-    for item in _dicts(patch):
-        at = next((i for i, old in enumerate(result) if old.get(key) == item.get(key)), None)
-        if at is None:
-            result.append(copy.deepcopy(item))
-        else:
-            result[at] = merged(result[at], item)
-    return result
 
 
 def require_mounts(served: Served | None, what: str) -> None:
@@ -390,10 +366,7 @@ def _entries(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _items(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """The mappings in the list at a key; none if there is no list."""
-    return _dicts(holder.get(key))
-
-
-def _dicts(items: Any) -> list[dict[str, Any]]:
+    items = holder.get(key)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
