@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingEr
 from airflow_provider_ktrain.core.identity import code_hash
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
-from airflow_provider_ktrain.core.manifest.transform import expand, fit, modernize, stamp
+from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths
@@ -67,7 +67,7 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     answers = await _read_answers(api, kind, manifest, namespace)
     problems += judge(manifest, answers)
-    if kind.has_runtimes() and rendered and not any(p.code == "type" for p in problems):
+    if kind.has_runtimes and rendered and not any(p.code == "type" for p in problems):
         sent, found = await _on_runtime(api, kind, version, sent, namespace)
         known = {(p.level, p.code, p.path) for p in problems}
         problems += [p for p in found if (p.level, p.code, p.path) not in known]
@@ -88,7 +88,7 @@ async def _on_runtime(
         if served.runtime is not None:
             problems += judge_runtime(manifest, served.runtime, name_length)
         if not any(p.level is ERROR for p in problems):
-            manifest = expand(manifest, served, name_length=name_length)
+            manifest = kind.expand(manifest, served, name_length=name_length)
     except RuntimeMismatchError as e:
         problems.append(Problem(ERROR, "runtime", e.where or "$.spec", e.message, e.found, e.expected, e.remedy))
     return manifest, problems

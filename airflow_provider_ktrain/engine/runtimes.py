@@ -41,7 +41,7 @@ async def read_served(
     :raises RuntimeMismatchError: the runtime does not exist.
     :raises AccessError, UnreachableError, ClusterError: a request fails.
     """
-    if not kind.has_runtimes():
+    if not kind.has_runtimes:
         return None
     read = functools.partial(_get, api, time.monotonic() + patience, log)
     fields = await _spec_fields(read, kind, version)

@@ -262,7 +262,7 @@ def restart_policy(job: Job) -> Iterator[Finding]:
 @rule("clean-pod-policy", WARNING)
 def clean_pod_policy(job: Job) -> Iterator[Finding]:
     """The cleanPodPolicy is one that the operator knows."""
-    late = job.kind.rejects_after_creation(job.version)
+    late = job.version in job.kind.rejects_after_creation
     consequence = "the operator never starts the job" if late else "the operator applies All"
     for policy in (job.spec["cleanPodPolicy"], job.spec["runPolicy"]["cleanPodPolicy"]):
         if policy.text and policy.text not in CLEAN_POD_POLICIES:

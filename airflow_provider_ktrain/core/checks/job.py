@@ -176,7 +176,7 @@ class Job:
     @property
     def has_runtime(self) -> bool:
         """Whether the pod templates are in a runtime, so that the manifest shows only a part of them."""
-        return self.kind.has_runtimes()
+        return self.kind.has_runtimes
 
     @property
     def pod_templates(self) -> list[Field]:

@@ -161,7 +161,7 @@ def endless_restarts(job: Job) -> Iterator[Finding]:
     Running. Elastic jobs are exempt: they restart by design.
     """
     kind = job.kind
-    limited = kind.limits_restarts(job.version) or job.spec["runPolicy"]["backoffLimit"].present
+    limited = job.version in kind.limits_restarts or job.spec["runPolicy"]["backoffLimit"].present
     if limited or job.spec["elasticPolicy"].present:
         return
     replicas = [r for role, r in job.replicas.items() if role in kind.roles]

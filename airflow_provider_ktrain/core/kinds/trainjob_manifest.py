@@ -204,30 +204,20 @@ class TrainJobManifest(Kind):
         plural, namespaced = RUNTIMES[kind]
         return RuntimeRef(kind, plural, namespaced, ref["name"])
 
-    def has_runtimes(self) -> bool:
-        """Each TrainJob has one."""
-        return True
-
-    def require_policy(self, manifest: Mapping[str, Any], served: Served, policy: str) -> None:
-        """Compare the policy with the runtime's, if that can be read; see `runtime_policy.require_policy`."""
-        if served.runtime is not None:
-            runtime_policy.require_policy(manifest, served.runtime, policy)
-
-    def expand(self, manifest: Manifest, served: Served, *, name_length: int) -> Manifest:
+    def expand(self, manifest: Manifest, served: Served, *, name_length: int, policy: str = "") -> Manifest:
         """Patch the pods of the runtime's jobs; see `runtime_patches.expand`."""
+        if policy and served.runtime is not None:
+            runtime_policy.require_policy(manifest, served.runtime, policy)
         return runtime_patches.expand(manifest, served, name_length=name_length)
 
     def limits_of(self, served: Served) -> str:
         """Labels of pods and the deadline need Trainer 2.2 or newer."""
         return runtime_patches.limits_of(served)
 
-    def has_backstop(self, served: Served | None) -> bool:
-        """activeDeadlineSeconds is served since Trainer 2.2."""
-        return served is None or runtime_patches.DEADLINE in (served.fields or ())
-
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
-        """The controller has a timer for it, which counts from the last resumption (recordings 54, 54b)."""
-        lower_deadline(mapping_at(manifest, "spec"), seconds)
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float, served: Served | None) -> None:
+        """Trainer 2.2 and newer have a timer for it, which counts from the last resumption (recordings 54, 54b)."""
+        if served is None or runtime_patches.DEADLINE in (served.fields or ()):
+            lower_deadline(mapping_at(manifest, "spec"), seconds)
 
 
 def _without_program(patch: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any], str]:

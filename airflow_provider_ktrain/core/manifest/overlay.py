@@ -110,7 +110,7 @@ def roles_without_manifest(known: Kind, options: JobOptions) -> list[str]:
     """
     kind = known.name
     roles = [known.primaries[0], *(["Worker"] if options.workers or options.replicas.get("Worker") else [])]
-    if not options.image and known.needs_image:
+    if not options.image and not known.has_runtimes:
         raise ManifestError(
             f"a {kind} without a manifest needs an image", expected="image=...", remedy="set image or manifest"
         )

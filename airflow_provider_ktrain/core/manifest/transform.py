@@ -78,16 +78,6 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
     return result
 
 
-def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> Manifest:
-    """The manifest with what depends on the schema that the cluster serves and on the runtime of the job.
-
-    :param served: what the cluster serves.
-    :param name_length: number of characters of the job's name.
-    :raises RuntimeMismatchError: the job doesn't fit them.
-    """
-    return kind_of(manifest.get("kind")).expand(plain(manifest), served, name_length=name_length)
-
-
 def stamp(
     manifest: Mapping[str, Any],
     name: str,
@@ -139,9 +129,7 @@ def backstop(
     :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
     """
     result: Manifest = plain(manifest)
-    kind = kind_of(result.get("kind"))
-    if kind.has_backstop(served):
-        kind.set_backstop(result, seconds, margin)
+    kind_of(result.get("kind")).set_backstop(result, seconds, margin, served)
     return result
 
 
