@@ -14,7 +14,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,21 @@ class ApiStatusError(ClusterError):
         """Pause that the server requires before the next request, in seconds. None: it requires none."""
         seconds = self.details.get("retryAfterSeconds")
         return float(seconds) if isinstance(seconds, int | float) else None
+
+
+async def get(api: Api, path: str, *, missing: Collection[int] = (404,), timeout: float = 30) -> dict[str, Any] | None:
+    """The object at a path. None: the status of the response is one of `missing`.
+
+    :param missing: statuses that mean that there is nothing to read. Default: 404.
+    :param timeout: as for `Api.request`, in seconds. Default: 30.
+    :raises AccessError, ApiStatusError, ApiUnavailable: as `Api.request`.
+    """
+    try:
+        return await api.request("GET", path, timeout=timeout)
+    except ApiStatusError as e:
+        if e.status in missing:
+            return None
+        raise
 
 
 class Api:
