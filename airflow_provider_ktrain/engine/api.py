@@ -69,6 +69,8 @@ def _parse(body: bytes) -> Any:
 class ApiUnavailable(ClusterError):
     """No response: connection refused or cut, timeout, DNS or TLS failure. The request wasn't repeated."""
 
+    status = 0  #: there is none
+
 
 class ApiStatusError(ClusterError):
     """The API server responded with an error status.

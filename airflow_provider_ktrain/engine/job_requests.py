@@ -114,23 +114,17 @@ async def read_training(api: Api, ref: JobRef) -> JobRead:
     return JobRead(job, await job_pods(api, ref))
 
 
-async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Object]:
-    """All pods of this job, ended ones included.
-
-    :param page: how many pods to list per request. Default: PAGE_SIZE.
-    """
-    pods = await list_pods(api, ref.namespace, ref.pod_selector, page=page)
+async def job_pods(api: Api, ref: JobRef) -> list[Object]:
+    """All pods of this job, ended ones included."""
+    pods = await list_pods(api, ref.namespace, ref.pod_selector)
     owners = await pod_owners(api, ref, pods)
     return [p for p in pods if belongs(p, ref, owners)]
 
 
-async def list_pods(api: Api, namespace: str, selector: str, *, page: int = PAGE_SIZE) -> list[Object]:
-    """The pods that a label selector selects.
-
-    :param page: how many pods to list per request. Default: PAGE_SIZE.
-    """
+async def list_pods(api: Api, namespace: str, selector: str) -> list[Object]:
+    """The pods that a label selector selects."""
     pods: list[Object] = []
-    query = {"labelSelector": selector, "limit": str(page)}
+    query = {"labelSelector": selector, "limit": str(PAGE_SIZE)}
     while True:
         try:
             found = await api.request("GET", api_paths.core(namespace, "pods"), query=query)

@@ -62,7 +62,7 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     except OperatorMissingError as e:
         return [*check(manifest), Problem(ERROR, "not-served", "$.kind", str(e))]
     except ManifestError as e:
-        return [*check(manifest), Problem(ERROR, "not-served", e.where, e.message, e.found, e.expected, e.remedy)]
+        return [*check(manifest), Problem.of("not-served", e)]
     published = await _get(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     answers = await _read_answers(api, kind, manifest, namespace)
@@ -90,7 +90,7 @@ async def _on_runtime(
         if not any(p.level is ERROR for p in problems):
             manifest = kind.expand(manifest, served, name_length=name_length)
     except RuntimeMismatchError as e:
-        problems.append(Problem(ERROR, "runtime", e.where or "$.spec", e.message, e.found, e.expected, e.remedy))
+        problems.append(Problem.of("runtime", e, "$.spec"))
     return manifest, problems
 
 
@@ -120,9 +120,7 @@ async def _get(api: Api, path: str) -> Answer:
     """Response to a GET: the object, 404 not found, or 403 forbidden."""
     try:
         return Answer(200, await api.request("GET", path))
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
+    except (ApiStatusError, ApiUnavailable) as e:
         if e.status not in (403, 404):
             raise explain(e, "get", path) from None
         return Answer(e.status, {})
@@ -147,9 +145,7 @@ async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool, code: bo
     ]
     try:
         allowed = await asyncio.gather(*(_may(api, right, namespace) for right in needed))
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
+    except (ApiStatusError, ApiUnavailable) as e:
         if e.status in (403, 404):
             return None
         raise explain(e, "create", "selfsubjectaccessreviews.authorization.k8s.io") from None

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
+from airflow_provider_ktrain.engine.request_errors import explain, retry_transient
 
 Object = dict[str, Any]
 Read = Callable[..., Awaitable[tuple[Object | None, int]]]  #: `_get` with its first parameters
@@ -110,9 +110,7 @@ async def _get(
 
     try:
         return await retry_transient(ask, end, warn=log.warning if log else None)
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
+    except (ApiStatusError, ApiUnavailable) as e:
         if e.status not in (403, 404) and not (optional and e.status >= 500):
             raise explain(e, "get", path) from None
         return None, e.status

@@ -41,6 +41,15 @@ class Problem:
     expected: str = ""
     hint: str = ""
 
+    @classmethod
+    def of(cls, code: str, error: ManifestError, path: str = "$") -> Problem:
+        """The problem that an error states.
+
+        :param path: used if the error names none. Default: the manifest.
+        """
+        where = error.where or path
+        return cls(Level.ERROR, code, where, error.message, error.found, error.expected, error.remedy)
+
     def __str__(self) -> str:
         return f"{self.level} {self.text}"
 

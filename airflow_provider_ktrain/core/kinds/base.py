@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, lower_deadline, mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import (
+    POD_DEADLINE_MARGIN,
+    Manifest,
+    lower_deadline,
+    mapping_at,
+)
 from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged
@@ -417,7 +422,7 @@ class Kind:
         """What a job lacks because of what the cluster serves, for the log; empty if that is nothing."""
         return ""
 
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float, served: Served | None) -> None:
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, served: Served | None) -> None:
         """Let the cluster end the job by itself, if it serves the fields; see `core/manifest/transform.py: backstop`.
 
         The job's activeDeadlineSeconds alone is only checked when the operator reconciles the job. The pods' own
@@ -431,7 +436,7 @@ class Kind:
         if not spec.get("cleanPodPolicy"):
             policy.setdefault("cleanPodPolicy", "Running")
         for _, template in self.templates(manifest):
-            lower_deadline(template.setdefault("spec", {}), seconds + margin)
+            lower_deadline(template.setdefault("spec", {}), seconds + POD_DEADLINE_MARGIN)
 
     def suspension(self, suspend: bool) -> dict[str, Any]:
         """The part of `spec` that suspends or resumes a job."""

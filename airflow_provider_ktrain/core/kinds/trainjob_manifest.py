@@ -120,7 +120,7 @@ class TrainJobManifest(Kind):
 
     def require_code(self, served: Served | None) -> None:
         """Volumes need runtimePatches, and the nodes of an MPI runtime run its own command, which can't be changed."""
-        runtime_patches.require_mounts(served, "code")
+        runtime_patches.require_mounts_of_code(served)
         if served is not None and "mpi" in runtime_policy.policy_of(served.runtime or {}):
             raise RuntimeMismatchError(
                 "code can't be used with an MPI runtime: its nodes run a command that a TrainJob can't change",
@@ -214,7 +214,7 @@ class TrainJobManifest(Kind):
         """Labels of pods and the deadline need Trainer 2.2 or newer."""
         return runtime_patches.limits_of(served)
 
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float, served: Served | None) -> None:
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, served: Served | None) -> None:
         """Trainer 2.2 and newer have a timer for it, which counts from the last resumption (recordings 54, 54b)."""
         if served is None or runtime_patches.DEADLINE in (served.fields or ()):
             lower_deadline(mapping_at(manifest, "spec"), seconds)

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.task_variables import ATTEMPT
 from airflow_provider_ktrain.core.manifest.volumes import Volume
@@ -177,23 +177,13 @@ def _over_pod(pod: dict[str, Json], options: JobOptions) -> None:
     if options.affinity is not None:
         pod["affinity"] = plain(options.affinity)
     if options.hosts:
-        _require_hosts(pod, options.hosts)
+        hosts = {"key": HOSTNAME, "operator": "In", "values": list(options.hosts)}
+        add_to_node_terms(pod, "matchExpressions", [hosts])
     if options.priority_class:
         pod["priorityClassName"] = options.priority_class
         pod.pop("priority", None)  # admission refuses a number that differs from the class's
     for volume in options.volumes:
         _put(pod, "volumes", volume.volume(), same="name")
-
-
-def _require_hosts(pod: dict[str, Json], hosts: Sequence[str]) -> None:
-    """Terms are alternatives, and all expressions of a term must match: so ours is added to each term."""
-    ours = {"key": HOSTNAME, "operator": "In", "values": list(hosts)}
-    node = mapping_at(mapping_at(pod, "affinity"), "nodeAffinity")
-    required = mapping_at(node, "requiredDuringSchedulingIgnoredDuringExecution")
-    terms = [term for term in required.get("nodeSelectorTerms") or () if isinstance(term, dict)] or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), ours]} for term in terms
-    ]
 
 
 def _mount(container: dict[str, Json], volumes: Sequence[Volume]) -> None:
