@@ -169,10 +169,8 @@ class Api:
         self._changed = changed
         self._connection: Connection | None = None
         self._building: asyncio.Task[None] | None = None
-        self._build_error: tuple[float, Exception] = (
-            0.0,
-            KtrainError(),
-        )  # with the time.monotonic() until which no other build starts
+        # with the time.monotonic() until which no other build starts
+        self._build_error: tuple[float, Exception] = (0.0, KtrainError())
         self._failures = 0  # failed connection attempts in a row
         self._last_notice = ""  # since the last response
         self._rebuild_at = self._check_at = 0.0  # time.monotonic() from which a rebuild or check is allowed

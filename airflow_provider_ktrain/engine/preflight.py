@@ -34,9 +34,8 @@ from airflow_provider_ktrain.engine.runtimes import read_served
 
 Object = dict[str, Any]
 
-PLACEHOLDER_NAME = (
-    "ktrain-check"  #: name for the dry run of a manifest without one; nothing of this name is ever created
-)
+#: name for the dry run of a manifest without one; nothing of this name is ever created
+PLACEHOLDER_NAME = "ktrain-check"
 KUEUE_GROUP = "kueue.x-k8s.io"
 
 

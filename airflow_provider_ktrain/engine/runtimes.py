@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
+from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -47,31 +47,22 @@ async def read_served(
     fields = await _spec_fields(read, kind, version)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
     if ref := kind.runtime_ref(manifest):
-        runtime = await read_runtime(read, kind, version, ref, namespace)
+        runtime, status = await read(api_paths.runtime(kind, version, ref, namespace))
+        if status == 404:
+            where = f" in namespace {namespace}" if ref.namespaced else ""
+            raise RuntimeMismatchError(
+                f"the {ref} does not exist{where}",
+                where="$.spec.runtimeRef",
+                found=ref.name,
+                expected=f"a {ref.kind}",
+                remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
+            )
         if runtime is None:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
     served = Served(fields, runtime, unreadable)
     if log is not None and (limits := kind.limits_of(served)):
         log.info(limits)
     return served
-
-
-async def read_runtime(read: Read, kind: Kind, version: str, ref: RuntimeRef, namespace: str) -> Object | None:
-    """The runtime of a job. None: the connection has no right to read it.
-
-    :raises RuntimeMismatchError: it does not exist.
-    """
-    found, status = await read(api_paths.runtime(kind, version, ref, namespace))
-    if status == 404:
-        where = f" in namespace {namespace}" if ref.namespaced else ""
-        raise RuntimeMismatchError(
-            f"the {ref} does not exist{where}",
-            where="$.spec.runtimeRef",
-            found=ref.name,
-            expected=f"a {ref.kind}",
-            remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
-        )
-    return found
 
 
 async def _spec_fields(read: Read, kind: Kind, version: str) -> frozenset[str] | None:

@@ -159,20 +159,11 @@ class _Claim:
     code: Code | None = None
     posting: Posting = field(default_factory=Posting)
 
-    @property
-    def namespace(self) -> str:
-        return str(self.manifest["metadata"]["namespace"])
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest["metadata"]["name"])
-
-    @property
-    def path(self) -> str:
-        return api_paths.jobs(self.kind, self.version, self.namespace, self.name)
-
-    def __str__(self) -> str:
-        return f"{self.kind.name} {self.namespace}/{self.name}"
+    @functools.cached_property
+    def target(self) -> JobRef:
+        """Place and name of the job, which may not exist."""
+        metadata = self.manifest["metadata"]
+        return JobRef(self.kind.name, self.version, metadata["namespace"], metadata["name"], uid="")
 
     async def ref(self, job: Object) -> JobRef:
         """A reference to a job of this name, with this try as its owner."""
@@ -194,10 +185,10 @@ class _Claim:
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if not again or now + delay > failing_since + self.patience:
-                    raise explain(e, verb, f"{self.kind.plural}.{self.kind.group}", self.namespace) from None
+                    raise explain(e, verb, f"{self.kind.plural}.{self.kind.group}", self.target.namespace) from None
                 if now == failing_since:
                     self.log.warning(
-                        f"The API server can't process the request for {self} now. "
+                        f"The API server can't process the request for {self.target} now. "
                         f"Trying again for {self.patience:.0f} s.\n{e}"
                     )
                 # the API server may have created the job although its response was lost: the next create then gets 409
@@ -206,7 +197,7 @@ class _Claim:
 
     async def create(self) -> Submitted | None:
         """Create the job. None: a job of this name exists."""
-        collection = api_paths.jobs(self.kind, self.version, self.namespace)
+        collection = api_paths.jobs(self.kind, self.version, self.target.namespace)
         try:
             job = await self.posting.send(self.api, collection, self.manifest)
         except ApiStatusError as e:
@@ -219,8 +210,7 @@ class _Claim:
         """Wait until no pod of an earlier job has the claim's name. False: a job has it."""
         if not self.kind.pods_outlive_job:
             return True
-        ref = JobRef(self.kind.name, self.version, self.namespace, self.name, uid="")
-        return await self.waiter.wait_for_earlier_pods(self.api, ref)
+        return await self.waiter.wait_for_earlier_pods(self.api, self.target)
 
     async def undone(self, created: Submitted) -> bool:
         """Delete the job that this try has created if pods of an earlier job of this name are left. False: none are.
@@ -231,7 +221,7 @@ class _Claim:
         if not self.kind.pods_outlive_job:
             return False
         selector, since = created.ref.pod_selector, created.job["metadata"].get("creationTimestamp", "")
-        pods = await self.retry("list", lambda: list_pods(self.api, self.namespace, selector))
+        pods = await self.retry("list", lambda: list_pods(self.api, self.target.namespace, selector))
         if not any(is_terminating(pod) or pod["metadata"].get("creationTimestamp", "~") < since for pod in pods):
             return False
         self.log.warning(
@@ -249,7 +239,7 @@ class _Claim:
 
     async def find(self) -> Object | None:
         """The job that has the claim's name, no matter who owns it. None: there is no such job."""
-        return await get(self.api, self.path)
+        return await get(self.api, api_paths.job(self.target))
 
     async def take_existing(self) -> Submitted | None:
         """Decide what to do with the job that has our name, and do it. None: the name may be free now, so try again."""
@@ -262,7 +252,7 @@ class _Claim:
         lacks_code = decision.action is Action.ADOPT and await self.lacks_code(found)
         if lacks_code and await self.is_useless(found):
             decision = Decision(Action.REPLACE, "its code was never sent, and has changed since", "No pod has started.")
-        message = describe_existing(str(self), decision)
+        message = describe_existing(str(self.target), decision)
         if decision.action is not Action.REFUSE:
             self.log.info(message)
         match decision.action:
@@ -280,11 +270,11 @@ class _Claim:
             case Action.TAKE_RESULT | Action.ADOPT:
                 adopted = decision.action is Action.ADOPT
                 if adopted and (changed or self.invalid):
-                    self.log.warning(what_differs(str(self), self.manifest, found, invalid=self.invalid))
+                    self.log.warning(what_differs(str(self.target), self.manifest, found, invalid=self.invalid))
                 suspended = adopted and bool(annotation(found, SUSPENDED_ANNOTATION))
                 if suspended:
                     await self.waiter.wait_for_pods(self.api, await self.ref(found))
-                    self.log.info(f"Resuming {self}: it was suspended when an earlier try ended.")
+                    self.log.info(f"Resuming {self.target}: it was suspended when an earlier try ended.")
                 taken = await self.own(found, suspended=suspended)
                 if taken is not None and lacks_code:
                     await self.give_code(taken)
@@ -301,8 +291,9 @@ class _Claim:
             return
         if self.code is None or self.code.hash != wanted:
             self.log.warning(
-                f"The code of {self} is missing. This try can't send it.\nPods that start from now on wait for the "
-                f"code with the hash {wanted}. Clear the task to train with the present code."
+                f"The code of {self.target} is missing. This try can't send it.\n"
+                f"Pods that start from now on wait for the code with the hash {wanted}. "
+                "Clear the task to train with the present code."
             )
             return
         try:
@@ -310,7 +301,7 @@ class _Claim:
         except ApiStatusError as e:
             if not code_delivery.is_refused(e):
                 raise
-            raise CodeRefusedError(taken, code_delivery.refusal(e, self.namespace)) from None
+            raise CodeRefusedError(taken, code_delivery.refusal(e, self.target.namespace)) from None
         self.log.info(f"Code: {self.code}.")
 
     async def lacks_code(self, found: Object) -> bool:
@@ -322,7 +313,7 @@ class _Claim:
         except ApiStatusError as e:
             if is_transient(e):
                 raise
-            self.log.warning(f"Can't check whether {self} has its code.\n{e}")
+            self.log.warning(f"Can't check whether {self.target} has its code.\n{e}")
             return False
 
     async def is_useless(self, found: Object) -> bool:
@@ -361,10 +352,10 @@ class _Claim:
         if suspended and workload is None:
             patch["spec"] = self.kind.suspension(False)
         try:
-            job = await self.api.request("PATCH", self.path, body=patch, content_type=MERGE_PATCH)
+            job = await self.api.request("PATCH", api_paths.job(self.target), body=patch, content_type=MERGE_PATCH)
             ref = await self.ref(job)
             if workload is not None:
-                await kueue.set_active(self.api, self.namespace, workload, True)
+                await kueue.set_active(self.api, self.target.namespace, workload, True)
                 job = await kueue.mark_suspended(self.api, ref, await self.find() or job, "")
         except ApiStatusError as e:
             if e.status in (404, 409):
@@ -418,7 +409,7 @@ async def submit(
         api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, end_job, log,
         code=code, posting=posting,
     )  # fmt: skip
-    waits = QuotaWait(quota_patience, str(claim), log)
+    waits = QuotaWait(quota_patience, str(claim.target), log)
     look_first = me.try_number > 1
     while True:
         if look_first and (taken := await claim.retry("patch", claim.take_existing)):

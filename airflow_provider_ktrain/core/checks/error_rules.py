@@ -12,6 +12,7 @@ from decimal import Decimal, InvalidOperation
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level
 from airflow_provider_ktrain.core.manifest.schema import TYPES
+from airflow_provider_ktrain.core.state.kueue_status import MULTIKUEUE
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
 MAX_LABEL = 63  #: characters of a DNS label: a Service's name, a label's value
@@ -269,6 +270,16 @@ def clean_pod_policy(job: Job) -> Iterator[Finding]:
             expected, level = " or ".join(CLEAN_POD_POLICIES), ERROR if late else WARNING
             message = f"unknown cleanPodPolicy: {consequence}"
             yield Finding(policy, message, policy.text, expected, "write Running", level)
+
+
+@rule("multikueue", ERROR)
+def multikueue(job: Job) -> Iterator[Finding]:
+    """The job runs in the cluster to which it is submitted: MultiKueue creates its pods in another one."""
+    for managed_by in (job.spec["managedBy"], job.spec["runPolicy"]["managedBy"]):
+        if managed_by.text == MULTIKUEUE:
+            message = "MultiKueue runs the job in another cluster: its pods can't be followed or released from here"
+            hint = "remove it, and set `queue_name` to a queue of this cluster"
+            yield Finding(managed_by, message, MULTIKUEUE, "no managedBy", hint)
 
 
 @rule("resources", ERROR)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import Level
+from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 
 WARNING = Level.WARNING
@@ -191,6 +192,15 @@ def ttl(job: Job) -> Iterator[Finding]:
             f"at least {TTL_MINIMUM}",
             "remove it: the task deletes the job (on_finish_action)",
         )
+
+
+@rule("queue-priority", WARNING)
+def priority_without_queue(job: Job) -> Iterator[Finding]:
+    """A priority class of Kueue needs a queue."""
+    labels = job.root["metadata"]["labels"]
+    if labels[PRIORITY_LABEL].text and not labels[QUEUE_LABEL].text:
+        message = "a priority class of Kueue has no effect on a job without a queue"
+        yield Finding(labels[PRIORITY_LABEL], message, labels[PRIORITY_LABEL].text, "a queue", "set `queue_name`")
 
 
 def _using(job: Job, backend: str) -> list[tuple[Replica, Field]]:

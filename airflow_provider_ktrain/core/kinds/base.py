@@ -65,6 +65,7 @@ class Kind:
         the pods are gone.
     :param pod_name_label: the label of pods that the operator sets to the job's name.
     :param labels_pods: whether the pods certainly have the labels of the manifest that we send.
+    :param empty_roles: roles without pods if their replica spec doesn't set `replicas`; others have one.
     :param launchers: roles whose program needs the pods of other roles.
     :param single_roles: roles with one pod, which is shown without its index.
     :param main_containers: containers whose failure fails the job, others being sidecars. Default: empty, all.
@@ -101,6 +102,7 @@ class Kind:
     propagation: str = "Foreground"
     pod_name_label: str = JOB_NAME_LABEL
     labels_pods: bool = True
+    empty_roles: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()
     main_containers: tuple[str, ...] = ()
@@ -134,11 +136,7 @@ class Kind:
         if spec is None:
             return 0
         replicas = spec.get("replicas")
-        return replicas if isinstance(replicas, int) else self.default_count(role)
-
-    def default_count(self, role: str) -> int:
-        """The number of pods of a role whose replica spec does not set `replicas`."""
-        return 1
+        return replicas if isinstance(replicas, int) else int(role not in self.empty_roles)
 
     def primary(self, job: Mapping[str, Any]) -> str:
         """The role whose end is the job's end."""
@@ -209,11 +207,13 @@ class Kind:
     def owns_pod(self, pod: Mapping[str, Any], name: str, uid: str) -> bool | None:
         """Whether a pod with the label of the job's name belongs to the job. None: its owners must be read.
 
-        mpi-operator's launcher pod is owned by a batch Job.
+        mpi-operator's launcher pod is owned by a batch Job, and a TrainJob's pods by the batch Jobs of its JobSet.
 
         :param name: of the job.
         :param uid: of the job.
         """
+        if self.pod_owner:
+            return None
         owners = pod["metadata"].get("ownerReferences") or ()
         return any(o["uid"] == uid or (o["kind"] == "Job" and o["name"] == f"{name}-launcher") for o in owners)
 

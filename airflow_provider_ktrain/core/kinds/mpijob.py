@@ -27,10 +27,6 @@ class MPIJob(Kind):
     Under v2beta1 the launcher is a batch Job, and mpi-operator validates the job in its controller.
     """
 
-    def default_count(self, role: str) -> int:
-        """The operators default a Launcher to one pod and Workers to none."""
-        return 0 if role == "Worker" else 1
-
     def runs_program(self, role: str) -> bool:
         """Only the Launcher: its mpirun starts the processes in the Workers."""
         return role == "Launcher"
@@ -140,6 +136,7 @@ MPIJOB = MPIJob(
     recreates_pods=(_V2BETA1,),  # after an eviction
     # mpi-operator's TTL deletes the launcher and leaves the MPIJob (recording 40c-mpi-deadline-ttl)
     expires=False,
+    empty_roles=("Worker",),
     launchers=("Launcher",),
     single_roles=("Launcher",),
 )

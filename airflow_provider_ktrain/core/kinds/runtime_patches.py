@@ -27,9 +27,8 @@ NODE = "node"  #: the container in which the trainer runs, in every runtime
 PATCHES, DEADLINE = "runtimePatches", "activeDeadlineSeconds"
 OVERRIDES = (PATCHES, "podTemplateOverrides", "podSpecOverrides")  #: of Trainer 2.2, 2.1 and 2.0
 SINCE = "Trainer 2.2 or newer"
-ROLES_ANNOTATION = (
-    "ktrain.airflow/roles"  #: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
-)
+#: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
+ROLES_ANNOTATION = "ktrain.airflow/roles"
 #: what a patch can set in a pod and in a container (2.3; trainjob_types.go)
 POD_FIELDS = (
     "affinity", "containers", "imagePullSecrets", "initContainers", "nodeSelector", "schedulingGates",
@@ -116,9 +115,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     trainer = mapping_at(spec, "trainer")
     if trainer.get("numNodes") is None and (count := node_count(result, runtime)) is not None:
         trainer["numNodes"] = count  # so that the follower knows the size of the job
-    names = (
-        str(replicated.get("name")) for replicated in replicated_jobs((runtime.get("spec") or {}).get("template") or {})
-    )
+    names = (str(job.get("name")) for job in replicated_jobs((runtime.get("spec") or {}).get("template") or {}))
     metadata = mapping_at(result, "metadata")
     metadata["annotations"] = {**(metadata.get("annotations") or {}), ROLES_ANNOTATION: ",".join(names)}
     if override_field(served) != PATCHES:

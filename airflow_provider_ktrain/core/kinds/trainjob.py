@@ -67,10 +67,6 @@ class TrainJob(TrainJobManifest):
         index = labels.get(INDEX_LABEL) or "0"
         return labels.get(ROLE_LABEL) or "pod", int(index) if index.isdigit() else 0
 
-    def owns_pod(self, pod: Mapping[str, Any], name: str, uid: str) -> bool | None:
-        """None: a pod is owned by a batch Job, that by the JobSet, and that by the TrainJob."""
-        return None
-
     def objects_with_events(self, job: Mapping[str, Any]) -> list[tuple[str, str]]:
         """The JobSet and its Jobs, whose failures to create pods do not reach the TrainJob (recording 55d)."""
         name = str((job.get("metadata") or {}).get("name"))

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchEr
 from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
 from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, lower_deadline, mapping_at
-from airflow_provider_ktrain.core.kinds.pod_override import POD_TEMPLATE_FIELDS, pod_patches
+from airflow_provider_ktrain.core.kinds.pod_override import all_patches
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged, removals
@@ -136,27 +136,25 @@ class TrainJobManifest(Kind):
         :param override: a pod template for all jobs of the runtime, or pod templates by the names of these jobs.
         :raises ManifestError: it removes something, or sets the program of one job. The path in it is named.
         """
-        everywhere = override.keys() <= POD_TEMPLATE_FIELDS
-        for role in (ANY_JOB,) if everywhere else tuple(override):
-            for path, patch in pod_patches(override, role):
-                rest, program, at = _without_program(patch, path)
-                if program and role not in (ANY_JOB, NODE):
-                    raise ManifestError(
-                        f"the program of job {role} can't be set: spec.trainer is the same for all jobs",
-                        where=at,
-                        found=", ".join(program),
-                        remedy=f"set it for all jobs, or in the runtime's job {role}",
-                    )
-                if program:
-                    trainer = mapping_at(mapping_at(manifest, "spec"), "trainer")
-                    trainer.update(merged(trainer, program, at))
-                if removed := next(removals(rest, path), None):
-                    raise ManifestError(
-                        "a TrainJob can't remove what its runtime sets", where=removed, remedy="change the runtime"
-                    )
-                if rest:
-                    template = runtime_patches.add_template(manifest, role)
-                    template.update(merged(template, rest, path))
+        for role, path, patch in all_patches(override):
+            rest, program, at = _without_program(patch, path)
+            if program and role not in ("", NODE):
+                raise ManifestError(
+                    f"the program of job {role} can't be set: spec.trainer is the same for all jobs",
+                    where=at,
+                    found=", ".join(program),
+                    remedy=f"set it for all jobs, or in the runtime's job {role}",
+                )
+            if program:
+                trainer = mapping_at(mapping_at(manifest, "spec"), "trainer")
+                trainer.update(merged(trainer, program, at))
+            if removed := next(removals(rest, path), None):
+                raise ManifestError(
+                    "a TrainJob can't remove what its runtime sets", where=removed, remedy="change the runtime"
+                )
+            if rest:
+                template = runtime_patches.add_template(manifest, role or ANY_JOB)
+                template.update(merged(template, rest, path))
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Set numNodes. The other replicated jobs have one pod.

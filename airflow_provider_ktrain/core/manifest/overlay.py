@@ -151,8 +151,8 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
         _over_template(template, options)
         pod = mapping_at(template, "spec")
         _over_pod(pod, options)
-        if options.volumes:
-            _mount(kind.main_container(spec, pod, role), options.volumes)
+        for volume in options.volumes:
+            _put(kind.main_container(spec, pod, role), "volumeMounts", volume.mount(), same="mountPath")
         program = kind.program(spec, pod, role)
         _over_program(program, options, runs_program=kind.runs_program(role))
         if kind.trains(spec, role):
@@ -184,11 +184,6 @@ def _over_pod(pod: dict[str, Json], options: JobOptions) -> None:
         pod.pop("priority", None)  # admission refuses a number that differs from the class's
     for volume in options.volumes:
         _put(pod, "volumes", volume.volume(), same="name")
-
-
-def _mount(container: dict[str, Json], volumes: Sequence[Volume]) -> None:
-    for volume in volumes:
-        _put(container, "volumeMounts", volume.mount(), same="mountPath")
 
 
 def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program: bool) -> None:
