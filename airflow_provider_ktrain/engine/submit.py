@@ -21,7 +21,7 @@ import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.adoption import Action, Decision, decide, may_have_begun
@@ -138,9 +138,8 @@ class _Claim:
 
     :param manifest: the stamped manifest. If it is invalid, only its metadata.
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds.
-    :param invalid: why the manifest can't be submitted; empty if it can.
-    :param changed: whether the manifest counts as changed. None: compare it with the existing job.
-    :param code: files with which the program runs. Default: None, the job has none.
+    :param invalid: why the manifest can't be submitted. None: it can.
+    :param code: files with which the program runs. None: the job has none.
     """
 
     api: Api
@@ -154,10 +153,9 @@ class _Claim:
     waiter: DeletionWaiter
     end_job: EndJob
     log: Log
-    invalid: str = ""
-    changed: bool | None = None
-    code: Code | None = None
-    posting: Posting = field(default_factory=Posting)
+    posting: Posting
+    code: Code | None
+    invalid: ManifestError | None
 
     @functools.cached_property
     def target(self) -> JobRef:
@@ -247,7 +245,7 @@ class _Claim:
         if found is None:
             return None
         differs = annotation(found, MANIFEST_ANNOTATION) != annotation(self.manifest, MANIFEST_ANNOTATION)
-        changed = differs if self.changed is None else self.changed
+        changed = differs if self.invalid is None else self.invalid.final
         decision = decide(found, self.me, self.first_try, reattach=self.reattach, changed=changed)
         lacks_code = decision.action is Action.ADOPT and await self.lacks_code(found)
         if lacks_code and await self.is_useless(found):
@@ -270,7 +268,9 @@ class _Claim:
             case Action.TAKE_RESULT | Action.ADOPT:
                 adopted = decision.action is Action.ADOPT
                 if adopted and (changed or self.invalid):
-                    self.log.warning(what_differs(str(self.target), self.manifest, found, invalid=self.invalid))
+                    self.log.warning(
+                        what_differs(str(self.target), self.manifest, found, invalid=str(self.invalid or ""))
+                    )
                 suspended = adopted and bool(annotation(found, SUSPENDED_ANNOTATION))
                 if suspended:
                     await self.waiter.wait_for_pods(self.api, await self.ref(found))
@@ -379,6 +379,7 @@ async def submit(
     quota_patience: float = 0,
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     code: Code | None = None,
+    invalid: ManifestError | None = None,
     posting: Posting,
     end_job: EndJob,
     log: Log,
@@ -388,7 +389,7 @@ async def submit(
     From the second try on, look for the job of an earlier try before the create: if the API server rejects the create
     because of a quota or of a manifest that has become invalid, its response doesn't show that the name is taken.
 
-    :param build: returns the stamped manifest for the value of its submission label.
+    :param build: returns the stamped manifest for the value of its submission label. If it is invalid: its metadata.
     :param me: this try.
     :param first_try: first try since the task was cleared, by `core.adoption.first_try_since_clear`.
     :param reattach: whether a live job of an earlier try is adopted. Default: "always".
@@ -396,67 +397,37 @@ async def submit(
     :param quota_patience: how long to repeat a create that exceeds a ResourceQuota, in seconds. Default: 0.
     :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.
     :param code: files that the job's pods wait for. Default: None, the manifest mounts none.
+    :param invalid: why this try can't create a job. It can take over the job of an earlier try. With `if_unchanged`, an
+        invalid manifest counts as changed, so the job is released; one that can't be read now (the error isn't `final`)
+        doesn't prove a change. Default: None, the manifest is valid.
     :param posting: the create request, which goes on if this is canceled.
     :param end_job: releases the job of an earlier try that is replaced.
     :param log: where decisions are logged.
     :raises CodeRefusedError: the API server refuses the job's code.
-    :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest.
+    :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest; `invalid`, if
+        there is no job of an earlier try.
     :raises ForeignJobError: another task or person owns the job of this name.
     :raises AccessError, UnreachableError, ClusterError: a request fails; ClusterError also if a deletion doesn't end.
     """
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     claim = _Claim(
         api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, end_job, log,
-        code=code, posting=posting,
+        posting, code, invalid,
     )  # fmt: skip
     waits = QuotaWait(quota_patience, str(claim.target), log)
-    look_first = me.try_number > 1
+    look_first = invalid is not None or me.try_number > 1
     while True:
+        if invalid is not None and await claim.retry("get", claim.find) is None:
+            raise invalid
         if look_first and (taken := await claim.retry("patch", claim.take_existing)):
             return taken
         look_first = True
-        if not await claim.retry("list", claim.without_pods):
+        if invalid is not None or not await claim.retry("list", claim.without_pods):
             continue
         created = await claim.retry("create", lambda: waits.on(claim.create))
         if created is not None and not await claim.undone(created):
             await claim.retry("create", functools.partial(claim.give_code, created))
             return created
-
-
-async def adopt(
-    api: Api,
-    kind: Kind,
-    version: str,
-    metadata: Object,
-    me: Owner,
-    first_try: int,
-    *,
-    reattach: Reattach,
-    invalid: ManifestError,
-    patience: float = 120,
-    deletion_patience: float = DELETION_TIMEOUT_SECONDS,
-    end_job: EndJob,
-    log: Log,
-) -> Submitted:
-    """Take over the job of an earlier try although the manifest of this try is invalid, so that it can't create one.
-
-    With `if_unchanged`, an invalid manifest counts as changed, so the job is released. A manifest that can't be read
-    now (its error isn't `final`) doesn't prove a change.
-
-    :param metadata: namespace, name and annotations of the stamped manifest.
-    :param invalid: why the manifest can't be submitted.
-    :raises ManifestError: `invalid`, if there is no job of an earlier try.
-    :raises ForeignJobError, AccessError, UnreachableError, ClusterError: as `submit`.
-    """
-    waiter = DeletionWaiter(deletion_patience, log, patience=patience)
-    claim = _Claim(
-        api, kind, version, {"metadata": metadata}, me, first_try, reattach, patience, waiter, end_job, log,
-        invalid=str(invalid), changed=invalid.final,
-    )  # fmt: skip
-    while await claim.retry("get", claim.find) is not None:
-        if taken := await claim.retry("patch", claim.take_existing):
-            return taken
-    raise invalid
 
 
 async def find_own(api: Api, kind: Kind, version: str, namespace: str, name: str, me: Owner) -> Submitted | None:
