@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     NODE,
     long_names,
     mismatches,
-    node_of,
+    node_container,
     patched_template,
     pod_of,
     replicated_jobs,
@@ -92,7 +92,7 @@ def _torchrun(
     """Several nodes of a runtime with the policy torch are started by torchrun."""
     if TORCH not in policy_of(runtime) or (node_count(manifest, runtime) or 1) < 2:
         return
-    nodes = (node_of(r) for r in replicated_jobs(template))
+    nodes = (node_container(r) for r in replicated_jobs(template))
     node = next((container for container in nodes if container is not None), {})
     command, args = spec["trainer"]["command"], spec["trainer"]["args"].value
     at = command if command.value else Field(node.get("command"), spec["runtimeRef"].path)
@@ -102,7 +102,7 @@ def _torchrun(
 
 def _unreached(spec: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
     """The Trainer changes container `node` only in jobs whose Job template has a label (builder.go 2.3)."""
-    jobs = [r for r in replicated_jobs(template) if node_of(r) is not None]
+    jobs = [r for r in replicated_jobs(template) if node_container(r) is not None]
     without = [r for r in jobs if not ((r.get("template") or {}).get("metadata") or {}).get("labels")]
     if not without or len(without) == len(jobs):
         return
@@ -129,7 +129,7 @@ def _slow_failure(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
         limit = job.get("backoffLimit")
         limit = limit if isinstance(limit, int) else _BACKOFF_LIMIT
         seconds = sum(min(_FIRST_DELAY * 2**i, _MAX_DELAY) for i in range(max(limit - 1, 0)))
-        if seconds < SLOW_SECONDS or node_of(replicated) is None:
+        if seconds < SLOW_SECONDS or node_container(replicated) is None:
             continue
         policy = pod_of(replicated).get("restartPolicy") or "OnFailure by default"
         duration = counted(round(seconds / 60), "minute")

@@ -192,7 +192,7 @@ def long_names(
     template = (runtime.get("spec") or {}).get("template") or {}
     count = node_count(manifest, runtime) or 1
     for replicated in replicated_jobs(template):
-        index = len(str(max(count - 1, 0))) if node_of(replicated) is not None else 1
+        index = len(str(max(count - 1, 0))) if node_container(replicated) is not None else 1
         longest = _MAX_POD_NAME - name_length - _POD_SUFFIX - index
         if len(str(replicated.get("name"))) > longest:
             yield RuntimeMismatchError(
@@ -395,6 +395,6 @@ def pod_of(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
     return pod if isinstance(pod, Mapping) else {}
 
 
-def node_of(replicated: Mapping[str, Any]) -> dict[str, Any] | None:
+def node_container(replicated: Mapping[str, Any]) -> dict[str, Any] | None:
     """The container `node` of a replicated job; None if it has none."""
     return next((c for c in _items(pod_of(replicated), "containers") if c.get("name") == NODE), None)
