@@ -158,7 +158,7 @@ def image(job: Job) -> Iterator[Finding]:
             image = container["image"]
             if not isinstance(image.value, str | None):
                 continue  # the schema reports it
-            if not image.text and job.has_runtime:
+            if not image.text and job.kind.has_runtimes:
                 continue
             if not image.text:
                 message = f"container {container['name'].text} has no image"

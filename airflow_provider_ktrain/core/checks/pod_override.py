@@ -113,7 +113,7 @@ def _places(manifest: Mapping[str, Any], override: Mapping[str, Any]) -> Iterato
     """The places of the manifest that the parameter was merged into."""
     kind = KINDS[str(manifest.get("kind"))]
     job = Job(Field(manifest), kind, kind.versions[0])
-    if not job.has_runtime:
+    if not job.kind.has_runtimes:
         for role, replica in job.replicas.items():
             template = replica.at["template"]
             for path, patch in pod_patches(override, role):

@@ -17,13 +17,7 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     pod_of,
     replicated_jobs,
 )
-from airflow_provider_ktrain.core.kinds.runtime_policy import (
-    DEPRECATED,
-    SUPPORT_LABEL,
-    TORCH,
-    node_count,
-    policy_of,
-)
+from airflow_provider_ktrain.core.kinds.runtime_policy import DEPRECATED, SUPPORT_LABEL, TORCH, node_count, policy_of
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
 from airflow_provider_ktrain.core.text import counted
 

@@ -38,7 +38,7 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
     configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
     users, others = ([r.role for r, _ in _using(job, backend)] for backend in ("nccl", "gloo"))
     for replica, at in [*using, *((r, env) for r, env in configured if r.role not in (*users, *others))]:
-        if _gpus(job, replica) or _claims_devices(job, replica) or job.has_runtime:
+        if _gpus(job, replica) or _claims_devices(job, replica) or job.kind.has_runtimes:
             continue
         verb = "uses" if replica.role in users else "configures"
         yield Finding(
@@ -70,7 +70,7 @@ def shared_memory(job: Job) -> Iterator[Finding]:
 
     NCCL between the processes of a pod, and DataLoader workers, share memory through /dev/shm.
     """
-    for replica, _ in [] if job.has_runtime else _using(job, "nccl"):
+    for replica, _ in [] if job.kind.has_runtimes else _using(job, "nccl"):
         for trained in [replica] if replica in job.training else job.training:
             mounts = {m["mountPath"].text.rstrip("/") for m in trained.main["volumeMounts"]}
             if trained.gpus and "/dev/shm" not in mounts and not trained.pod["hostIPC"].value:
@@ -112,7 +112,7 @@ def world_size(job: Job) -> Iterator[Finding]:
 
     With a Master the argument is superfluous: PyTorch's env:// reads the WORLD_SIZE that the operator sets.
     """
-    if job.has_runtime:  # the number of nodes, or of processes, may be the runtime's
+    if job.kind.has_runtimes:  # the number of nodes, or of processes, may be the runtime's
         return
     pods = sum(r.count for r in job.training)
     processes = pods * (job.spec[job.kind.processes_field].number or 1)

@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.manifest_fields import (
-    POD_DEADLINE_MARGIN,
-    Manifest,
-    lower_deadline,
-    mapping_at,
-)
+from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN, Manifest, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged
