@@ -12,16 +12,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_errors
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Level, Problem, raise_errors
 from airflow_provider_ktrain.core.kinds import KINDS
 
 if TYPE_CHECKING:  # imported in functions: a DAG file that is only parsed checks no manifest
     from airflow_provider_ktrain.core.checks.job import Field, Rule
     from airflow_provider_ktrain.core.manifest.schema import Mismatch
 
-__all__ = ["Level", "Problem", "check", "raise_errors", "rules"]
+__all__ = ["ERROR", "WARNING", "Level", "Problem", "check", "raise_errors", "rules"]
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 #: by the schema's kind of mismatch: code, message, and a hint for mismatches without one
 _MISMATCHES = {
     "unknown": (

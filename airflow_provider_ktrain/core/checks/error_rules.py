@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
-from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level
+from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING
 from airflow_provider_ktrain.core.manifest.schema import TYPES
 from airflow_provider_ktrain.core.state.kueue_status import MULTIKUEUE
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 MAX_LABEL = 63  #: characters of a DNS label: a Service's name, a label's value
 CLEAN_POD_POLICIES = ("All", "Running", "None")
 _OPERATOR_VOLUMES = {"mpi-job-config", "mpi-job-kubectl", "ssh-auth"}  #: added by the MPI operators

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
-from airflow_provider_ktrain.core.checks.problem import Level
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 from airflow_provider_ktrain.core.manifest.schema import schema_of, spec_fields
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 _MPIRUN = re.compile(  # -n may also be an argument of the program, after its name
     r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b)|(?:\s+--[\w-]+)*\s+)(--?np|-n)[=\s]+['\"]?(\d+)\b"
 )

@@ -20,6 +20,9 @@ class Level(enum.StrEnum):
     WARNING = "warning"  #: the job runs, but probably not as intended
 
 
+ERROR, WARNING = Level.ERROR, Level.WARNING
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem of a manifest, a parameter or the cluster.

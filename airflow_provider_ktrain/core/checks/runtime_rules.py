@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.job import Field
-from airflow_provider_ktrain.core.checks.problem import Level, Problem
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.checks.trainjob_rules import without_torchrun
 from airflow_provider_ktrain.core.kinds.runtime_patches import (
     NODE,
@@ -21,7 +21,6 @@ from airflow_provider_ktrain.core.kinds.runtime_policy import DEPRECATED, SUPPOR
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
 from airflow_provider_ktrain.core.text import counted
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 LAUNCHER = "launcher"
 SLOW_SECONDS = 60  #: a program that fails at once, but whose job takes longer to fail, is reported
 _FIRST_DELAY, _MAX_DELAY = 10, 300  #: seconds between restarts, doubled each time: of the kubelet and of batch Jobs

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
-from airflow_provider_ktrain.core.checks.problem import Level
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtime_patches import (
     CONTAINER_FIELDS,
@@ -25,7 +25,6 @@ from airflow_provider_ktrain.core.kinds.trainjob_manifest import (
     RUNTIMES,
 )
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 #: `<job>-node-0-<index>-xxxxx` has at most 63 characters (recording 55b)
 MAX_NAME = 48
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/.+")

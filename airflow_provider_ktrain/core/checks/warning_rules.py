@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
-from airflow_provider_ktrain.core.checks.problem import Level
+from airflow_provider_ktrain.core.checks.problem import WARNING
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 
-WARNING = Level.WARNING
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 #: variables of NCCL itself; those of its library's loading are matched by their value
 _NCCL_ENV = re.compile(r"NCCL_[A-Z0-9_]+")
