@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, Owner, Reattach
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, Owner, Reattach, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
@@ -101,10 +101,10 @@ def may_have_begun(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) ->
     :param job: as it was read.
     :param pods: its pods.
     """
-    metadata, status = job.get("metadata") or {}, job.get("status") or {}
-    if SUSPENDED_ANNOTATION in (metadata.get("annotations") or {}):
+    if annotation(job, SUSPENDED_ANNOTATION) is not None:
         return True
-    if any(c.get("type") in ("Running", "Restarting") for c in status.get("conditions") or ()):
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    if any(c.get("type") in ("Running", "Restarting") for c in conditions):
         return True
     return kind_of(job.get("kind")).is_running(job, ()) or any(_may_have_started(pod) for pod in pods)
 

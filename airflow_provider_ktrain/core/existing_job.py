@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.adoption import Action, Decision
-from airflow_provider_ktrain.core.identity import PREFIX, code_hash
+from airflow_provider_ktrain.core.identity import PREFIX, code_hash, label
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.task_variables import without_variables
 
@@ -47,7 +47,7 @@ def what_differs(job: str, manifest: Mapping[str, Any], found: Mapping[str, Any]
         for path in differences(without_variables(manifest["spec"]), without_variables(found.get("spec")))
         if PREFIX not in path and not path.endswith(_CONFIG_MAP_NAME)
     ]
-    labels = [name for name in (QUEUE_LABEL, PRIORITY_LABEL) if _label(manifest, name) != _label(found, name)]
+    labels = [name for name in (QUEUE_LABEL, PRIORITY_LABEL) if label(manifest, name) != label(found, name)]
     differing = [*(f"$.metadata.labels['{name}']" for name in labels), *differing]
     theirs, ours = code_hash(found), code_hash(manifest)
     if theirs != ours:
@@ -56,10 +56,6 @@ def what_differs(job: str, manifest: Mapping[str, Any], found: Mapping[str, Any]
         f"The manifest has changed, but {job} keeps the old one.\nChanged: "
         f"{', '.join(differing[:MAX_PATHS]) or 'metadata'}. Set reattach='if_unchanged' to replace such a job."
     )
-
-
-def _label(job: Mapping[str, Any], name: str) -> Any:
-    return (job["metadata"].get("labels") or {}).get(name)
 
 
 def differences(sent: Any, found: Any, path: str = "$.spec") -> Iterator[str]:

@@ -136,9 +136,8 @@ class Owner:
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Owner | None:
         """The owner in a job's annotation; None if there is none or if it cannot be read."""
-        text = ((job.get("metadata") or {}).get("annotations") or {}).get(OWNER_ANNOTATION)
         try:
-            fields = json.loads(text or "")
+            fields = json.loads(annotation(job, OWNER_ANNOTATION) or "")
             names = {f: fields[f] for f in ("deployment", "dag_id", "task_id", "run_id")}
             key = TaskKey(**names, map_index=fields.get("map_index", -1))
             return cls(key, int(fields["try_number"]), str(fields["ti_id"]), fields.get("max_tries"))
@@ -155,9 +154,19 @@ def label_value(text: str) -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
+def annotation(job: Mapping[str, Any], name: str) -> str | None:
+    """The value of an annotation of a job; None if it isn't set."""
+    return mapping(mapping(job.get("metadata")).get("annotations")).get(name)
+
+
+def label(job: Mapping[str, Any], name: str) -> str | None:
+    """The value of a label of a job; None if it isn't set."""
+    return mapping(mapping(job.get("metadata")).get("labels")).get(name)
+
+
 def code_hash(job: Mapping[str, Any]) -> str:
     """The hash of the code with which a job runs; empty if it has none."""
-    return str(mapping(mapping(job.get("metadata")).get("annotations")).get(CODE_ANNOTATION) or "")
+    return str(annotation(job, CODE_ANNOTATION) or "")
 
 
 @dataclass(frozen=True)

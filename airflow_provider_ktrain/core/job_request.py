@@ -157,9 +157,8 @@ class JobRequest:
             self.kind.require_code(served)
             manifest = run_with_code(manifest, config_map_name(self.job_name, submission))
         if served is not None:
-            if self.runtime_policy:
-                self.kind.require_policy(manifest, served, self.runtime_policy)
-            manifest = transform.expand(manifest, served, name_length=len(self.job_name))
+            name_length, policy = len(self.job_name), self.runtime_policy
+            manifest = self.kind.expand(manifest, served, name_length=name_length, policy=policy)
         if self.run_seconds is not None:
             manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)
         labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now)

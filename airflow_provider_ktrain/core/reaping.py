@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUSPENDED_ANNOTATION, OnFinishAction, Owner
+from airflow_provider_ktrain.core.identity import (
+    FINISH_ANNOTATION,
+    SUSPENDED_ANNOTATION,
+    OnFinishAction,
+    Owner,
+    annotation,
+)
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 
@@ -44,16 +50,12 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
     phase = phase_of(job)
     if phase.ended and not is_kept(job):
         return Verdict(True, f"its task is {state}; job {phase} still exists")
-    if not held and (phase.ended or _annotation(job, SUSPENDED_ANNOTATION)):
+    if not held and (phase.ended or annotation(job, SUSPENDED_ANNOTATION)):
         return Verdict(False, f"it is {phase} and has no active pods")
     return Verdict(True, f"its task is {state}; job {phase} with {counted(held, 'active pod')}")
 
 
 def is_kept(job: Mapping[str, Any]) -> bool:
     """Whether a job is kept after it has ended: by its task's on_finish_action, and also if that is unknown."""
-    action = OnFinishAction.of(_annotation(job, FINISH_ANNOTATION))
+    action = OnFinishAction.of(annotation(job, FINISH_ANNOTATION))
     return not action.deletes(succeeded=phase_of(job) is Phase.SUCCEEDED)
-
-
-def _annotation(job: Mapping[str, Any], annotation: str) -> str | None:
-    return ((job.get("metadata") or {}).get("annotations") or {}).get(annotation)

@@ -1,11 +1,11 @@
-"""Kubernetes' strategic merge, for pod templates: what `kubectl patch` does with a patch.
+"""Kubernetes' strategic merge: what `kubectl patch` does with a patch, and Kubeflow Trainer with patches of a runtime.
 
 Mappings are merged, and null removes a key. A list whose entries have a merge key is merged by it: the order of the
 present entries is kept, and new ones follow. Every other list is replaced (`args`, `envFrom`, `tolerations`).
 
 MERGE_KEYS has the fields of a pod template with a `patchMergeKey` in Kubernetes' k8s.io/api/core/v1/types.go, which the
 OpenAPI document publishes as `x-kubernetes-patch-merge-key`. Two lists have a second key that only server-side apply
-uses (`listMapKey`); it is used here too, because a port may be open for TCP and UDP.
+uses (`listMapKey`); it is used here too, because a port may be open for TCP and UDP. `replicatedJobs` is JobSet's.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "imagePullSecrets": ("name",),
     "initContainers": ("name",),
     "ports": ("containerPort", "protocol"),
+    "replicatedJobs": ("name",),
     "resourceClaims": ("name",),
     "schedulingGates": ("name",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
@@ -116,7 +117,7 @@ def removals(patch: Any, path: str) -> Iterator[str]:
 
 
 def member(path: str, key: str) -> str:
-    """The path of a member of a mapping: `$.a.b`, `$.a['b/c']`."""
+    """The JSON path of a member of a mapping: `$.a.b`, `$.a['b/c']`."""
     return f"{path}.{key}" if re.fullmatch(r"[A-Za-z_$][\w-]*", key) else f"{path}['{key}']"
 
 

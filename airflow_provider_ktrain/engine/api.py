@@ -14,7 +14,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ def _parse(body: bytes) -> Any:
 
 class ApiUnavailable(ClusterError):
     """No response: connection refused or cut, timeout, DNS or TLS failure. The request wasn't repeated."""
+
+    status = 0  #: there is none
 
 
 class ApiStatusError(ClusterError):
@@ -130,6 +132,21 @@ class ApiStatusError(ClusterError):
         return float(seconds) if isinstance(seconds, int | float) else None
 
 
+async def get(api: Api, path: str, *, missing: Collection[int] = (404,), timeout: float = 30) -> dict[str, Any] | None:
+    """The object at a path. None: the status of the response is one of `missing`.
+
+    :param missing: statuses that mean that there is nothing to read. Default: 404.
+    :param timeout: as for `Api.request`, in seconds. Default: 30.
+    :raises AccessError, ApiStatusError, ApiUnavailable: as `Api.request`.
+    """
+    try:
+        return await api.request("GET", path, timeout=timeout)
+    except ApiStatusError as e:
+        if e.status in missing:
+            return None
+        raise
+
+
 class Api:
     """One Kubernetes API through one connection, in one event loop.
 
@@ -152,10 +169,8 @@ class Api:
         self._changed = changed
         self._connection: Connection | None = None
         self._building: asyncio.Task[None] | None = None
-        self._build_error: tuple[float, Exception] = (
-            0.0,
-            KtrainError(),
-        )  # with the time.monotonic() until which no other build starts
+        # with the time.monotonic() until which no other build starts
+        self._build_error: tuple[float, Exception] = (0.0, KtrainError())
         self._failures = 0  # failed connection attempts in a row
         self._last_notice = ""  # since the last response
         self._rebuild_at = self._check_at = 0.0  # time.monotonic() from which a rebuild or check is allowed

@@ -16,7 +16,8 @@ from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, PREFIX, JobRe
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, config_map_name
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, get
+from airflow_provider_ktrain.engine.job_requests import is_owned
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 
 Object = dict[str, Any]
@@ -44,13 +45,8 @@ async def exists(api: Api, ref: JobRef) -> bool:
     :raises ApiStatusError: the request fails.
     """
     path = api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
-    try:
-        found = await api.request("GET", path)
-    except ApiStatusError as e:
-        if e.not_found:
-            return False
-        raise
-    return any(owner["uid"] == ref.uid for owner in found["metadata"].get("ownerReferences") or ())
+    found = await get(api, path)
+    return found is not None and is_owned(found, ref)
 
 
 def _config_map(ref: JobRef, job: Mapping[str, Any], code: Code) -> Object:

@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api import Api, get
 from airflow_provider_ktrain.engine.job_requests import Log, is_terminating, job_pods, list_pods, read_job
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 
@@ -68,7 +68,7 @@ class DeletionWaiter:
         :return: False if a job has this name now.
         """
         while pods := await self._ask(lambda: list_pods(api, ref.namespace, ref.pod_selector)):
-            if await self._ask(lambda: _exists(api, api_paths.job(ref))):
+            if await self._ask(lambda: get(api, api_paths.job(ref))) is not None:
                 return False
             if self._report_is_due():
                 held = "; ".join(map(_describe_terminating, pods))
@@ -93,16 +93,6 @@ class DeletionWaiter:
         if seconds >= self._timeout:
             raise ClusterError(_stuck(ref, what, seconds, held, pods))
         self._log.info(f"{ref} is still {what} after {seconds:.0f} s.\nWaiting for {held}")
-
-
-async def _exists(api: Api, path: str) -> bool:
-    try:
-        await api.request("GET", path)
-    except ApiStatusError as e:
-        if e.status == 404:
-            return False
-        raise
-    return True
 
 
 def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:

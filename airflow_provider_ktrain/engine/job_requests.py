@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.errors import AccessError, OperatorMissingErro
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
@@ -52,13 +52,10 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
 
     async def discover(path: str) -> Object:
         try:
-            return await retry_transient(lambda: api.request("GET", path), end, warn=log.warning if log else None)
-        except ApiStatusError as e:
-            if e.status == 404:
-                return {}
+            found = await retry_transient(lambda: get(api, path), end, warn=log.warning if log else None)
+        except (ApiStatusError, ApiUnavailable) as e:
             raise explain(e, "GET", path) from None
-        except ApiUnavailable as e:
-            raise unreachable(e) from None
+        return found or {}
 
     for version in kind.versions:
         served = await discover(f"/apis/{kind.group}/{version}")
@@ -82,25 +79,18 @@ async def find(
     """
     path = api_paths.jobs(kind, version, namespace, name)
     try:
-        job = await retry_transient(lambda: api.request("GET", path), time.monotonic() + timeout)
-    except ApiStatusError as e:
-        if e.not_found:
-            return None
+        job = await retry_transient(lambda: get(api, path), time.monotonic() + timeout)
+    except (ApiStatusError, ApiUnavailable) as e:
         raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from None
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
+    if job is None:
+        return None
     return JobRef(kind.name, version, namespace, name, job["metadata"]["uid"]), job
 
 
 async def read_job(api: Api, ref: JobRef) -> Object | None:
     """The job with the uid of `ref`. None: it doesn't exist; a new job of the same name doesn't count."""
-    try:
-        found = await api.request("GET", api_paths.job(ref))
-    except ApiStatusError as e:
-        if e.status == 404:
-            return None
-        raise
-    return found if found["metadata"]["uid"] == ref.uid else None
+    found = await get(api, api_paths.job(ref))
+    return found if found is not None and found["metadata"]["uid"] == ref.uid else None
 
 
 @dataclass(frozen=True)
@@ -124,23 +114,17 @@ async def read_training(api: Api, ref: JobRef) -> JobRead:
     return JobRead(job, await job_pods(api, ref))
 
 
-async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Object]:
-    """All pods of this job, ended ones included.
-
-    :param page: how many pods to list per request. Default: PAGE_SIZE.
-    """
-    pods = await list_pods(api, ref.namespace, ref.pod_selector, page=page)
+async def job_pods(api: Api, ref: JobRef) -> list[Object]:
+    """All pods of this job, ended ones included."""
+    pods = await list_pods(api, ref.namespace, ref.pod_selector)
     owners = await pod_owners(api, ref, pods)
     return [p for p in pods if belongs(p, ref, owners)]
 
 
-async def list_pods(api: Api, namespace: str, selector: str, *, page: int = PAGE_SIZE) -> list[Object]:
-    """The pods that a label selector selects.
-
-    :param page: how many pods to list per request. Default: PAGE_SIZE.
-    """
+async def list_pods(api: Api, namespace: str, selector: str) -> list[Object]:
+    """The pods that a label selector selects."""
     pods: list[Object] = []
-    query = {"labelSelector": selector, "limit": str(page)}
+    query = {"labelSelector": selector, "limit": str(PAGE_SIZE)}
     while True:
         try:
             found = await api.request("GET", api_paths.core(namespace, "pods"), query=query)
@@ -177,13 +161,10 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
     unknown = [pod for pod in pods if shown_owner(pod, ref) is None]
     if not unknown:
         return {}
-    try:
-        owner = await api.request("GET", api_paths.pod_owner(ref))
-    except ApiStatusError as e:
-        if e.status in (403, 404):
-            return await _owners_by_age(api, ref, unknown)
-        raise
-    ours = any(o["uid"] == ref.uid for o in owner["metadata"].get("ownerReferences") or ())
+    owner = await get(api, api_paths.pod_owner(ref), missing=(403, 404))
+    if owner is None:
+        return await _owners_by_age(api, ref, unknown)
+    ours = is_owned(owner, ref)
     return {owner["metadata"]["uid"]: ours, "": ours}  # nothing is known about pods of an earlier owner of this name
 
 
@@ -191,13 +172,13 @@ async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
     """Whether the object between the job and its pods still exists. False: it doesn't, or it can't be read."""
     if not kind_of(ref.kind).pod_owner:
         return False
-    try:
-        owner = await api.request("GET", api_paths.pod_owner(ref))
-    except ApiStatusError as e:
-        if e.status in (403, 404):
-            return False
-        raise
-    return any(o["uid"] == ref.uid for o in owner["metadata"].get("ownerReferences") or ())
+    owner = await get(api, api_paths.pod_owner(ref), missing=(403, 404))
+    return owner is not None and is_owned(owner, ref)
+
+
+def is_owned(obj: Mapping[str, Any], ref: JobRef) -> bool:
+    """Whether the job is an owner of an object."""
+    return any(owner["uid"] == ref.uid for owner in obj["metadata"].get("ownerReferences") or ())
 
 
 async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
@@ -205,13 +186,8 @@ async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]
 
     :return: empty if no other job has this name.
     """
-    try:
-        job = await api.request("GET", api_paths.job(ref))
-    except ApiStatusError as e:
-        if e.status in (403, 404):
-            return {}
-        raise
-    if job["metadata"]["uid"] == ref.uid:
+    job = await get(api, api_paths.job(ref), missing=(403, 404))
+    if job is None or job["metadata"]["uid"] == ref.uid:
         return {}
     by_age = sorted((pod["metadata"]["creationTimestamp"], owner_of(pod, ref)) for pod in pods)
     return {owner: created < job["metadata"]["creationTimestamp"] for created, owner in by_age}

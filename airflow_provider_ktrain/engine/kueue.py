@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, label
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.state.kueue_status import workload_of
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, get
 from airflow_provider_ktrain.engine.job_requests import MERGE_PATCH
 
 Object = dict[str, Any]
@@ -20,12 +20,12 @@ VERSIONS = ("v1beta2", "v1beta1")  #: in which this provider reads Workloads, th
 
 def queue_of(job: Mapping[str, Any]) -> str:
     """The LocalQueue that the job names; "" if it names none."""
-    return str(((job.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL) or "")
+    return str(label(job, QUEUE_LABEL) or "")
 
 
 def priority_class_of(job: Mapping[str, Any]) -> str:
     """The WorkloadPriorityClass that the job names; "" if it names none."""
-    return str(((job.get("metadata") or {}).get("labels") or {}).get(PRIORITY_LABEL) or "")
+    return str(label(job, PRIORITY_LABEL) or "")
 
 
 def workloads_path(version: str, namespace: str, name: str = "") -> str:
@@ -39,12 +39,7 @@ async def served_version(api: Api) -> str:
 
     :raises ApiStatusError, ApiUnavailable: the request fails.
     """
-    try:
-        group = await api.request("GET", f"/apis/{GROUP}")
-    except ApiStatusError as e:
-        if e.not_found:
-            return ""
-        raise
+    group = await get(api, f"/apis/{GROUP}") or {}
     offered = {v["version"] for v in group.get("versions") or ()}
     return next((version for version in VERSIONS if version in offered), "")
 

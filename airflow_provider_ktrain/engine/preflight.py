@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingEr
 from airflow_provider_ktrain.core.identity import code_hash
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
-from airflow_provider_ktrain.core.manifest.transform import expand, fit, modernize, stamp
+from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths
@@ -34,9 +34,8 @@ from airflow_provider_ktrain.engine.runtimes import read_served
 
 Object = dict[str, Any]
 
-PLACEHOLDER_NAME = (
-    "ktrain-check"  #: name for the dry run of a manifest without one; nothing of this name is ever created
-)
+#: name for the dry run of a manifest without one; nothing of this name is ever created
+PLACEHOLDER_NAME = "ktrain-check"
 KUEUE_GROUP = "kueue.x-k8s.io"
 
 
@@ -62,12 +61,12 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     except OperatorMissingError as e:
         return [*check(manifest), Problem(ERROR, "not-served", "$.kind", str(e))]
     except ManifestError as e:
-        return [*check(manifest), Problem(ERROR, "not-served", e.where, e.message, e.found, e.expected, e.remedy)]
+        return [*check(manifest), Problem.of("not-served", e)]
     published = await _get(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     answers = await _read_answers(api, kind, manifest, namespace)
     problems += judge(manifest, answers)
-    if kind.has_runtimes() and rendered and not any(p.code == "type" for p in problems):
+    if kind.has_runtimes and rendered and not any(p.code == "type" for p in problems):
         sent, found = await _on_runtime(api, kind, version, sent, namespace)
         known = {(p.level, p.code, p.path) for p in problems}
         problems += [p for p in found if (p.level, p.code, p.path) not in known]
@@ -88,9 +87,9 @@ async def _on_runtime(
         if served.runtime is not None:
             problems += judge_runtime(manifest, served.runtime, name_length)
         if not any(p.level is ERROR for p in problems):
-            manifest = expand(manifest, served, name_length=name_length)
+            manifest = kind.expand(manifest, served, name_length=name_length)
     except RuntimeMismatchError as e:
-        problems.append(Problem(ERROR, "runtime", e.where or "$.spec", e.message, e.found, e.expected, e.remedy))
+        problems.append(Problem.of("runtime", e, "$.spec"))
     return manifest, problems
 
 
@@ -120,9 +119,7 @@ async def _get(api: Api, path: str) -> Answer:
     """Response to a GET: the object, 404 not found, or 403 forbidden."""
     try:
         return Answer(200, await api.request("GET", path))
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
+    except (ApiStatusError, ApiUnavailable) as e:
         if e.status not in (403, 404):
             raise explain(e, "get", path) from None
         return Answer(e.status, {})
@@ -147,9 +144,7 @@ async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool, code: bo
     ]
     try:
         allowed = await asyncio.gather(*(_may(api, right, namespace) for right in needed))
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
+    except (ApiStatusError, ApiUnavailable) as e:
         if e.status in (403, 404):
             return None
         raise explain(e, "create", "selfsubjectaccessreviews.authorization.k8s.io") from None

@@ -37,20 +37,14 @@ class QuotaWait:
             try:
                 return await ask()
             except ApiStatusError as e:
-                if not exceeded_quota(e) or not self._may_wait():
+                if not self._patience or not exceeded_quota(e):
                     raise
-                await asyncio.sleep(self._pause)
-                self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
-
-    def _may_wait(self) -> bool:
-        """Whether to wait; logs the beginning and the end of the wait."""
-        if not self._patience:
-            return False
-        now, limit = time.monotonic(), f"{self._patience:.0f} s (schedule_timeout)"
-        if self._since is None:
-            self._since = now
-            self._log.warning(f"{self._job} exceeds a ResourceQuota. Trying for up to {limit}.")
-        waits = now + self._pause <= self._since + self._patience
-        if not waits:
-            self._log.warning(f"The ResourceQuota for {self._job} is still exceeded after {limit}.")
-        return waits
+                now, limit = time.monotonic(), f"{self._patience:.0f} s (schedule_timeout)"
+                if self._since is None:
+                    self._since = now
+                    self._log.warning(f"{self._job} exceeds a ResourceQuota. Trying for up to {limit}.")
+                if now + self._pause > self._since + self._patience:
+                    self._log.warning(f"The ResourceQuota for {self._job} is still exceeded after {limit}.")
+                    raise
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)

@@ -9,12 +9,12 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
+from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
+from airflow_provider_ktrain.engine.request_errors import explain, retry_transient
 
 Object = dict[str, Any]
 Read = Callable[..., Awaitable[tuple[Object | None, int]]]  #: `_get` with its first parameters
@@ -41,37 +41,28 @@ async def read_served(
     :raises RuntimeMismatchError: the runtime does not exist.
     :raises AccessError, UnreachableError, ClusterError: a request fails.
     """
-    if not kind.has_runtimes():
+    if not kind.has_runtimes:
         return None
     read = functools.partial(_get, api, time.monotonic() + patience, log)
     fields = await _spec_fields(read, kind, version)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
     if ref := kind.runtime_ref(manifest):
-        runtime = await read_runtime(read, kind, version, ref, namespace)
+        runtime, status = await read(api_paths.runtime(kind, version, ref, namespace))
+        if status == 404:
+            where = f" in namespace {namespace}" if ref.namespaced else ""
+            raise RuntimeMismatchError(
+                f"the {ref} does not exist{where}",
+                where="$.spec.runtimeRef",
+                found=ref.name,
+                expected=f"a {ref.kind}",
+                remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
+            )
         if runtime is None:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
     served = Served(fields, runtime, unreadable)
     if log is not None and (limits := kind.limits_of(served)):
         log.info(limits)
     return served
-
-
-async def read_runtime(read: Read, kind: Kind, version: str, ref: RuntimeRef, namespace: str) -> Object | None:
-    """The runtime of a job. None: the connection has no right to read it.
-
-    :raises RuntimeMismatchError: it does not exist.
-    """
-    found, status = await read(api_paths.runtime(kind, version, ref, namespace))
-    if status == 404:
-        where = f" in namespace {namespace}" if ref.namespaced else ""
-        raise RuntimeMismatchError(
-            f"the {ref} does not exist{where}",
-            where="$.spec.runtimeRef",
-            found=ref.name,
-            expected=f"a {ref.kind}",
-            remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
-        )
-    return found
 
 
 async def _spec_fields(read: Read, kind: Kind, version: str) -> frozenset[str] | None:
@@ -110,9 +101,7 @@ async def _get(
 
     try:
         return await retry_transient(ask, end, warn=log.warning if log else None)
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
+    except (ApiStatusError, ApiUnavailable) as e:
         if e.status not in (403, 404) and not (optional and e.status >= 500):
             raise explain(e, "get", path) from None
         return None, e.status

@@ -24,7 +24,7 @@ from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.job_requests import Log, check_cluster, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.runtimes import read_served
-from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, adopt, find_own, submit
+from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.operators import task_state
 from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 
@@ -158,9 +158,10 @@ class Submission:
                 raise
             annotations = request.annotations(None, now=time.time())
             metadata = {"name": self.name, "namespace": self.namespace, "annotations": annotations}
-            return await adopt(
-                api, kind, self.version, metadata, owner, request.first_try,
-                reattach=request.reattach, invalid=invalid, patience=patience, end_job=end_job, log=log,
+            return await submit(
+                api, kind, self.version, lambda _: {"metadata": metadata}, owner, request.first_try,
+                reattach=request.reattach, patience=patience, invalid=invalid, posting=posting, end_job=end_job,
+                log=log,
             )  # fmt: skip
         if submitted.created:
             self._log_avoided_nodes(served, log)

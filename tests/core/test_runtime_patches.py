@@ -16,7 +16,6 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     PATCHES,
     ROLES_ANNOTATION,
     expand,
-    merged,
     patched_template,
 )
 from airflow_provider_ktrain.core.kinds.served import Served
@@ -216,16 +215,6 @@ def test_the_placeholder_is_never_sent() -> None:
     options = JobOptions(node_selector={"a": "b"})
     assert ANY_JOB not in str(expanded(trainjob(), options, MPI))
     assert ANY_JOB not in str(expand(overlay(trainjob(), JobOptions(env={"A": "1"})), Served(), name_length=9))
-
-
-def test_strategic_merging_keeps_other_items_of_a_list() -> None:
-    base = {"containers": [{"name": "a", "image": "i"}, {"name": "b"}], "tolerations": [1]}
-    changed = merged(base, {"containers": [{"name": "a", "volumeMounts": []}], "tolerations": [2]})
-    assert changed == {
-        "containers": [{"name": "a", "image": "i", "volumeMounts": []}, {"name": "b"}],
-        "tolerations": [2],
-    }
-    assert base["tolerations"] == [1]
 
 
 # fields that the cluster doesn't serve

@@ -219,13 +219,8 @@ async def submit(
 async def adopt(
     api: Api, kind: Kind, version: str, metadata: Object, me: Owner, first_try: int, *, log: Log, **how: Any
 ) -> Submitted:
-    """`engine.submit.adopt` as the owner of the training's life calls it, in a worker."""
-
-    async def work(api: Api, *, posting: Posting, **more: Any) -> Submitted:
-        return await submitting.adopt(api, kind, version, metadata, me, first_try, **how, **more)
-
-    async with owner_in(api, host_of(), log) as training:
-        return await training.submit(Call(work))
+    """`submit` of a try whose manifest is invalid."""
+    return await submit(api, kind, version, lambda _: {"metadata": metadata}, me, first_try, log=log, **how)
 
 
 async def follow(

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import wants_suspension
-from airflow_provider_ktrain.engine import api_paths
+from airflow_provider_ktrain.engine import api_paths, job_requests
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import JobRead, job_pods, read_training
 from airflow_provider_ktrain.engine.release import (
@@ -136,10 +136,11 @@ async def test_delete_waits_until_job_and_pods_are_gone(task: Task) -> None:
     assert "deleted. 2 GPUs released, 2 pods deleted." in done.text
 
 
-async def test_job_pods_reads_all_pages(task: Task) -> None:
+async def test_job_pods_reads_all_pages(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = (await task.submit(workers=4)).ref
     await task.running(ref, 5)
-    assert len(await job_pods(task.api, ref, page=2)) == 5
+    monkeypatch.setattr(job_requests, "PAGE_SIZE", 2)
+    assert len(await job_pods(task.api, ref)) == 5
 
 
 @of_each_kind

@@ -1,8 +1,8 @@
 """Checks of a manifest before it is submitted: each problem has a JSON path, what was found, and what to do.
 
 A rule is a small function in a registry: `error_rules.py` and `warning_rules.py` hold those for every kind,
-`<kind>_rules.py` those for one, `kueue_rules.py` those for a queue. Fields and types are compared with a schema:
-`core/manifest/schema.py`, or the one that the server publishes.
+`<kind>_rules.py` those for one. Fields and types are compared with a schema: `core/manifest/schema.py`, or the one that
+the server publishes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_errors
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Level, Problem, raise_errors
 from airflow_provider_ktrain.core.kinds import KINDS
 
 if TYPE_CHECKING:  # imported in functions: a DAG file that is only parsed checks no manifest
     from airflow_provider_ktrain.core.checks.job import Field, Rule
     from airflow_provider_ktrain.core.manifest.schema import Mismatch
 
-__all__ = ["Level", "Problem", "check", "raise_errors", "rules"]
+__all__ = ["ERROR", "WARNING", "Level", "Problem", "check", "raise_errors", "rules"]
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 #: by the schema's kind of mismatch: code, message, and a hint for mismatches without one
 _MISMATCHES = {
     "unknown": (
@@ -41,7 +40,7 @@ def rules() -> tuple[Rule, ...]:
     """All rules. Their modules are imported on the first call, so that a DAG file which is only parsed skips them."""
     from airflow_provider_ktrain.core.checks.job import REGISTRY
 
-    for name in ("error_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS)), "kueue_rules", "warning_rules"):
+    for name in ("error_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS)), "warning_rules"):
         importlib.import_module(f"{__name__}.{name}")
     return tuple(REGISTRY)
 

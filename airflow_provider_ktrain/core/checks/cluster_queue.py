@@ -12,10 +12,9 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.error_rules import quantity
 from airflow_provider_ktrain.core.checks.job import Field
-from airflow_provider_ktrain.core.checks.problem import Level, Problem
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.kinds import kind_of
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 Object = Mapping[str, Any]
 Amounts = dict[str, Decimal]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
-from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level
+from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING
 from airflow_provider_ktrain.core.manifest.schema import TYPES
+from airflow_provider_ktrain.core.state.kueue_status import MULTIKUEUE
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 MAX_LABEL = 63  #: characters of a DNS label: a Service's name, a label's value
 CLEAN_POD_POLICIES = ("All", "Running", "None")
 _OPERATOR_VOLUMES = {"mpi-job-config", "mpi-job-kubectl", "ssh-auth"}  #: added by the MPI operators
@@ -157,7 +157,7 @@ def image(job: Job) -> Iterator[Finding]:
             image = container["image"]
             if not isinstance(image.value, str | None):
                 continue  # the schema reports it
-            if not image.text and job.has_runtime:
+            if not image.text and job.kind.has_runtimes:
                 continue
             if not image.text:
                 message = f"container {container['name'].text} has no image"
@@ -262,13 +262,23 @@ def restart_policy(job: Job) -> Iterator[Finding]:
 @rule("clean-pod-policy", WARNING)
 def clean_pod_policy(job: Job) -> Iterator[Finding]:
     """The cleanPodPolicy is one that the operator knows."""
-    late = job.kind.rejects_after_creation(job.version)
+    late = job.version in job.kind.rejects_after_creation
     consequence = "the operator never starts the job" if late else "the operator applies All"
     for policy in (job.spec["cleanPodPolicy"], job.spec["runPolicy"]["cleanPodPolicy"]):
         if policy.text and policy.text not in CLEAN_POD_POLICIES:
             expected, level = " or ".join(CLEAN_POD_POLICIES), ERROR if late else WARNING
             message = f"unknown cleanPodPolicy: {consequence}"
             yield Finding(policy, message, policy.text, expected, "write Running", level)
+
+
+@rule("multikueue", ERROR)
+def multikueue(job: Job) -> Iterator[Finding]:
+    """The job runs in the cluster to which it is submitted: MultiKueue creates its pods in another one."""
+    for managed_by in (job.spec["managedBy"], job.spec["runPolicy"]["managedBy"]):
+        if managed_by.text == MULTIKUEUE:
+            message = "MultiKueue runs the job in another cluster: its pods can't be followed or released from here"
+            hint = "remove it, and set `queue_name` to a queue of this cluster"
+            yield Finding(managed_by, message, MULTIKUEUE, "no managedBy", hint)
 
 
 @rule("resources", ERROR)

@@ -10,8 +10,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.loader import join
 from airflow_provider_ktrain.core.manifest.resources import is_gpu
+from airflow_provider_ktrain.core.strategic_merge import member
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Field:
     path: str = "$"
 
     def __getitem__(self, key: str) -> Field:
-        return Field(self.value.get(key) if isinstance(self.value, dict) else None, join(self.path, key))
+        return Field(self.value.get(key) if isinstance(self.value, dict) else None, member(self.path, key))
 
     def __iter__(self) -> Iterator[Field]:
         for i, item in enumerate(self.value if isinstance(self.value, list) else ()):
@@ -164,7 +164,7 @@ class Job:
     def replicas(self) -> dict[str, Replica]:
         """The replica types by role. A replica spec that isn't a mapping is left to the schema check."""
         container_name = self.kind.container or self.spec["mainContainer"].text
-        if self.has_runtime:
+        if self.kind.has_runtimes:
             role, nodes = self.kind.primaries[-1], self.spec["trainer"]["numNodes"].number
             return {role: Trainer(role, self.spec["trainer"], 1 if nodes is None else nodes, container_name)}
         return {
@@ -174,14 +174,9 @@ class Job:
         }
 
     @property
-    def has_runtime(self) -> bool:
-        """Whether the pod templates are in a runtime, so that the manifest shows only a part of them."""
-        return self.kind.has_runtimes()
-
-    @property
     def pod_templates(self) -> list[Field]:
         """The pod templates of the manifest, and the patches of a runtime's."""
-        patches = self.spec["runtimePatches"] if self.has_runtime else ()
+        patches = self.spec["runtimePatches"] if self.kind.has_runtimes else ()
         jobs = (r for p in patches for r in p["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"])
         return [*(r.at["template"] for r in self.replicas.values()), *(r["template"]["spec"]["template"] for r in jobs)]
 

@@ -12,11 +12,11 @@ from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_er
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, pod_patches
+from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, all_patches, pod_patches
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE, PATCHES
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import TRAINER_FIELDS
 from airflow_provider_ktrain.core.manifest import schema as schemas
-from airflow_provider_ktrain.core.manifest.loader import join, plain
+from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.strategic_merge import MERGE_KEYS, identity_of, member, merged
 
 RESERVED_VARIABLES = "KTRAIN_"  #: environment variables with this prefix are set by the task
@@ -40,7 +40,7 @@ def check_pod_override(override: Any, kind: Kind) -> None:
             expected="a pod template with metadata and spec, or pod templates by role",
             remedy=text if isinstance(given, str) else 'write {"spec": {"serviceAccountName": "trainer"}}',
         )
-    raise_errors([*_roles(given, kind), *(p for path, patch in _patches(given) for p in _problems(patch, path))])
+    raise_errors([*_roles(given, kind), *(p for _, path, patch in all_patches(given) for p in _problems(patch, path))])
 
 
 def _roles(override: Mapping[str, Any], kind: Kind) -> Iterator[Problem]:
@@ -59,13 +59,6 @@ def _roles(override: Mapping[str, Any], kind: Kind) -> Iterator[Problem]:
             found = " and ".join(value) if isinstance(value, dict) else type(value).__name__
             hint = 'write {"spec": {...}}'
             yield Problem(Level.ERROR, "parameter", path, "invalid pod template", found, "metadata and spec", hint)
-
-
-def _patches(override: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Path and content of each pod template."""
-    everywhere = override.keys() <= POD_TEMPLATE_FIELDS
-    for role in ("",) if everywhere else tuple(override):
-        yield from pod_patches(override, role)
 
 
 def _problems(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
@@ -120,7 +113,7 @@ def _places(manifest: Mapping[str, Any], override: Mapping[str, Any]) -> Iterato
     """The places of the manifest that the parameter was merged into."""
     kind = KINDS[str(manifest.get("kind"))]
     job = Job(Field(manifest), kind, kind.versions[0])
-    if not job.has_runtime:
+    if not job.kind.has_runtimes:
         for role, replica in job.replicas.items():
             template = replica.at["template"]
             for path, patch in pod_patches(override, role):
@@ -158,7 +151,7 @@ def _descend(rest: str, value: Any, patch: Any, inside: str) -> str:
         step: Any = int(token[3]) if token[3] else token[1] or token[2]
         if isinstance(patch, Mapping) and step in patch:
             key, patch = step, patch[step]
-            inside = join(inside, {v: k for k, v in TRAINER_FIELDS.items()}.get(step, step))
+            inside = member(inside, {v: k for k, v in TRAINER_FIELDS.items()}.get(step, step))
             value = value.get(step) if isinstance(value, Mapping) else None
         elif isinstance(patch, list) and isinstance(step, int) and isinstance(value, list) and step < len(value):
             at = _index(patch, value[step], step, key)

@@ -20,6 +20,9 @@ class Level(enum.StrEnum):
     WARNING = "warning"  #: the job runs, but probably not as intended
 
 
+ERROR, WARNING = Level.ERROR, Level.WARNING
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem of a manifest, a parameter or the cluster.
@@ -40,6 +43,15 @@ class Problem:
     found: str = ""
     expected: str = ""
     hint: str = ""
+
+    @classmethod
+    def of(cls, code: str, error: ManifestError, path: str = "$") -> Problem:
+        """The problem that an error states.
+
+        :param path: used if the error names none. Default: the manifest.
+        """
+        where = error.where or path
+        return cls(Level.ERROR, code, where, error.message, error.found, error.expected, error.remedy)
 
     def __str__(self) -> str:
         return f"{self.level} {self.text}"

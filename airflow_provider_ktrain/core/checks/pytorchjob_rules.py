@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
-from airflow_provider_ktrain.core.checks.problem import Level
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds.pytorchjob import LEGACY_RUN_POLICY, PYTORCHJOB
-
-ERROR, WARNING = Level.ERROR, Level.WARNING
 
 
 @rule("master-count", ERROR, PYTORCHJOB)

@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.job import Field
-from airflow_provider_ktrain.core.checks.problem import Level, Problem
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.checks.trainjob_rules import without_torchrun
-from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, long_names, mismatches, patched_template
-from airflow_provider_ktrain.core.kinds.runtime_policy import (
-    DEPRECATED,
-    SUPPORT_LABEL,
-    TORCH,
-    node_count,
-    policy_of,
+from airflow_provider_ktrain.core.kinds.runtime_patches import (
+    NODE,
+    long_names,
+    mismatches,
+    node_container,
+    patched_template,
+    pod_of,
+    replicated_jobs,
 )
+from airflow_provider_ktrain.core.kinds.runtime_policy import DEPRECATED, SUPPORT_LABEL, TORCH, node_count, policy_of
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
 from airflow_provider_ktrain.core.text import counted
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 LAUNCHER = "launcher"
 SLOW_SECONDS = 60  #: a program that fails at once, but whose job takes longer to fail, is reported
 _FIRST_DELAY, _MAX_DELAY = 10, 300  #: seconds between restarts, doubled each time: of the kubelet and of batch Jobs
@@ -34,9 +35,7 @@ def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_
     :param name_length: number of characters of the job's name.
     """
     for error in (*mismatches(manifest, runtime), *long_names(manifest, runtime, name_length)):
-        at = error.where or "$.spec.runtimeRef"
-        yield Problem(ERROR, "runtime-patch" if error.where else "name-length", at, error.message, error.found,
-                      error.expected, error.remedy)  # fmt: skip
+        yield Problem.of("runtime-patch" if error.where else "name-length", error, "$.spec.runtimeRef")
     template = patched_template(manifest, runtime)
     spec = Field(manifest)["spec"]
     yield from _reserved(spec, runtime)
@@ -66,7 +65,7 @@ def _nodes(spec: Field, runtime: Mapping[str, Any], template: Mapping[str, Any])
     nodes = spec["trainer"]["numNodes"]
     if policy is None or nodes.number is None:
         return
-    names = {str(r.get("name")) for r in _jobs(template)}
+    names = {str(r.get("name")) for r in replicated_jobs(template)}
     as_node = bool(policy.get("runLauncherAsNode"))
     if as_node and nodes.number > 1 and not {NODE, LAUNCHER} <= names:
         message = f"this MPI runtime has no jobs {NODE} and {LAUNCHER}: the Trainer refuses more than one node"
@@ -86,8 +85,8 @@ def _torchrun(
     """Several nodes of a runtime with the policy torch are started by torchrun."""
     if TORCH not in policy_of(runtime) or (node_count(manifest, runtime) or 1) < 2:
         return
-    containers = [c for r in _jobs(template) for c in _pod(r).get("containers") or () if c.get("name") == NODE]
-    node: Mapping[str, Any] = next(iter(containers), {})
+    nodes = (node_container(r) for r in replicated_jobs(template))
+    node = next((container for container in nodes if container is not None), {})
     command, args = spec["trainer"]["command"], spec["trainer"]["args"].value
     at = command if command.value else Field(node.get("command"), spec["runtimeRef"].path)
     for found in without_torchrun(at, args or node.get("args")):
@@ -96,7 +95,7 @@ def _torchrun(
 
 def _unreached(spec: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
     """The Trainer changes container `node` only in jobs whose Job template has a label (builder.go 2.3)."""
-    jobs = [r for r in _jobs(template) if any(c.get("name") == NODE for c in _pod(r).get("containers") or ())]
+    jobs = [r for r in replicated_jobs(template) if node_container(r) is not None]
     without = [r for r in jobs if not ((r.get("template") or {}).get("metadata") or {}).get("labels")]
     if not without or len(without) == len(jobs):
         return
@@ -118,14 +117,14 @@ def _deprecated(at: Field, runtime: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _slow_failure(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
     """By default a failing program is restarted for 5.5 minutes before the job fails (recording 51i)."""
-    for replicated in _jobs(template):
+    for replicated in replicated_jobs(template):
         job = (replicated.get("template") or {}).get("spec") or {}
         limit = job.get("backoffLimit")
         limit = limit if isinstance(limit, int) else _BACKOFF_LIMIT
         seconds = sum(min(_FIRST_DELAY * 2**i, _MAX_DELAY) for i in range(max(limit - 1, 0)))
-        if seconds < SLOW_SECONDS or not any(c.get("name") == NODE for c in _pod(replicated).get("containers") or ()):
+        if seconds < SLOW_SECONDS or node_container(replicated) is None:
             continue
-        policy = _pod(replicated).get("restartPolicy") or "OnFailure by default"
+        policy = pod_of(replicated).get("restartPolicy") or "OnFailure by default"
         duration = counted(round(seconds / 60), "minute")
         message = f"a failing program is restarted for about {duration} before the job fails"
         by_default = "" if "backoffLimit" in job else " by default"
@@ -141,12 +140,3 @@ def _time_to_live(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
         message = "the runtime deletes an ended JobSet: a failed job would then train again"
         hint = "remove ttlSecondsAfterFinished from the runtime: the task deletes the job"
         yield Problem(WARNING, "ttl", at.path, message, f"ttlSecondsAfterFinished {ttl}", "no TTL", hint)
-
-
-def _jobs(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [r for r in (template.get("spec") or {}).get("replicatedJobs") or () if isinstance(r, Mapping)]
-
-
-def _pod(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
-    pod = (((replicated.get("template") or {}).get("spec") or {}).get("template") or {}).get("spec")
-    return pod if isinstance(pod, Mapping) else {}

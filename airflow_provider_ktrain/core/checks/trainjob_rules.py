@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
-from airflow_provider_ktrain.core.checks.problem import Level
+from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtime_patches import (
     CONTAINER_FIELDS,
@@ -25,7 +25,6 @@ from airflow_provider_ktrain.core.kinds.trainjob_manifest import (
     RUNTIMES,
 )
 
-ERROR, WARNING = Level.ERROR, Level.WARNING
 #: `<job>-node-0-<index>-xxxxx` has at most 63 characters (recording 55b)
 MAX_NAME = 48
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/.+")
@@ -45,12 +44,12 @@ def node_count(job: Job) -> Iterator[Finding]:
 
     Recording 55d: with 0 nodes the job is Complete at once without a pod; with fewer it never starts.
     """
-    for name, least in (("numNodes", 1), ("numProcPerNode", 1)):
+    for name in ("numNodes", "numProcPerNode"):
         field = job.spec["trainer"][name]
-        if isinstance(field.value, int) and not isinstance(field.value, bool) and field.value < least:
+        if _is_below_one(field):
             succeeds = name == "numNodes" and field.value == 0
             message = "no nodes: the job would succeed at once without a pod" if succeeds else f"invalid {name}"
-            yield Finding(field, message, str(field.value), f"at least {least}", "correct the number")
+            yield Finding(field, message, str(field.value), "at least 1", "correct the number")
 
 
 @rule("nproc-text", WARNING, TRAINJOB)
@@ -117,8 +116,12 @@ def without_torchrun(command: Field, args: object) -> Iterator[Finding]:
 def deadline(job: Job) -> Iterator[Finding]:
     """The activeDeadlineSeconds are at least 1."""
     field = job.spec["activeDeadlineSeconds"]
-    if isinstance(field.value, int) and not isinstance(field.value, bool) and field.value < 1:
+    if _is_below_one(field):
         yield Finding(field, "invalid deadline", str(field.value), "at least 1", "remove it, or raise it")
+
+
+def _is_below_one(field: Field) -> bool:
+    return isinstance(field.value, int) and not isinstance(field.value, bool) and field.value < 1
 
 
 @rule("name-length", WARNING, TRAINJOB)

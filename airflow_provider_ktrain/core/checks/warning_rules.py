@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
-from airflow_provider_ktrain.core.checks.problem import Level
+from airflow_provider_ktrain.core.checks.problem import WARNING
+from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 
-WARNING = Level.WARNING
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 #: variables of NCCL itself; those of its library's loading are matched by their value
 _NCCL_ENV = re.compile(r"NCCL_[A-Z0-9_]+")
@@ -37,7 +37,7 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
     configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
     users, others = ([r.role for r, _ in _using(job, backend)] for backend in ("nccl", "gloo"))
     for replica, at in [*using, *((r, env) for r, env in configured if r.role not in (*users, *others))]:
-        if _gpus(job, replica) or _claims_devices(job, replica) or job.has_runtime:
+        if _gpus(job, replica) or _claims_devices(job, replica) or job.kind.has_runtimes:
             continue
         verb = "uses" if replica.role in users else "configures"
         yield Finding(
@@ -69,7 +69,7 @@ def shared_memory(job: Job) -> Iterator[Finding]:
 
     NCCL between the processes of a pod, and DataLoader workers, share memory through /dev/shm.
     """
-    for replica, _ in [] if job.has_runtime else _using(job, "nccl"):
+    for replica, _ in [] if job.kind.has_runtimes else _using(job, "nccl"):
         for trained in [replica] if replica in job.training else job.training:
             mounts = {m["mountPath"].text.rstrip("/") for m in trained.main["volumeMounts"]}
             if trained.gpus and "/dev/shm" not in mounts and not trained.pod["hostIPC"].value:
@@ -111,7 +111,7 @@ def world_size(job: Job) -> Iterator[Finding]:
 
     With a Master the argument is superfluous: PyTorch's env:// reads the WORLD_SIZE that the operator sets.
     """
-    if job.has_runtime:  # the number of nodes, or of processes, may be the runtime's
+    if job.kind.has_runtimes:  # the number of nodes, or of processes, may be the runtime's
         return
     pods = sum(r.count for r in job.training)
     processes = pods * (job.spec[job.kind.processes_field].number or 1)
@@ -161,7 +161,7 @@ def endless_restarts(job: Job) -> Iterator[Finding]:
     Running. Elastic jobs are exempt: they restart by design.
     """
     kind = job.kind
-    limited = kind.limits_restarts(job.version) or job.spec["runPolicy"]["backoffLimit"].present
+    limited = job.version in kind.limits_restarts or job.spec["runPolicy"]["backoffLimit"].present
     if limited or job.spec["elasticPolicy"].present:
         return
     replicas = [r for role, r in job.replicas.items() if role in kind.roles]
@@ -191,6 +191,15 @@ def ttl(job: Job) -> Iterator[Finding]:
             f"at least {TTL_MINIMUM}",
             "remove it: the task deletes the job (on_finish_action)",
         )
+
+
+@rule("queue-priority", WARNING)
+def priority_without_queue(job: Job) -> Iterator[Finding]:
+    """A priority class of Kueue needs a queue."""
+    labels = job.root["metadata"]["labels"]
+    if labels[PRIORITY_LABEL].text and not labels[QUEUE_LABEL].text:
+        message = "a priority class of Kueue has no effect on a job without a queue"
+        yield Finding(labels[PRIORITY_LABEL], message, labels[PRIORITY_LABEL].text, "a queue", "set `queue_name`")
 
 
 def _using(job: Job, backend: str) -> list[tuple[Replica, Field]]:

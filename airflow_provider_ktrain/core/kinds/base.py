@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, lower_deadline, mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN, Manifest, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged
@@ -44,9 +44,14 @@ class Kind:
     :param processes_field: the key of `spec` that holds the number of processes in each pod.
     :param default_restart_policy: the restartPolicy of a replica spec that sets none.
     :param required_roles: roles without which nothing runs.
+    :param limits_restarts: versions whose operator limits restarts where the job sets no backoffLimit.
+    :param rejects_after_creation: versions whose operator itself validates the job, after the API server accepted it:
+        it then never starts.
+    :param recreates_pods: versions whose operator recreates deleted pods of a failed job without a completionTime.
     :param expires: whether the operator deletes the job and its pods after ttlSecondsAfterFinished.
     :param group: the API group.
-    :param needs_image: whether a job that is built without a manifest needs an image: a runtime has one.
+    :param has_runtimes: whether jobs refer to a runtime, which has their image and pod templates. It is read before a
+        job is sent.
     :param platform_hint: what users should know about the future of this kind. Default: empty, nothing.
     :param resources_field: the key of resources, beside image and command (see `program`).
     :param name_length: the greatest length of a job's name: its pods' names, which begin with it, are host names of at
@@ -55,9 +60,10 @@ class Kind:
         the pods are gone.
     :param pod_name_label: the label of pods that the operator sets to the job's name.
     :param labels_pods: whether the pods certainly have the labels of the manifest that we send.
+    :param empty_roles: roles without pods if their replica spec doesn't set `replicas`; others have one.
     :param launchers: roles whose program needs the pods of other roles.
     :param single_roles: roles with one pod, which is shown without its index.
-    :param main_containers: containers whose failure fails the job, others being sidecars. Default: `container`, or all.
+    :param main_containers: containers whose failure fails the job, others being sidecars. Default: empty, all.
     :param fixed_size_reason: why a job can't be scaled; empty if it can.
     :param reports_phases: whether the operator sets the conditions Created, Running, Restarting and Succeeded.
     :param restarts_failed_jobs: whether a failed job may train again, unless it is suspended: its condition Failed then
@@ -79,15 +85,19 @@ class Kind:
     processes_field: str
     default_restart_policy: str
     required_roles: tuple[str, ...] = ()
+    limits_restarts: tuple[str, ...] = ()
+    rejects_after_creation: tuple[str, ...] = ()
+    recreates_pods: tuple[str, ...] = ()
     expires: bool = False
     group: str = "kubeflow.org"
-    needs_image: bool = True
+    has_runtimes: bool = False
     platform_hint: str = ""
     resources_field: str = "resources"
     name_length: int = 46
     propagation: str = "Foreground"
     pod_name_label: str = JOB_NAME_LABEL
     labels_pods: bool = True
+    empty_roles: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()
     main_containers: tuple[str, ...] = ()
@@ -121,11 +131,7 @@ class Kind:
         if spec is None:
             return 0
         replicas = spec.get("replicas")
-        return replicas if isinstance(replicas, int) else self.default_count(role)
-
-    def default_count(self, role: str) -> int:
-        """The number of pods of a role whose replica spec does not set `replicas`."""
-        return 1
+        return replicas if isinstance(replicas, int) else int(role not in self.empty_roles)
 
     def primary(self, job: Mapping[str, Any]) -> str:
         """The role whose end is the job's end."""
@@ -166,8 +172,7 @@ class Kind:
 
     def is_main_container(self, name: object) -> bool:
         """Whether a container of this name belongs to the training and isn't a sidecar."""
-        known = self.main_containers or ((self.container,) if self.container else ())
-        return not known or name in known
+        return not self.main_containers or name in self.main_containers
 
     def main_container_name(self, job: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
         """The container of a pod that trains or initializes; the others are sidecars.
@@ -182,9 +187,8 @@ class Kind:
         role, _ = self.pod_role((pod.get("metadata") or {}).get("labels") or {})
         template = ((self.replicas(job).get(role) or {}).get("template") or {}).get("spec") or {}
         names = [str(c.get("name")) for c in (pod.get("spec") or {}).get("containers") or ()]
-        known = self.main_containers or ((self.container,) if self.container else ())
         named = (job.get("spec") or {}).get("mainContainer")
-        wanted = [*known, named, *(c.get("name") for c in template.get("containers") or ())]
+        wanted = [*self.main_containers, named, *(c.get("name") for c in template.get("containers") or ())]
         return next((name for name in [*wanted, *names] if name in names), "")
 
     def runs_program(self, role: str) -> bool:
@@ -193,16 +197,18 @@ class Kind:
 
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
         """Whether training processes run in this role's pods, so that they need its GPUs and memory."""
-        return True
+        return self.runs_program(role)
 
     def owns_pod(self, pod: Mapping[str, Any], name: str, uid: str) -> bool | None:
         """Whether a pod with the label of the job's name belongs to the job. None: its owners must be read.
 
-        mpi-operator's launcher pod is owned by a batch Job.
+        mpi-operator's launcher pod is owned by a batch Job, and a TrainJob's pods by the batch Jobs of its JobSet.
 
         :param name: of the job.
         :param uid: of the job.
         """
+        if self.pod_owner:
+            return None
         owners = pod["metadata"].get("ownerReferences") or ()
         return any(o["uid"] == uid or (o["kind"] == "Job" and o["name"] == f"{name}-launcher") for o in owners)
 
@@ -242,12 +248,11 @@ class Kind:
     # ---- manifests
 
     def schema_types(self) -> Mapping[str, str]:
-        """The types of this kind's manifests, in the notation of `core/manifest/schema.py`."""
-        raise NotImplementedError
+        """The types of this kind's manifests, in the notation of `core/manifest/schema.py`.
 
-    def schema_root(self, version: str) -> str:
-        """The name in `schema_types` of a whole manifest of this version."""
-        return self.name
+        A whole manifest has the type `<name>/<version>`, or `<name>` if all versions have the same fields.
+        """
+        raise NotImplementedError
 
     def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Role and pod template of each replica spec; a missing template is added to the manifest."""
@@ -399,20 +404,11 @@ class Kind:
         """The runtime that the job refers to. None: it has none, or of a kind that we don't know."""
         return None
 
-    def has_runtimes(self) -> bool:
-        """Whether jobs of this kind refer to a runtime, so that the cluster's must be read before a job is sent."""
-        return False
-
-    def require_policy(self, manifest: Mapping[str, Any], served: Served, policy: str) -> None:
-        """Check that the job's runtime has an ML policy, such as `torch`.
-
-        :raises RuntimeMismatchError: it has another one.
-        """
-
-    def expand(self, manifest: Manifest, served: Served, *, name_length: int) -> Manifest:
+    def expand(self, manifest: Manifest, served: Served, *, name_length: int, policy: str = "") -> Manifest:
         """The manifest with what depends on the served schema and the job's runtime.
 
         :param name_length: number of characters of the job's name.
+        :param policy: the ML policy that the runtime must have, such as `torch`. Default: empty, any.
         :raises RuntimeMismatchError: the job doesn't fit them.
         """
         return manifest
@@ -421,12 +417,8 @@ class Kind:
         """What a job lacks because of what the cluster serves, for the log; empty if that is nothing."""
         return ""
 
-    def has_backstop(self, served: Served | None) -> bool:
-        """Whether this cluster serves the fields that `set_backstop` sets."""
-        return True
-
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
-        """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, served: Served | None) -> None:
+        """Let the cluster end the job by itself, if it serves the fields; see `core/manifest/transform.py: backstop`.
 
         The job's activeDeadlineSeconds alone is only checked when the operator reconciles the job. The pods' own
         deadlines, a little later, make it reconcile; with cleanPodPolicy Running every pod is then deleted (recorded
@@ -439,7 +431,7 @@ class Kind:
         if not spec.get("cleanPodPolicy"):
             policy.setdefault("cleanPodPolicy", "Running")
         for _, template in self.templates(manifest):
-            lower_deadline(template.setdefault("spec", {}), seconds + margin)
+            lower_deadline(template.setdefault("spec", {}), seconds + POD_DEADLINE_MARGIN)
 
     def suspension(self, suspend: bool) -> dict[str, Any]:
         """The part of `spec` that suspends or resumes a job."""
@@ -459,18 +451,6 @@ class Kind:
     def restart_policies(self, version: str) -> tuple[str, ...]:
         """The values of a replica's restartPolicy with which the operator runs and ends the job."""
         return ("Always", "OnFailure", "Never", "ExitCode")
-
-    def limits_restarts(self, version: str) -> bool:
-        """Whether restarts are limited where the job sets no backoffLimit."""
-        return False
-
-    def rejects_after_creation(self, version: str) -> bool:
-        """Whether the operator itself validates the job, after the API server accepted it: it then never starts."""
-        return False
-
-    def recreates_pods(self, version: str) -> bool:
-        """Whether the operator recreates deleted pods of a failed job, if the job has no completionTime."""
-        return False
 
     # ---- scaling
 

@@ -8,6 +8,8 @@ from airflow_provider_ktrain.core.errors import ManifestError
 
 Manifest = dict[str, Any]
 
+REQUIRED_NODES = "requiredDuringSchedulingIgnoredDuringExecution"  #: key of a nodeAffinity
+POD_DEADLINE_MARGIN = 20  #: seconds from the job's own deadline to its pods', which count from each pod's start
 MAX_DEADLINE_SECONDS = 2**31 - 1  #: activeDeadlineSeconds of a batch Job is an int32
 
 
@@ -22,6 +24,21 @@ def mapping_at(holder: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ManifestError(f"{key} must be a mapping", found=repr(value)[:80], expected="a mapping")
     return value
+
+
+def add_to_node_terms(pod: dict[str, Any], key: str, entries: list[Any]) -> None:
+    """Add demands to a pod's required node affinity.
+
+    Terms are alternatives, so each gets all demands. An empty one matches no node, and stays empty.
+
+    :param pod: spec of the pod.
+    :param key: `matchExpressions` or `matchFields`.
+    """
+    required = mapping_at(mapping_at(mapping_at(pod, "affinity"), "nodeAffinity"), REQUIRED_NODES)
+    required["nodeSelectorTerms"] = [
+        {**term, key: [*(term.get(key) or ()), *entries]} if isinstance(term, dict) and term else term
+        for term in required.get("nodeSelectorTerms") or ()
+    ] or [{key: entries}]
 
 
 def lower_deadline(holder: dict[str, Any], seconds: float) -> None:

@@ -27,10 +27,6 @@ class MPIJob(Kind):
     Under v2beta1 the launcher is a batch Job, and mpi-operator validates the job in its controller.
     """
 
-    def default_count(self, role: str) -> int:
-        """The operators default a Launcher to one pod and Workers to none."""
-        return 0 if role == "Worker" else 1
-
     def runs_program(self, role: str) -> bool:
         """Only the Launcher: its mpirun starts the processes in the Workers."""
         return role == "Launcher"
@@ -56,10 +52,6 @@ class MPIJob(Kind):
             "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
             "mpiImplementation:OpenMPI|Intel|MPICH",
         }
-
-    def schema_root(self, version: str) -> str:
-        """One root type for each version."""
-        return f"{self.name}/{version}"
 
     def default_run_policy(self, version: str) -> dict[str, Any]:
         """The launcher's batch Job creates new pods under Never, six by default, so backoffLimit is 0.
@@ -100,22 +92,6 @@ class MPIJob(Kind):
         """ExitCode never ends an MPIJob: v2beta1 does not start it, v1 restarts it without limit."""
         return ("OnFailure", "Never") if version == _V2BETA1 else ("Always", "OnFailure", "Never")
 
-    def limits_restarts(self, version: str) -> bool:
-        """A batch Job's backoffLimit is 6 by default."""
-        return version == _V2BETA1
-
-    def rejects_after_creation(self, version: str) -> bool:
-        """mpi-operator has no webhook: it validates a job when it reconciles it."""
-        return version == _V2BETA1
-
-    def recreates_pods(self, version: str) -> bool:
-        """mpi-operator does after an eviction."""
-        return version == _V2BETA1
-
-    def drops_top_clean_pod_policy(self, version: str) -> bool:
-        """Whether `spec.cleanPodPolicy` has no effect."""
-        return version == _V2BETA1
-
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
         """horovodrun is elastic with `--min-np` or `--max-np`."""
         words = self._launcher_words(job)
@@ -155,8 +131,12 @@ MPIJOB = MPIJob(
     processes_field="slotsPerWorker",
     default_restart_policy="Never",
     required_roles=("Launcher", "Worker"),
+    limits_restarts=(_V2BETA1,),  # a batch Job's backoffLimit is 6 by default
+    rejects_after_creation=(_V2BETA1,),  # mpi-operator has no webhook: it validates a job when it reconciles it
+    recreates_pods=(_V2BETA1,),  # after an eviction
     # mpi-operator's TTL deletes the launcher and leaves the MPIJob (recording 40c-mpi-deadline-ttl)
     expires=False,
+    empty_roles=("Worker",),
     launchers=("Launcher",),
     single_roles=("Launcher",),
 )

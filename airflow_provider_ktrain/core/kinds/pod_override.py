@@ -11,6 +11,13 @@ POD_OVERRIDE = "pod_override"  #: name of the parameter, with which paths in it 
 POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: other keys of a `pod_override` are roles
 
 
+def all_patches(override: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Role, path and content of each pod template; the role of one for all roles is empty."""
+    for role in ("",) if override.keys() <= POD_TEMPLATE_FIELDS else tuple(override):
+        for path, patch in pod_patches(override, role):
+            yield role, path, patch
+
+
 def pod_patches(override: Mapping[str, Any], role: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Path and content of what a `pod_override` has for a role: one template or none."""
     if override.keys() <= POD_TEMPLATE_FIELDS:

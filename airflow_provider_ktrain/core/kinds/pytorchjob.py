@@ -90,6 +90,7 @@ PYTORCHJOB = PyTorchJob(
     container="pytorch",
     processes_field="nprocPerNode",
     default_restart_policy="OnFailure",
+    main_containers=("pytorch",),
     expires=True,  # recording 12-pt-ttl
     # kubeflow/community-distribution, pull request 3540
     platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "

@@ -10,14 +10,16 @@ starts (recording 55d). `expand` refuses them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.errors import RuntimeMismatchError
+from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
 from airflow_provider_ktrain.core.kinds.runtime_policy import node_count
 from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.strategic_merge import merged
 
 MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
 ANY_JOB = "*"  #: stands for each replicated job, until the runtime is known
@@ -25,9 +27,8 @@ NODE = "node"  #: the container in which the trainer runs, in every runtime
 PATCHES, DEADLINE = "runtimePatches", "activeDeadlineSeconds"
 OVERRIDES = (PATCHES, "podTemplateOverrides", "podSpecOverrides")  #: of Trainer 2.2, 2.1 and 2.0
 SINCE = "Trainer 2.2 or newer"
-ROLES_ANNOTATION = (
-    "ktrain.airflow/roles"  #: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
-)
+#: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
+ROLES_ANNOTATION = "ktrain.airflow/roles"
 #: what a patch can set in a pod and in a container (2.3; trainjob_types.go)
 POD_FIELDS = (
     "affinity", "containers", "imagePullSecrets", "initContainers", "nodeSelector", "schedulingGates",
@@ -42,11 +43,6 @@ ENV_FIELDS = {
 }
 #: volumes that the Trainer adds to the pods of MPI runtimes
 TRAINER_VOLUMES = frozenset({"mpi-ssh-auth", "mpi-hostfile"})
-#: lists that strategic merging merges, and the key of their items; it replaces all other lists
-_MERGE_KEYS = {
-    "replicatedJobs": "name", "containers": "name", "initContainers": "name", "env": "name", "volumes": "name",
-    "volumeMounts": "mountPath", "imagePullSecrets": "name", "ports": "containerPort",
-}  # fmt: skip
 CONTAINER_LISTS = ("containers", "initContainers")
 _MAX_POD_NAME = 63
 _POD_SUFFIX = len("-0-") + len("-xxxxx") + 1  # of `<job>-<replicated job>-0-<index>-xxxxx`, without the index
@@ -119,9 +115,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     trainer = mapping_at(spec, "trainer")
     if trainer.get("numNodes") is None and (count := node_count(result, runtime)) is not None:
         trainer["numNodes"] = count  # so that the follower knows the size of the job
-    names = (
-        str(replicated.get("name")) for replicated in _replicated((runtime.get("spec") or {}).get("template") or {})
-    )
+    names = (str(job.get("name")) for job in replicated_jobs((runtime.get("spec") or {}).get("template") or {}))
     metadata = mapping_at(result, "metadata")
     metadata["annotations"] = {**(metadata.get("annotations") or {}), ROLES_ANNOTATION: ",".join(names)}
     if override_field(served) != PATCHES:
@@ -129,7 +123,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     for problem in (*mismatches(result, runtime), *long_names(result, runtime, name_length)):
         raise problem
     patched = patched_template(result, runtime)
-    jobs = [_patch(replicated, template) for replicated in _replicated(patched)]
+    jobs = [_patch(replicated, template) for replicated in replicated_jobs(patched)]
     _require_containers(template, patched)
     ours = {"template": {"spec": {"replicatedJobs": jobs}}}
     entry = _our_entry(result)
@@ -141,18 +135,22 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
 
 
 def patched_template(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtime's JobSet template with the manifest's patches applied, as the Trainer does."""
+    """The runtime's JobSet template with the manifest's patches applied, as the Trainer does.
+
+    A patch that can't be merged is left out: the API server refuses it.
+    """
     template = copy.deepcopy(dict((runtime.get("spec") or {}).get("template") or {}))
     for entry in _entries(manifest):
-        template = merged(template, (entry.get("trainingRuntimeSpec") or {}).get("template") or {})
+        with contextlib.suppress(ManifestError):
+            template = merged(template, (entry.get("trainingRuntimeSpec") or {}).get("template") or {})
     return template
 
 
 def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Iterator[RuntimeMismatchError]:
     """Patches of jobs and containers that the runtime doesn't have, and mounts of volumes that aren't there."""
     template = (runtime.get("spec") or {}).get("template") or {}
-    known = {str(r.get("name")): r for r in _replicated(template)}
-    patched = {str(r.get("name")): r for r in _replicated(patched_template(manifest, runtime))}
+    known = {str(r.get("name")): r for r in replicated_jobs(template)}
+    patched = {str(r.get("name")): r for r in replicated_jobs(patched_template(manifest, runtime))}
     for at, entry in enumerate(_entries(manifest)):
         for replicated in _jobs_of(entry):
             name = str(replicated.get("name"))
@@ -163,8 +161,8 @@ def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Itera
                 yield _unknown(f"the runtime has no job named {name}", where, name, known)
                 continue
             for key in ("containers", "initContainers"):
-                has = {str(c.get("name")): c for c in _items(_pod(known[name]), key)}
-                for container in _items(_pod(replicated), key):
+                has = {str(c.get("name")): c for c in _items(pod_of(known[name]), key)}
+                for container in _items(pod_of(replicated), key):
                     if container.get("name") not in has:
                         message = f"the runtime's job {name} has no container named {container.get('name')} in {key}"
                         yield _unknown(message, where, str(container.get("name")), has)
@@ -174,8 +172,8 @@ def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Itera
 def _missing_volumes(
     where: str, name: str, patch: Mapping[str, Any], patched: Mapping[str, Any]
 ) -> Iterator[RuntimeMismatchError]:
-    volumes = {str(v.get("name")) for v in _items(_pod(patched), "volumes")} | TRAINER_VOLUMES
-    for container in (*_items(_pod(patch), "containers"), *_items(_pod(patch), "initContainers")):
+    volumes = {str(v.get("name")) for v in _items(pod_of(patched), "volumes")} | TRAINER_VOLUMES
+    for container in (*_items(pod_of(patch), "containers"), *_items(pod_of(patch), "initContainers")):
         for mount in _items(container, "volumeMounts"):
             if mount.get("name") not in volumes:
                 message = f"the pods of job {name} have no volume named {mount.get('name')}"
@@ -193,8 +191,8 @@ def long_names(
     """
     template = (runtime.get("spec") or {}).get("template") or {}
     count = node_count(manifest, runtime) or 1
-    for replicated in _replicated(template):
-        index = len(str(max(count - 1, 0))) if _has_node(replicated) else 1
+    for replicated in replicated_jobs(template):
+        index = len(str(max(count - 1, 0))) if node_container(replicated) is not None else 1
         longest = _MAX_POD_NAME - name_length - _POD_SUFFIX - index
         if len(str(replicated.get("name"))) > longest:
             yield RuntimeMismatchError(
@@ -205,44 +203,18 @@ def long_names(
             )
 
 
-def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A strategic merge of two mappings: lists in _MERGE_KEYS are merged by key, others are replaced."""
-    result = dict(base)
-    for key, value in patch.items():
-        before = result.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            result[key] = merged(before, value)
-        elif isinstance(value, list) and isinstance(before, list) and key in _MERGE_KEYS:
-            result[key] = _merged_lists(before, value, _MERGE_KEYS[key])
-        else:
-            result[key] = copy.deepcopy(value)
-    return result
-
-
-def _merged_lists(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
-    result = _dicts(base)
-    for item in _dicts(patch):
-        at = next((i for i, old in enumerate(result) if old.get(key) == item.get(key)), None)
-        if at is None:
-            result.append(copy.deepcopy(item))
-        else:
-            result[at] = merged(result[at], item)
-    return result
-
-
-def require_mounts(served: Served | None, what: str) -> None:
-    """Check that this cluster's Trainer can mount a volume.
+def require_mounts_of_code(served: Served | None) -> None:
+    """Check that this cluster's Trainer can mount the volumes of code.
 
     :param served: what the cluster serves. None: it was not read.
-    :param what: for errors: the parameter that needs it.
     :raises RuntimeMismatchError: it is too old, or the connection can't read the runtime.
     """
     if served is None:
         return
     if served.fields is not None and override_field(served) != PATCHES:
-        raise _too_old(what, served)
+        raise _too_old("code", served)
     if served.fields is None or served.runtime is None:
-        raise _unreadable(what, served)
+        raise _unreadable("code", served)
 
 
 def _require_fields(spec: Mapping[str, Any], template: Mapping[str, Any], served: Served) -> None:
@@ -304,7 +276,7 @@ def _patch(replicated: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     :param replicated: the job with the user's patches applied.
     :param change: the pod template with the values that the options set.
     """
-    pod, options = _pod(replicated), change.get("spec") or {}
+    pod, options = pod_of(replicated), change.get("spec") or {}
     spec = {key: value for key, value in copy.deepcopy(options).items() if key not in (*CONTAINER_LISTS, "volumes")}
     if options.get("tolerations"):
         present = list(pod.get("tolerations") or ())
@@ -330,7 +302,7 @@ def _require_containers(wanted: Mapping[str, Any], patched: Mapping[str, Any]) -
     :param patched: the runtime's JobSet template.
     """
     for key in CONTAINER_LISTS:
-        known = {str(c.get("name")) for r in _replicated(patched) for c in _items(_pod(r), key)}
+        known = {str(c.get("name")) for r in replicated_jobs(patched) for c in _items(pod_of(r), key)}
         for container in _items(wanted.get("spec") or {}, key):
             if container.get("name") not in known:
                 raise RuntimeMismatchError(
@@ -390,10 +362,7 @@ def _entries(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _items(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """The mappings in the list at a key; none if there is no list."""
-    return _dicts(holder.get(key))
-
-
-def _dicts(items: Any) -> list[dict[str, Any]]:
+    items = holder.get(key)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
@@ -403,10 +372,11 @@ def _our_entry(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _jobs_of(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     template = (entry.get("trainingRuntimeSpec") or {}).get("template") or {}
-    return _replicated(template)
+    return replicated_jobs(template)
 
 
-def _replicated(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+def replicated_jobs(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The replicated jobs of a JobSet template."""
     return _items(template.get("spec") or {}, "replicatedJobs")
 
 
@@ -418,11 +388,13 @@ def _pod_template(replicated: dict[str, Any]) -> dict[str, Any]:
     return mapping_at(mapping_at(mapping_at(replicated, "template"), "spec"), "template")
 
 
-def _pod(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
+def pod_of(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of the pods of a replicated job; empty if it has none."""
     template = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
     pod = template.get("spec")
     return pod if isinstance(pod, Mapping) else {}
 
 
-def _has_node(replicated: Mapping[str, Any]) -> bool:
-    return any(c.get("name") == NODE for c in _items(_pod(replicated), "containers"))
+def node_container(replicated: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The container `node` of a replicated job; None if it has none."""
+    return next((c for c in _items(pod_of(replicated), "containers") if c.get("name") == NODE), None)

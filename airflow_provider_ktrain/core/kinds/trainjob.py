@@ -13,6 +13,7 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, ROLES_ANNOTATION
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import TrainJobManifest
 
+V1ALPHA1 = "v1alpha1"
 JOBSET = "jobset.sigs.k8s.io"
 JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: on pods: the JobSet's name, which is the TrainJob's
 ROLE_LABEL = f"{JOBSET}/replicatedjob-name"
@@ -66,10 +67,6 @@ class TrainJob(TrainJobManifest):
         index = labels.get(INDEX_LABEL) or "0"
         return labels.get(ROLE_LABEL) or "pod", int(index) if index.isdigit() else 0
 
-    def owns_pod(self, pod: Mapping[str, Any], name: str, uid: str) -> bool | None:
-        """None: a pod is owned by a batch Job, that by the JobSet, and that by the TrainJob."""
-        return None
-
     def objects_with_events(self, job: Mapping[str, Any]) -> list[tuple[str, str]]:
         """The JobSet and its Jobs, whose failures to create pods do not reach the TrainJob (recording 55d)."""
         name = str((job.get("metadata") or {}).get("name"))
@@ -82,10 +79,6 @@ class TrainJob(TrainJobManifest):
     def renames_pods(self, role: str) -> bool:
         """JobSet creates the pods of a restart under new names."""
         return True
-
-    def trains(self, spec: Mapping[str, Any], role: str) -> bool:
-        """All pods but those of the initializers."""
-        return role not in INITIALIZERS
 
     def runs_program(self, role: str) -> bool:
         """All pods but those of the initializers."""
@@ -153,14 +146,6 @@ class TrainJob(TrainJobManifest):
         """JobSet deletes the Jobs that are active at its end, in the foreground (recording 57)."""
         return True
 
-    def limits_restarts(self, version: str) -> bool:
-        """By the backoffLimit of the batch Jobs, 6 by default."""
-        return True
-
-    def recreates_pods(self, version: str) -> bool:
-        """If the JobSet of a failed job is deleted, the job trains again (recordings 53e, 60b)."""
-        return True
-
 
 def _trainer(job: Mapping[str, Any]) -> Mapping[str, Any]:
     trainer = (job.get("spec") or {}).get("trainer")
@@ -174,7 +159,7 @@ def _jobs_status(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 TRAINJOB = TrainJob(
     name="TrainJob",
     plural="trainjobs",
-    versions=("v1alpha1",),
+    versions=(V1ALPHA1,),
     operators=("Kubeflow Trainer 2",),
     replica_specs="",
     roles=(NODE, LAUNCHER, *INITIALIZERS),
@@ -182,8 +167,10 @@ TRAINJOB = TrainJob(
     container=NODE,
     processes_field="numProcPerNode",
     default_restart_policy="OnFailure",
+    limits_restarts=(V1ALPHA1,),  # by the backoffLimit of the batch Jobs, 6 by default
+    recreates_pods=(V1ALPHA1,),  # if its JobSet is deleted, the job trains again (recordings 53e, 60b)
     group="trainer.kubeflow.org",
-    needs_image=False,
+    has_runtimes=True,
     resources_field="resourcesPerNode",
     # the pods' names are `<job>-dataset-initializer-0-<index>-xxxxx`, of at most 63 characters (recording 55b)
     name_length=33,

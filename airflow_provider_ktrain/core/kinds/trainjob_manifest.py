@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchEr
 from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
 from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, lower_deadline, mapping_at
-from airflow_provider_ktrain.core.kinds.pod_override import POD_TEMPLATE_FIELDS, pod_patches
+from airflow_provider_ktrain.core.kinds.pod_override import all_patches
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged, removals
@@ -120,7 +120,7 @@ class TrainJobManifest(Kind):
 
     def require_code(self, served: Served | None) -> None:
         """Volumes need runtimePatches, and the nodes of an MPI runtime run its own command, which can't be changed."""
-        runtime_patches.require_mounts(served, "code")
+        runtime_patches.require_mounts_of_code(served)
         if served is not None and "mpi" in runtime_policy.policy_of(served.runtime or {}):
             raise RuntimeMismatchError(
                 "code can't be used with an MPI runtime: its nodes run a command that a TrainJob can't change",
@@ -136,27 +136,25 @@ class TrainJobManifest(Kind):
         :param override: a pod template for all jobs of the runtime, or pod templates by the names of these jobs.
         :raises ManifestError: it removes something, or sets the program of one job. The path in it is named.
         """
-        everywhere = override.keys() <= POD_TEMPLATE_FIELDS
-        for role in (ANY_JOB,) if everywhere else tuple(override):
-            for path, patch in pod_patches(override, role):
-                rest, program, at = _without_program(patch, path)
-                if program and role not in (ANY_JOB, NODE):
-                    raise ManifestError(
-                        f"the program of job {role} can't be set: spec.trainer is the same for all jobs",
-                        where=at,
-                        found=", ".join(program),
-                        remedy=f"set it for all jobs, or in the runtime's job {role}",
-                    )
-                if program:
-                    trainer = mapping_at(mapping_at(manifest, "spec"), "trainer")
-                    trainer.update(merged(trainer, program, at))
-                if removed := next(removals(rest, path), None):
-                    raise ManifestError(
-                        "a TrainJob can't remove what its runtime sets", where=removed, remedy="change the runtime"
-                    )
-                if rest:
-                    template = runtime_patches.add_template(manifest, role)
-                    template.update(merged(template, rest, path))
+        for role, path, patch in all_patches(override):
+            rest, program, at = _without_program(patch, path)
+            if program and role not in ("", NODE):
+                raise ManifestError(
+                    f"the program of job {role} can't be set: spec.trainer is the same for all jobs",
+                    where=at,
+                    found=", ".join(program),
+                    remedy=f"set it for all jobs, or in the runtime's job {role}",
+                )
+            if program:
+                trainer = mapping_at(mapping_at(manifest, "spec"), "trainer")
+                trainer.update(merged(trainer, program, at))
+            if removed := next(removals(rest, path), None):
+                raise ManifestError(
+                    "a TrainJob can't remove what its runtime sets", where=removed, remedy="change the runtime"
+                )
+            if rest:
+                template = runtime_patches.add_template(manifest, role or ANY_JOB)
+                template.update(merged(template, rest, path))
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Set numNodes. The other replicated jobs have one pod.
@@ -204,30 +202,20 @@ class TrainJobManifest(Kind):
         plural, namespaced = RUNTIMES[kind]
         return RuntimeRef(kind, plural, namespaced, ref["name"])
 
-    def has_runtimes(self) -> bool:
-        """Each TrainJob has one."""
-        return True
-
-    def require_policy(self, manifest: Mapping[str, Any], served: Served, policy: str) -> None:
-        """Compare the policy with the runtime's, if that can be read; see `runtime_policy.require_policy`."""
-        if served.runtime is not None:
-            runtime_policy.require_policy(manifest, served.runtime, policy)
-
-    def expand(self, manifest: Manifest, served: Served, *, name_length: int) -> Manifest:
+    def expand(self, manifest: Manifest, served: Served, *, name_length: int, policy: str = "") -> Manifest:
         """Patch the pods of the runtime's jobs; see `runtime_patches.expand`."""
+        if policy and served.runtime is not None:
+            runtime_policy.require_policy(manifest, served.runtime, policy)
         return runtime_patches.expand(manifest, served, name_length=name_length)
 
     def limits_of(self, served: Served) -> str:
         """Labels of pods and the deadline need Trainer 2.2 or newer."""
         return runtime_patches.limits_of(served)
 
-    def has_backstop(self, served: Served | None) -> bool:
-        """activeDeadlineSeconds is served since Trainer 2.2."""
-        return served is None or runtime_patches.DEADLINE in (served.fields or ())
-
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
-        """The controller has a timer for it, which counts from the last resumption (recordings 54, 54b)."""
-        lower_deadline(mapping_at(manifest, "spec"), seconds)
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, served: Served | None) -> None:
+        """Trainer 2.2 and newer have a timer for it, which counts from the last resumption (recordings 54, 54b)."""
+        if served is None or runtime_patches.DEADLINE in (served.fields or ()):
+            lower_deadline(mapping_at(manifest, "spec"), seconds)
 
 
 def _without_program(patch: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any], str]:

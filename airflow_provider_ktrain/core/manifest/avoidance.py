@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 
 NODE_NAME = "metadata.name"  #: the only field that matchFields may name
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
@@ -23,25 +22,11 @@ def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     result: Manifest = plain(manifest)
     kind = kind_of(result.get("kind"))
     kind.add_templates(result)
+    # an entry of matchFields has one value (ValidateNodeFieldSelectorRequirement in Kubernetes' core/validation)
+    entries = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in names]
     for _, template in kind.templates(result):
-        node = mapping_at(mapping_at(mapping_at(template, "spec"), "affinity"), "nodeAffinity")
-        required = mapping_at(node, _REQUIRED)
-        required["nodeSelectorTerms"] = _without(required.get("nodeSelectorTerms") or [], names)
+        add_to_node_terms(mapping_at(template, "spec"), "matchFields", entries)
     return result
-
-
-def _without(terms: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """Terms are alternatives, so each gets all names. An empty one matches no node, and stays empty.
-
-    An entry of matchFields has one value (ValidateNodeFieldSelectorRequirement in Kubernetes' core/validation).
-    """
-    ours = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in names]
-    if not terms:
-        return [{"matchFields": ours}]
-    return [
-        {**term, "matchFields": [*(term.get("matchFields") or ()), *ours]} if isinstance(term, dict) and term else term
-        for term in terms
-    ]
 
 
 def avoided_nodes(pod: Mapping[str, Any]) -> list[str]:
@@ -50,7 +35,7 @@ def avoided_nodes(pod: Mapping[str, Any]) -> list[str]:
     :param pod: a pod.
     """
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
+    terms = (affinity.get(REQUIRED_NODES) or {}).get("nodeSelectorTerms") or ()
     excluded = [
         {
             str(name)

@@ -20,6 +20,7 @@ import yaml
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest
+from airflow_provider_ktrain.core.strategic_merge import member
 
 TEXT = "manifest"  #: what messages call text that was not read from a file
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -146,14 +147,14 @@ def plain(value: Any) -> Any:
         if isinstance(value, float) and math.isfinite(value):
             return value
         if isinstance(value, Mapping):
-            return {_key(k, path): copy(v, join(path, _key(k, path)), depth + 1) for k, v in value.items()}
+            return {_key(k, path): copy(v, member(path, _key(k, path)), depth + 1) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [copy(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
         if isinstance(value, datetime.datetime | datetime.date):
             return value.isoformat()
         if isinstance(getattr(value, "attribute_map", None), Mapping):  # models of OpenAPI's Python generator
             named = ((json_name, getattr(value, name)) for name, json_name in value.attribute_map.items())
-            return {k: copy(v, join(path, k), depth + 1) for k, v in named if v is not None}
+            return {k: copy(v, member(path, k), depth + 1) for k, v in named if v is not None}
         if hasattr(value, "to_dict"):
             return copy(value.to_dict(), path, depth + 1)
         raise ManifestError("the value has no JSON form", where=path, found=_short(value), remedy="quote it")
@@ -176,18 +177,13 @@ def unknown(content: Any, path: str = "$") -> Iterator[str]:
     """The JSON paths of the values that contain the placeholder of `unrendered`."""
     members = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in members:
-        yield from unknown(value, join(path, key) if isinstance(key, str) else f"{path}[{key}]")
+        yield from unknown(value, member(path, key) if isinstance(key, str) else f"{path}[{key}]")
     if isinstance(content, str) and UNKNOWN in content:
         yield path
 
 
 UNKNOWN = "ktrain-template"
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}")
-
-
-def join(path: str, key: str) -> str:
-    """The JSON path of a member: `$.a.b`, `$.a['b/c']`."""
-    return f"{path}.{key}" if re.fullmatch(r"[A-Za-z_][\w-]*", key) else f"{path}['{key}']"
 
 
 def _is_path(text: str) -> bool:
@@ -290,7 +286,7 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
                     problem_mark=key.start_mark,
                 )
             first[key.value] = line
-            inner = join(path, key.value)
+            inner = member(path, key.value)
             yield from _lines(value, inner, seen)
             yield inner, line
     elif isinstance(node, yaml.SequenceNode):

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.task_variables import ATTEMPT
 from airflow_provider_ktrain.core.manifest.volumes import Volume
@@ -110,7 +110,7 @@ def roles_without_manifest(known: Kind, options: JobOptions) -> list[str]:
     """
     kind = known.name
     roles = [known.primaries[0], *(["Worker"] if options.workers or options.replicas.get("Worker") else [])]
-    if not options.image and known.needs_image:
+    if not options.image and not known.has_runtimes:
         raise ManifestError(
             f"a {kind} without a manifest needs an image", expected="image=...", remedy="set image or manifest"
         )
@@ -151,8 +151,8 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
         _over_template(template, options)
         pod = mapping_at(template, "spec")
         _over_pod(pod, options)
-        if options.volumes:
-            _mount(kind.main_container(spec, pod, role), options.volumes)
+        for volume in options.volumes:
+            _put(kind.main_container(spec, pod, role), "volumeMounts", volume.mount(), same="mountPath")
         program = kind.program(spec, pod, role)
         _over_program(program, options, runs_program=kind.runs_program(role))
         if kind.trains(spec, role):
@@ -177,28 +177,13 @@ def _over_pod(pod: dict[str, Json], options: JobOptions) -> None:
     if options.affinity is not None:
         pod["affinity"] = plain(options.affinity)
     if options.hosts:
-        _require_hosts(pod, options.hosts)
+        hosts = {"key": HOSTNAME, "operator": "In", "values": list(options.hosts)}
+        add_to_node_terms(pod, "matchExpressions", [hosts])
     if options.priority_class:
         pod["priorityClassName"] = options.priority_class
         pod.pop("priority", None)  # admission refuses a number that differs from the class's
     for volume in options.volumes:
         _put(pod, "volumes", volume.volume(), same="name")
-
-
-def _require_hosts(pod: dict[str, Json], hosts: Sequence[str]) -> None:
-    """Terms are alternatives, and all expressions of a term must match: so ours is added to each term."""
-    ours = {"key": HOSTNAME, "operator": "In", "values": list(hosts)}
-    node = mapping_at(mapping_at(pod, "affinity"), "nodeAffinity")
-    required = mapping_at(node, "requiredDuringSchedulingIgnoredDuringExecution")
-    terms = [term for term in required.get("nodeSelectorTerms") or () if isinstance(term, dict)] or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), ours]} for term in terms
-    ]
-
-
-def _mount(container: dict[str, Json], volumes: Sequence[Volume]) -> None:
-    for volume in volumes:
-        _put(container, "volumeMounts", volume.mount(), same="mountPath")
 
 
 def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program: bool) -> None:

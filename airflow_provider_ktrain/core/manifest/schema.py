@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.manifest.loader import join
+from airflow_provider_ktrain.core.strategic_merge import member
 
 Schema = Mapping[str, Any]
 
@@ -123,7 +123,7 @@ class Mismatch:
 
 def schema_of(kind: str, version: str) -> Schema:
     """The schema of a kind (`MPIJob`) in a version (`v1`), from the table."""
-    return compiled(KINDS[kind].schema_root(version))
+    return compiled(root if (root := f"{kind}/{version}") in TYPES else kind)
 
 
 def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schema | None:
@@ -154,7 +154,7 @@ def compiled(name: str) -> Schema:
         return {"type": "object", "additionalProperties": compiled(name[1:-1])}
     if "|" in name:
         return {"type": "string", "enum": name.split("|")}
-    fields = [member.partition(":")[::2] for member in TYPES[name].split()]
+    fields = [field.partition(":")[::2] for field in TYPES[name].split()]
     return {
         "type": "object",
         "title": name,
@@ -191,19 +191,19 @@ def _compare_mapping(value: dict[str, Any], schema: Schema, path: str, root: Sch
     others = schema.get("additionalProperties")
     for key, inner in value.items():
         if key in properties:
-            yield from compare(inner, properties[key], join(path, key), root)
+            yield from compare(inner, properties[key], member(path, key), root)
         elif isinstance(others, Mapping):
-            yield from compare(inner, others, join(path, key), root)
+            yield from compare(inner, others, member(path, key), root)
         elif (
             inner is not None
             and properties
             and not schema.get("x-kubernetes-preserve-unknown-fields")
             and others is not True
         ):
-            yield Mismatch("unknown", join(path, key), "", "", _meant(key, properties, root))
+            yield Mismatch("unknown", member(path, key), "", "", _meant(key, properties, root))
     for key in schema.get("required") or ():
         if value.get(key) is None:
-            yield Mismatch("missing", join(path, key), "nothing", _described(properties.get(key) or {}))
+            yield Mismatch("missing", member(path, key), "nothing", _described(properties.get(key) or {}))
 
 
 def _type_mismatch(value: Any, schema: Schema, path: str) -> Mismatch | None:

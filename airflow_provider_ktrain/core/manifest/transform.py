@@ -17,7 +17,6 @@ from airflow_provider_ktrain.core.manifest.loader import plain
 
 TTL = "ttlSecondsAfterFinished"
 TTL_MINIMUM = 86_400  #: seconds: a triggerer or a worker may be away for hours
-BACKSTOP_MARGIN = 20  #: seconds from the job's own deadline to its pods'
 _SERVER_FIELDS = (
     "uid",
     "resourceVersion",
@@ -78,16 +77,6 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
     return result
 
 
-def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> Manifest:
-    """The manifest with what depends on the schema that the cluster serves and on the runtime of the job.
-
-    :param served: what the cluster serves.
-    :param name_length: number of characters of the job's name.
-    :raises RuntimeMismatchError: the job doesn't fit them.
-    """
-    return kind_of(manifest.get("kind")).expand(plain(manifest), served, name_length=name_length)
-
-
 def stamp(
     manifest: Mapping[str, Any],
     name: str,
@@ -126,22 +115,17 @@ def stamp(
     return result
 
 
-def backstop(
-    manifest: Mapping[str, Any], seconds: float, margin: float = BACKSTOP_MARGIN, served: Served | None = None
-) -> Manifest:
+def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | None = None) -> Manifest:
     """Let the cluster end the job by itself after some time, in case no task is left to do it.
 
     A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `Kind.set_backstop`; why:
     `core/deadline.py`. An operator that doesn't serve the fields for it gets the manifest unchanged.
 
     :param seconds: from the job's start to its deadline.
-    :param margin: seconds from there to the pods' deadlines, which count from each pod's start. Default: 20.
     :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
     """
     result: Manifest = plain(manifest)
-    kind = kind_of(result.get("kind"))
-    if kind.has_backstop(served):
-        kind.set_backstop(result, seconds, margin)
+    kind_of(result.get("kind")).set_backstop(result, seconds, served)
     return result
 
 
