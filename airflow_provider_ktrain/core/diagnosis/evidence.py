@@ -10,7 +10,7 @@ from datetime import datetime
 from airflow_provider_ktrain.core.conditions import Condition, true_conditions
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, find_failures, likely_causes
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.pods import Json, created, labels_of, metadata_of, name_of
+from airflow_provider_ktrain.core.objects import Json, created, labels_of, metadata_of, name_of
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_startup_failure,
     find_unschedulable_pod,
 )
-from airflow_provider_ktrain.core.pods import Json, deletion_requested_at, is_being_deleted
+from airflow_provider_ktrain.core.objects import Json, deletion_requested_at, is_being_deleted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 Rule = Callable[[Evidence], Cause | None]

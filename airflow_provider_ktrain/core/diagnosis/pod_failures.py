@@ -10,22 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.pods import (
-    Json,
-    created,
-    disruption_of,
-    failed_runs,
-    is_being_deleted,
-    labels_of,
-    name_of,
-    node_of,
-    signal_name,
-    was_ended_by_deletion,
-    with_init,
-)
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 #: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.
@@ -125,30 +114,30 @@ def log_key(pod: str, container: str) -> str:
 
 def describe_exit_code(exit_code: int | None) -> str:
     """For example `exit code 137, SIGKILL`; `no exit code` if there is none."""
-    name = signal_name(exit_code)
+    name = objects.signal_name(exit_code)
     return "no exit code" if exit_code is None else f"exit code {exit_code}" + (f", {name}" if name else "")
 
 
 def _replica_key(kind: Kind, pod: Json) -> str:
     """The same for a pod and its replacements: the name, except that each pod of a batch Job has another."""
-    role, index = kind.pod_role(labels_of(pod))
-    return kind.replica_name(role, index) if kind.renames_pods(role) else name_of(pod)
+    role, index = kind.pod_role(objects.labels_of(pod))
+    return kind.replica_name(role, index) if kind.renames_pods(role) else objects.name_of(pod)
 
 
 def _creation_order(pod: Json) -> tuple[str, bool]:
     """Of two pods created in the same second, the one that is being deleted is older."""
-    return created(pod), not is_being_deleted(pod)
+    return objects.created(pod), not objects.is_being_deleted(pod)
 
 
 def _failures_of_pod(
     kind: Kind, pod: Json, is_latest: bool, tail: Callable[[str, str], Tail], include_recovered: bool
 ) -> Iterator[Failure]:
-    role, index = kind.pod_role(labels_of(pod))
-    disruption, disruption_message, disrupted_at = disruption_of(pod)
+    role, index = kind.pod_role(objects.labels_of(pod))
+    disruption, disruption_message, disrupted_at = objects.disruption_of(pod)
     found: list[tuple[bool, Json, list[Json]]] = []
-    for is_init, container in with_init(pod):
-        failed = failed_runs(container, include_recovered)
-        if runs := [run for run in failed if disruption or not was_ended_by_deletion(run, pod)]:
+    for is_init, container in objects.with_init(pod):
+        failed = objects.failed_runs(container, include_recovered)
+        if runs := [run for run in failed if disruption or not objects.was_ended_by_deletion(run, pod)]:
             found.append((is_init, container, runs))
     if disruption and not found:
         found.append((False, {}, [{}]))  # the pod ended before any container failed
@@ -159,7 +148,7 @@ def _failures_of_pod(
             role=role,
             index=index,
             replica=kind.replica_name(role, index),
-            pod=name_of(pod),
+            pod=objects.name_of(pod),
             container=name,
             is_init=is_init,
             exit_code=last.get("exitCode"),
@@ -167,8 +156,8 @@ def _failures_of_pod(
             message=disruption_message or str(last.get("message") or ""),
             since=disrupted_at or parse_timestamp(first.get("finishedAt")),
             restarts=int(container.get("restartCount") or 0),
-            tail=tail(log_key(name_of(pod), name), str(last.get("message") or "")),
+            tail=tail(log_key(objects.name_of(pod), name), str(last.get("message") or "")),
             is_latest=is_latest,
             gpus=pod_gpus(pod.get("spec") or {}),
-            node=node_of(pod),
+            node=objects.node_of(pod),
         )

@@ -9,27 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code, find_failures
 from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
-from airflow_provider_ktrain.core.pods import (
-    Json,
-    containers,
-    created,
-    is_being_deleted,
-    labels_of,
-    main_containers,
-    metadata_of,
-    name_of,
-    restarts_of,
-    runs_of,
-    scheduling,
-    state_of,
-    with_init,
-)
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import clipped, counted, first_line
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
@@ -74,14 +61,14 @@ def _has_run(evidence: Evidence) -> bool:
     return kind.was_running(evidence.job) or any(
         _longest_run(status, evidence.now) >= LONG_RUN_SECONDS
         for pod in evidence.pods
-        if kind.pod_role(labels_of(pod))[0] == primary
-        for status in main_containers(pod)
+        if kind.pod_role(objects.labels_of(pod))[0] == primary
+        for status in objects.main_containers(pod)
     )
 
 
 def _longest_run(container: Json, now: datetime | None) -> float:
     """Seconds of the container's current or previous run, whichever is longer; 0 if it has not run."""
-    runs = runs_of(container)
+    runs = objects.runs_of(container)
     times = [(parse_timestamp(run.get("startedAt")), parse_timestamp(run.get("finishedAt")) or now) for run in runs]
     return max(((end - start).total_seconds() if start and end else math.inf for start, end in times), default=0.0)
 
@@ -106,7 +93,7 @@ def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
 
 def restarted_often(pod: Json) -> bool:
     """Whether `find_unstartable_command` may find a container of this pod."""
-    return any(restarts >= MAX_START_RESTARTS for restarts in restarts_of(pod))
+    return any(restarts >= MAX_START_RESTARTS for restarts in objects.restarts_of(pod))
 
 
 def find_obstacle(evidence: Evidence) -> Cause | None:
@@ -142,7 +129,7 @@ def _given_up(cause: Cause, waited_seconds: float) -> Cause:
 def _lasting(evidence: Evidence, grace: str) -> Iterator[tuple[Json, str, str, float]]:
     """The events that were first seen a grace period ago: each with its reason, message, and the seconds since then."""
     for event in evidence.events:
-        first = event.get("firstTimestamp") or event.get("eventTime") or created(event)
+        first = event.get("firstTimestamp") or event.get("eventTime") or objects.created(event)
         waited_seconds = _waited(evidence, parse_timestamp(first))
         if waited_seconds >= GRACE_SECONDS[grace]:
             yield event, str(event.get("reason")), str(event.get("message")), waited_seconds
@@ -164,7 +151,7 @@ def find_operator_rejection(evidence: Evidence) -> Cause | None:
 
 def _has_pods(evidence: Evidence) -> bool:
     """Whether there are pods that aren't being deleted."""
-    return any(not is_being_deleted(pod) for pod in evidence.pods)
+    return any(not objects.is_being_deleted(pod) for pod in evidence.pods)
 
 
 def find_refused_pods(evidence: Evidence) -> Cause | None:
@@ -233,7 +220,7 @@ def _created_since(evidence: Evidence, message: str) -> bool:
 
     Whether a Service exists isn't known, but one that was invalid still is: it has the job's name.
     """
-    existing = [name_of(pod) for pod in evidence.pods]
+    existing = [objects.name_of(pod) for pod in evidence.pods]
     denied = re.search(r'(?:pods|Pod) "([^"]+)"', message)
     if denied is None:
         return bool(existing) and 'Service "' not in message
@@ -249,7 +236,8 @@ def find_blocked_container(evidence: Evidence) -> Cause | None:
     found = []
     for pod in evidence.pods:
         replica, waited_seconds = evidence.replica_of(pod), _waited_on_node(evidence, pod)
-        waiting_containers = [(c, waiting) for c in containers(pod) if (waiting := state_of(c, "waiting"))]
+        states = ((container, objects.state_of(container, "waiting")) for container in objects.containers(pod))
+        waiting_containers = [(container, waiting) for container, waiting in states if waiting]
         for container, waiting in waiting_containers:
             reason = str(waiting.get("reason"))
             if reason in GRACE_SECONDS and waited_seconds >= GRACE_SECONDS[reason]:
@@ -265,8 +253,8 @@ def _waited_on_node(evidence: Evidence, pod: Json) -> float:
 
     If it isn't known when it was scheduled, since its creation.
     """
-    scheduled = scheduling(pod).get("lastTransitionTime") or created(pod)
-    ends = (state_of(c, "terminated").get("finishedAt") for is_init, c in with_init(pod) if is_init)
+    scheduled = objects.scheduling(pod).get("lastTransitionTime") or objects.created(pod)
+    ends = (objects.state_of(c, "terminated").get("finishedAt") for is_init, c in objects.with_init(pod) if is_init)
     return min(_waited(evidence, parse_timestamp(time)) for time in (scheduled, *ends))
 
 
@@ -376,7 +364,7 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
 
 
 def _events_of(evidence: Evidence, pod: Json) -> list[Json]:
-    uid, name = metadata_of(pod).get("uid"), metadata_of(pod).get("name")
+    uid, name = objects.metadata_of(pod).get("uid"), objects.metadata_of(pod).get("name")
     about = ((event, event.get("involvedObject") or {}) for event in evidence.events)
     return [event for event, of in about if of.get("name") == name and of.get("uid") in (None, uid)]
 
@@ -391,7 +379,7 @@ def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
     return (
         any(str(event.get("reason")) in _AFTER_MOUNT for event in events)
         or any(c.get("type") == "PodReadyToStartContainers" and c.get("status") == "True" for c in conditions)
-        or any((c.get("state") or {}).keys() & {"running", "terminated"} for c in containers(pod))
+        or any((c.get("state") or {}).keys() & {"running", "terminated"} for c in objects.containers(pod))
     )
 
 
@@ -400,7 +388,7 @@ _AFTER_MOUNT = ("Pulling", "Pulled", "Created", "Started")  #: reasons of the ku
 
 def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
     """No node fits a pod, its scheduler doesn't respond, or the namespace's quota is used up."""
-    unscheduled = [(pod, c) for pod in evidence.pods if (c := scheduling(pod)).get("status") == "False"]
+    unscheduled = [(pod, c) for pod in evidence.pods if (c := objects.scheduling(pod)).get("status") == "False"]
     if unscheduled:
         pod, condition = unscheduled[0]
         message = str(condition.get("message") or "the scheduler gives no reason")

@@ -17,32 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.pods import (
-    Json,
-    containers,
-    created,
-    created_at,
-    deletion_requested_at,
-    disruption_of,
-    has_ended,
-    is_being_deleted,
-    labels_of,
-    main_containers,
-    metadata_of,
-    name_of,
-    run_failed,
-    runs_of,
-    signal_name,
-    state_of,
-    uid_of,
-    was_ended_by_deletion,
-    with_init,
-)
+from airflow_provider_ktrain.core.objects import Json, created, name_of, uid_of
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
@@ -103,7 +84,7 @@ class Restart:
             return tail.exception.rstrip(".")
         reasons = [] if reason in ("", "Error", "Completed") else [reason]
         if code is not None:
-            name = signal_name(code)
+            name = objects.signal_name(code)
             reasons.append(f"exit code {code}" + (f" ({name})" if name else ""))
         last = f"last log line: {tail.last_line.rstrip('.')}" if tail.last_line else ""
         return "; ".join(text for text in (", ".join(reasons), last) if text)
@@ -263,8 +244,8 @@ class RestartHistory:
         lost = _why_lost(before, gone=True)
         failed = [
             (str(end.get("finishedAt")), int(c.get("restartCount") or 0), str(c.get("name")), end)
-            for c in main_containers(before)
-            if (end := state_of(c, "terminated")) and run_failed(end)
+            for c in objects.main_containers(before)
+            if (end := objects.state_of(c, "terminated")) and objects.run_failed(end)
         ]
         if lost or not failed:
             return Restart(replica, "", False, name_of(before), uid_of(before), number, 0, {}, lost or POD_DELETED)
@@ -302,11 +283,11 @@ class RestartHistory:
         replica = self._replica(pod)
         if replica in self._running_since or uid_of(pod) in self._lost or self._pods.get(replica) is not pod:
             return
-        runs = [run for c in main_containers(pod) for run in runs_of(c)]
+        runs = [run for c in objects.main_containers(pod) for run in objects.runs_of(c)]
         began = [at for run in runs if (at := epoch_seconds(run.get("startedAt")))]
         if began:
             before = self._since_before
-            if before is not None and (created_at(pod) or 0.0) <= before:  # it ran when counting began
+            if before is not None and (objects.created_at(pod) or 0.0) <= before:  # it ran when counting began
                 began.append(before)
             self._running_since[replica] = min(began)
 
@@ -333,7 +314,7 @@ class RestartHistory:
         if present is None or uid_of(present) != uid_of(pod):
             return []
         restarts: list[Restart] = []
-        for is_init, status in with_init(pod):
+        for is_init, status in objects.with_init(pod):
             key = f"{replica}/{status.get('name')}"
             container = self._container(key, pod, status)
             if container is None:
@@ -372,7 +353,7 @@ class RestartHistory:
         run = runs.get(count - 1, {})
         finished = epoch_seconds(run.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
-        started = epoch_seconds(state_of(status, "running").get("startedAt"))
+        started = epoch_seconds(objects.state_of(status, "running").get("startedAt"))
         back_off_seconds = started - finished if started and finished else None
         number = None if self._partial and key not in self._inherited else container.earlier + count
         replica, _, name = key.partition("/")
@@ -385,10 +366,10 @@ class RestartHistory:
         started, finished = epoch_seconds(run.get("startedAt")), epoch_seconds(run.get("finishedAt"))
         if self._since is None or finished is None or finished < self._since:
             return
-        if was_ended_by_deletion(run, pod) or _ended_around_deletion(run, pod):
+        if objects.was_ended_by_deletion(run, pod) or _ended_around_deletion(run, pod):
             return
         # a negative run time: the node's clock was set back
-        if not run_failed(run) or started is None or not 0 <= finished - started < SHORT_RUN_SECONDS:
+        if not objects.run_failed(run) or started is None or not 0 <= finished - started < SHORT_RUN_SECONDS:
             container.failures = 0
             return
         reason = str(run.get("reason"))
@@ -401,7 +382,7 @@ class RestartHistory:
         container.last = finished
 
     def _replica(self, pod: Json) -> str:
-        return self._kind.replica_name(*self._kind.pod_role(labels_of(pod)))
+        return self._kind.replica_name(*self._kind.pod_role(objects.labels_of(pod)))
 
 
 def _why_lost(pod: Json, *, gone: bool = False) -> str:
@@ -410,17 +391,17 @@ def _why_lost(pod: Json, *, gone: bool = False) -> str:
     :param pod: the pod as last seen.
     :param gone: whether the pod no longer exists. Default: False.
     """
-    if disruption := disruption_of(pod)[0]:
+    if disruption := objects.disruption_of(pod)[0]:
         description = next(
             (known.description for known in failure_patterns.DISRUPTIONS if re.search(known.pattern, disruption)),
             "was disrupted",
         )
         return f"its pod {description} ({disruption})"
-    if not gone and not is_being_deleted(pod):
+    if not gone and not objects.is_being_deleted(pod):
         return ""
     ends = _failures(pod)
     killed = ends and all(_ended_around_deletion(end, pod) for end in ends)
-    return POD_DELETED if killed or not (ends or has_ended(pod)) else ""
+    return POD_DELETED if killed or not (ends or objects.has_ended(pod)) else ""
 
 
 def _has_failed(pod: Json) -> bool:
@@ -430,7 +411,8 @@ def _has_failed(pod: Json) -> bool:
 
 def _failures(pod: Json) -> list[Json]:
     """The terminated states of the containers that have failed, init containers included."""
-    return [end for c in containers(pod) if (end := state_of(c, "terminated")) and run_failed(end)]
+    ends = (objects.state_of(container, "terminated") for container in objects.containers(pod))
+    return [end for end in ends if end and objects.run_failed(end)]
 
 
 def _ended_around_deletion(run: Json, pod: Json) -> bool:
@@ -439,8 +421,8 @@ def _ended_around_deletion(run: Json, pod: Json) -> bool:
     The kubelet reports when a run ended, and the API server when the deletion was requested. A pod that had ended
     before its deletion has no grace period, so the time of the request is unknown.
     """
-    requested, finished = deletion_requested_at(pod), epoch_seconds(run.get("finishedAt"))
-    if not metadata_of(pod).get("deletionGracePeriodSeconds") or run.get("reason") == "OOMKilled":
+    requested, finished = objects.deletion_requested_at(pod), epoch_seconds(run.get("finishedAt"))
+    if not objects.metadata_of(pod).get("deletionGracePeriodSeconds") or run.get("reason") == "OOMKilled":
         return False
     if requested is None or finished is None:
         return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.pods import Json, created_at, is_being_deleted, node_of, restarts_of
+from airflow_provider_ktrain.core.objects import Json, created_at, is_being_deleted, node_of, restarts_of
 from airflow_provider_ktrain.core.state.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension

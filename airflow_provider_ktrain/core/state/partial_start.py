@@ -9,17 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.pods import (
-    Json,
-    created_at,
-    has_ended,
-    is_being_deleted,
-    labels_of,
-    node_of,
-    scheduling,
-)
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -69,13 +62,13 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
     :param job: the job as last seen; empty if it has not been seen yet.
     :param pods: its pods.
     """
-    active = [pod for pod in pods if not has_ended(pod) and not is_being_deleted(pod)]
-    waiting = [pod for pod in active if not node_of(pod) and not (pod.get("spec") or {}).get("schedulingGates")]
-    waits = [at for pod in waiting if (at := created_at(pod)) is not None]
+    active = [pod for pod in pods if not objects.has_ended(pod) and not objects.is_being_deleted(pod)]
+    waiting = [pod for pod in active if not objects.node_of(pod) and not (pod.get("spec") or {}).get("schedulingGates")]
+    waits = [at for pod in waiting if (at := objects.created_at(pod)) is not None]
     if not waits or not job:
         return None
     kind = kind_of(job.get("kind"))
-    placed = [pod for pod in active if node_of(pod)]
+    placed = [pod for pod in active if objects.node_of(pod)]
     holding = [pod for pod in placed if pod_gpus(pod["spec"])]
     starts = [at for pod in holding if (at := scheduled_at(pod)) is not None]
     if not starts or _has_minimum(kind, job, placed):
@@ -86,7 +79,7 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
         gpus=sum(pod_gpus(pod["spec"]) for pod in holding),
         holding=len(holding),
         waiting=tuple(kind.replica_name(*_role(kind, pod)) for pod in ordered),
-        reason=next((text for pod in ordered if (text := str(scheduling(pod).get("message") or ""))), ""),
+        reason=next((text for pod in ordered if (text := str(objects.scheduling(pod).get("message") or ""))), ""),
     )
 
 
@@ -101,7 +94,7 @@ def warning_due(since: float, limit: float | None) -> float:
 
 def scheduled_at(pod: Json) -> float | None:
     """When the pod got its node, or was created if that time is unknown, in epoch seconds."""
-    return epoch_seconds(scheduling(pod).get("lastTransitionTime")) or created_at(pod)
+    return epoch_seconds(objects.scheduling(pod).get("lastTransitionTime")) or objects.created_at(pod)
 
 
 def _has_minimum(kind: Kind, job: Json, placed: Iterable[Json]) -> bool:
@@ -110,4 +103,4 @@ def _has_minimum(kind: Kind, job: Json, placed: Iterable[Json]) -> bool:
 
 
 def _role(kind: Kind, pod: Json) -> tuple[str, int]:
-    return kind.pod_role(labels_of(pod))
+    return kind.pod_role(objects.labels_of(pod))

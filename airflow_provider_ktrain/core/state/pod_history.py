@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.pods import created, labels_of
+from airflow_provider_ktrain.core.objects import created, labels_of
 from airflow_provider_ktrain.core.state.limits import count_restarts
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.usage import Usage, usage

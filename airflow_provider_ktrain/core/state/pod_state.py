@@ -6,15 +6,9 @@ pod that has succeeded is Succeeded instead of Completed.
 
 from __future__ import annotations
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.pods import (
-    Json,
-    is_being_deleted,
-    main_containers,
-    node_of,
-    scheduling,
-    state_of,
-)
+from airflow_provider_ktrain.core.objects import Json
 
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 TERMINATING, CREATING = "Terminating", "ContainerCreating"
@@ -31,21 +25,21 @@ def state_of_pod(pod: Json, kind: Kind) -> str:
     """
     status = pod.get("status") or {}
     phase = str(status.get("phase") or PENDING)
-    main = [container for container in main_containers(pod) if kind.is_main_container(container.get("name"))]
+    main = [container for container in objects.main_containers(pod) if kind.is_main_container(container.get("name"))]
     if phase == FAILED:
         inits = status.get("initContainerStatuses") or ()
         return _failure([*inits, *main]) or str(status.get("reason") or FAILED)
     if phase == SUCCEEDED:
         return phase
-    if is_being_deleted(pod):
+    if objects.is_being_deleted(pod):
         return TERMINATING
     if waits := _unscheduled(pod) or (_init_state(pod) if phase == PENDING else ""):
         return waits
-    reasons = (str(state_of(container, "waiting").get("reason") or CREATING) for container in main)
+    reasons = (str(objects.state_of(container, "waiting").get("reason") or CREATING) for container in main)
     problem = next((reason for reason in reasons if reason not in _STARTS), "")
     if problem or phase != PENDING:
         return _SAME.get(problem, problem) or phase
-    return CREATING if node_of(pod) else PENDING
+    return CREATING if objects.node_of(pod) else PENDING
 
 
 def passes_by_itself(state: str) -> bool:
@@ -55,13 +49,13 @@ def passes_by_itself(state: str) -> bool:
 
 def _failure(containers: list[Json]) -> str:
     """Why a container of a failed pod ended."""
-    ends = (state_of(container, "terminated") for container in containers)
+    ends = (objects.state_of(container, "terminated") for container in containers)
     return next((reason for end in ends if (reason := str(end.get("reason") or "Completed")) != "Completed"), "")
 
 
 def _unscheduled(pod: Json) -> str:
     """What a pod without a node waits for, such as `Unschedulable` or `SchedulingGated`."""
-    condition = scheduling(pod)
+    condition = objects.scheduling(pod)
     return str(condition.get("reason") or PENDING) if condition.get("status") == "False" else ""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.pods import Json, has_ended, main_containers, uid_of
+from airflow_provider_ktrain.core.objects import Json, has_ended, main_containers, uid_of
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.pods import Json, has_ended, is_being_deleted, scheduling
+from airflow_provider_ktrain.core.objects import Json, has_ended, is_being_deleted, scheduling
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, passes_by_itself
 from airflow_provider_ktrain.core.timestamps import parse_timestamp

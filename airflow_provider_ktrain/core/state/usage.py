@@ -6,18 +6,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.pods import (
-    Json,
-    deletion_requested_at,
-    has_ended,
-    main_containers,
-    metadata_of,
-    name_of,
-    node_of,
-    runs_of,
-    scheduling,
-)
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
@@ -72,7 +63,7 @@ def usage(
     all_queued = all_held = all_wasted = 0.0
     gpus: dict[str, int] = {}
     for pod in pods:
-        meta, count = metadata_of(pod), pod_gpus(pod.get("spec") or {})
+        meta, count = objects.metadata_of(pod), pod_gpus(pod.get("spec") or {})
         created = parse_timestamp(meta.get("creationTimestamp"))
         if not count or created is None:
             continue
@@ -80,8 +71,8 @@ def usage(
         placed = _clamped(created, _placed(pod), end)
         started = end if meta.get("uid") in evicted else _clamped(placed, _started(pod), end)
         idle_from = _clamped(started, job_ended, end)
-        if placed < end or node_of(pod):
-            gpus[name_of(pod)] = max(count, gpus.get(name_of(pod), 0))
+        if placed < end or objects.node_of(pod):
+            gpus[objects.name_of(pod)] = max(count, gpus.get(objects.name_of(pod), 0))
         seconds = (placed - created, end - placed, (started - placed) + (end - idle_from))
         queued, held, wasted = (count * s.total_seconds() for s in seconds)
         all_queued, all_held, all_wasted = all_queued + queued, all_held + held, all_wasted + wasted
@@ -95,14 +86,14 @@ def _clamped(low: datetime, at: datetime | None, high: datetime) -> datetime:
 
 def _placed(pod: Json) -> datetime | None:
     """When the pod was scheduled to a node; None if it has none."""
-    condition = scheduling(pod)
+    condition = objects.scheduling(pod)
     if condition.get("status") == "True":
         return parse_timestamp(condition.get("lastTransitionTime"))
-    return parse_timestamp((pod.get("status") or {}).get("startTime")) if node_of(pod) else None
+    return parse_timestamp((pod.get("status") or {}).get("startTime")) if objects.node_of(pod) else None
 
 
 def _runs(pod: Json) -> Iterable[Json]:
-    return (run for container in main_containers(pod) for run in runs_of(container))
+    return (run for container in objects.main_containers(pod) for run in objects.runs_of(container))
 
 
 def _started(pod: Json) -> datetime | None:
@@ -112,9 +103,9 @@ def _started(pod: Json) -> datetime | None:
 
 def _ended(pod: Json) -> datetime | None:
     """When the pod released its GPUs; None while it holds them."""
-    if has_ended(pod):
+    if objects.has_ended(pod):
         conditions = (pod.get("status") or {}).get("conditions") or ()
         runs = [at for run in _runs(pod) if (at := parse_timestamp(run.get("finishedAt")))]
         changes = [at for c in conditions if (at := parse_timestamp(c.get("lastTransitionTime")))]
-        return max(runs or changes, default=deletion_requested_at(pod))
-    return parse_timestamp(metadata_of(pod).get("deletionTimestamp"))
+        return max(runs or changes, default=objects.deletion_requested_at(pod))
+    return parse_timestamp(objects.metadata_of(pod).get("deletionTimestamp"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.pods import created
+from airflow_provider_ktrain.core.objects import created
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import owner_of
 from airflow_provider_ktrain.engine.watch.subscription import Subscription

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.pods import created, labels_of
+from airflow_provider_ktrain.core.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import Phase, Seen
 from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
