@@ -23,14 +23,14 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import has_ended, node_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import (
     JobRead,
     delete_fenced,
-    has_ended,
     is_terminating,
     job_pods,
     pod_owner_exists,
@@ -147,12 +147,11 @@ async def release(
     left, gone = await releasing.wait(done, margin) if verify else ([], True)
     seconds = time.monotonic() - releasing.began
     if left:
-        names = ", ".join(p["metadata"]["name"] for p in left[:NAMED_PODS])
-        more = f" and {len(left) - NAMED_PODS:,} more" if len(left) > NAMED_PODS else ""
+        names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
         raise ReleaseError(
             f"{ref}: {counted(len(left), 'pod')} with {counted(_held_gpus(left), 'GPU')} still present "
             f"{seconds:.0f} s after the deletion was requested.\n"
-            f"These are {names}{more}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
+            f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     pods = list(releasing.seen.values())
     text = f"{ref} {what}. {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
@@ -339,7 +338,6 @@ class _Release:
         await self._ask(self._fenced(suspend))
 
     async def _delete(self, job: Object) -> None:
-        """Delete the job, unless it is being deleted."""
         if not is_terminating(job):
             path = api_paths.job(self._ref)
             await self._ask(self._fenced(lambda: delete_fenced(self._api, kind_of(self._ref.kind), path, job)))
@@ -445,8 +443,7 @@ def _is_queued(job: Mapping[str, Any]) -> bool:
 
 def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
     """Number of GPUs that pods hold: pods on a node that haven't finished."""
-    specs = (pod.get("spec") or {} for pod in pods if not has_ended(pod))
-    return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
+    return sum(pod_gpus(pod["spec"]) for pod in pods if node_of(pod) and not has_ended(pod))
 
 
 def _is_left(pod: Mapping[str, Any]) -> bool:

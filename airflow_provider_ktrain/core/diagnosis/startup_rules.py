@@ -98,13 +98,7 @@ def restarted_often(pod: Json) -> bool:
 
 def find_obstacle(evidence: Evidence) -> Cause | None:
     """What keeps pods from being created, scheduled or started, however long it has lasted."""
-    return (
-        find_blocked_container(evidence)
-        or find_operator_rejection(evidence)
-        or find_refused_pods(evidence)
-        or find_unschedulable_pod(evidence)
-        or find_refused_resources(evidence)
-    )
+    return next((cause for rule in _OBSTACLES if (cause := rule(evidence))), None)
 
 
 def _waited(evidence: Evidence, since: datetime | None) -> float:
@@ -370,11 +364,7 @@ def _events_of(evidence: Evidence, pod: Json) -> list[Json]:
 
 
 def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
-    """Whether the kubelet has mounted the volumes of a pod: before that, it neither pulls images nor starts containers.
-
-    :param pod: which waits for a container.
-    :param events: about it.
-    """
+    """Whether the kubelet has mounted the pod's volumes: before that, it neither pulls images nor starts containers."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return (
         any(str(event.get("reason")) in _AFTER_MOUNT for event in events)
@@ -452,3 +442,12 @@ def _node_reasons(message: str) -> str:
 def _without_prefix(message: str) -> str:
     """The reason in the message of an event FailedCreate..., without the name of the object."""
     return re.sub(r'^Error creating: (\w+ "[^"]+" is (forbidden|invalid): )?', "", first_line(message))
+
+
+_OBSTACLES = (
+    find_blocked_container,
+    find_operator_rejection,
+    find_refused_pods,
+    find_unschedulable_pod,
+    find_refused_resources,
+)

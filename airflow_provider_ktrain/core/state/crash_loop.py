@@ -385,12 +385,8 @@ class RestartHistory:
         return self._kind.replica_name(*self._kind.pod_role(objects.labels_of(pod)))
 
 
-def _why_lost(pod: Json, *, gone: bool = False) -> str:
-    """Why a replica lost its pod for another reason than its own failure; empty if it did not.
-
-    :param pod: the pod as last seen.
-    :param gone: whether the pod no longer exists. Default: False.
-    """
+def _why_lost(pod: Json, *, gone: bool) -> str:
+    """Why a replica lost its pod, which may no longer exist, for another reason than its own failure; empty if not."""
     if disruption := objects.disruption_of(pod)[0]:
         description = next(
             (known.description for known in failure_patterns.DISRUPTIONS if re.search(known.pattern, disruption)),

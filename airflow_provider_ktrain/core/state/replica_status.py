@@ -9,6 +9,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.objects import Json, has_ended, is_being_deleted, scheduling
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, passes_by_itself
+from airflow_provider_ktrain.core.text import listed
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 MAX_NAMED_REPLICAS = 3  #: with the same problem
@@ -53,7 +54,7 @@ def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> Rep
             names = tuple(kind.replica_name(*role) for role in roles)
             oldest = parse_timestamp(min(filter(None, map(_waiting_since, replicas)), default=None))
             waited = "" if oldest is None else f" {_age(max((now - oldest).total_seconds(), 0))}"
-            others.append(f"{_named(names)} {state}{waited}")
+            others.append(f"{listed(names, MAX_NAMED_REPLICAS)} {state}{waited}")
             states.append((state, names))
     if wanted > present:
         others.append(f"{wanted - present} not created")
@@ -65,11 +66,6 @@ def _line(running: int, wanted: int, others: list[str]) -> str:
     """The number of replicas that run has changed, or what the others wait for."""
     rest = "".join(f" · {other}" for other in others)
     return f"{running}/{wanted} Running{rest}"
-
-
-def _named(names: tuple[str, ...]) -> str:
-    shown, more = names[:MAX_NAMED_REPLICAS], len(names) - MAX_NAMED_REPLICAS
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _age(seconds: float) -> str:

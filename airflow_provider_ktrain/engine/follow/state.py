@@ -17,14 +17,13 @@ from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, 
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.status import Phase, Seen
+from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
 from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.job_requests import belongs
 
 Object = dict[str, Any]
-CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}  # else its name
 #: messages of conditions that only repeat the phase
 REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|successfully completed)\.?")
 
