@@ -72,7 +72,6 @@ class Mode(enum.Enum):
 KUEUE_RESUMES = "It was not suspended, because Kueue would resume it, and {why}."
 STILL_DELETED = "The API server has accepted the deletion of the job, but something keeps it, such as a finalizer."
 _PAUSED = "paused by its Workload"
-_OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
 
 
 @dataclass(frozen=True)
@@ -283,11 +282,8 @@ class _Release:
             cleans_up = verify and kind_of(self._ref.kind).cleans_up_pods(job)
             self._deletes_pods_from = self.began + CLEANUP_SECONDS * cleans_up
             await self._delete_pods(self._pods)
-        elif mode is Mode.SUSPEND:
-            await self._suspend(job)
-        else:
-            await self._delete(job)
-        return mode, _OUTCOMES[mode], ""
+            return mode, "kept without running pods", ""
+        return await (self._suspend(job) if mode is Mode.SUSPEND else self._delete(job))
 
     async def pause_now(self, job: Object, workload: Object | None) -> tuple[Mode, str, str]:
         """Pause an unfinished job of a queue by its Workload within half of the time, or else delete it.
@@ -298,8 +294,7 @@ class _Release:
         """
         api, ref, half = self._api, self._ref, (self.began + self._end) / 2
         if workload is not None and "Finished" in true_conditions(workload):  # Kueue doesn't resume it
-            await self._suspend(job)
-            return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND], ""
+            return await self._suspend(job)
         why = "its Workload is not known"
         if workload is not None:
             try:
@@ -314,8 +309,7 @@ class _Release:
                 why = "its Workload could not be deactivated in time"
             except ApiStatusError as e:
                 why = f"its Workload could not be deactivated ({e.status} {e.reason})"
-        await self._delete(job)
-        return Mode.DELETE, _OUTCOMES[Mode.DELETE], KUEUE_RESUMES.format(why=why)
+        return await self._delete(job, KUEUE_RESUMES.format(why=why))
 
     async def _pause(self, job: Object) -> tuple[Mode, str, str]:
         """Pause an unfinished job of a queue by its Workload; if that isn't possible, delete it.
@@ -326,21 +320,21 @@ class _Release:
         try:
             await self._ask(self._fenced(pause))
         except kueue.WorkloadFinishedError:
-            await self._suspend(job)
-            return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND], ""
+            return await self._suspend(job)
         except kueue.NotPausableError as e:
-            await self._delete(job)
-            return Mode.DELETE, _OUTCOMES[Mode.DELETE], KUEUE_RESUMES.format(why=e)
+            return await self._delete(job, KUEUE_RESUMES.format(why=e))
         return Mode.SUSPEND, _PAUSED, ""
 
-    async def _suspend(self, job: Object) -> None:
+    async def _suspend(self, job: Object) -> tuple[Mode, str, str]:
         suspend = functools.partial(set_suspended, self._api, self._ref, job, True, by=self._ref.owner)
         await self._ask(self._fenced(suspend))
+        return Mode.SUSPEND, "suspended", ""
 
-    async def _delete(self, job: Object) -> None:
+    async def _delete(self, job: Object, why: str = "") -> tuple[Mode, str, str]:
         if not is_terminating(job):
             path = api_paths.job(self._ref)
             await self._ask(self._fenced(lambda: delete_fenced(self._api, kind_of(self._ref.kind), path, job)))
+        return Mode.DELETE, "deleted", why
 
     async def _delete_pods(self, pods: Iterable[Object]) -> None:
         """Delete those of the pods that nobody else deletes: running ones, and all pods of a job that is gone."""

@@ -86,38 +86,35 @@ def clocks(
     if deadline is not None:
         yield Clock(Limit.EXECUTION, deadline, deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
-        if limits.queue is not None and (since := _queued_since(job)) is not None:
-            yield Clock(Limit.QUEUE, since + limits.queue, limits.queue)
+        yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job))
         return
-    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.log_stall is not None:
-        yield Clock(Limit.LOG_STALL, last_line + limits.log_stall, limits.log_stall)
-    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.progress is not None and progress_since is not None:
-        yield Clock(Limit.PROGRESS, progress_since + limits.progress, limits.progress)
+    if phase in (Phase.RUNNING, Phase.RESTARTING):
+        yield from _clock(Limit.LOG_STALL, limits.log_stall, last_line)
+        yield from _clock(Limit.PROGRESS, limits.progress, progress_since)
     for pod in groups.examples():
         yield from _pod_clocks(pod, limits)
-    if limits.partial_start is not None and (partial_since := partial_start_since(job, groups)) is not None:
-        yield Clock(Limit.PARTIAL_START, partial_since + limits.partial_start, limits.partial_start)
+    if limits.partial_start is not None:
+        yield from _clock(Limit.PARTIAL_START, limits.partial_start, partial_start_since(job, groups))
     resumed = _resumed_at(job)
     reconciled = groups.pods or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
     if not reconciled and phase is Phase.PENDING and not wants_suspension(job):
-        since = resumed or created
         rejected = has_events or resumed is not None
         limit, seconds = (Limit.SCHEDULE, limits.schedule) if rejected else (Limit.STARTUP, limits.startup)
-        if seconds is not None and since is not None:
-            yield Clock(limit, since + seconds, seconds)
+        yield from _clock(limit, seconds, resumed or created)
+
+
+def _clock(limit: Limit, seconds: float | None, since: float | None) -> Iterator[Clock]:
+    if seconds is not None and since is not None:
+        yield Clock(limit, since + seconds, seconds)
 
 
 def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:
     if (pod.get("status") or {}).get("phase", "Pending") != "Pending" or is_being_deleted(pod):
         return
-    created = created_at(pod)
-    if not node_of(pod):
-        if limits.schedule is not None and created is not None:
-            yield Clock(Limit.SCHEDULE, created + limits.schedule, limits.schedule)
-        return
-    since = scheduled_at(pod)
-    if limits.startup is not None and since is not None:
-        yield Clock(Limit.STARTUP, since + limits.startup, limits.startup)
+    if node_of(pod):
+        yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod))
+    else:
+        yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod))
 
 
 def count_restarts(pods: Iterable[Json]) -> int:
