@@ -23,12 +23,13 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import has_ended
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import Log, has_ended, is_terminating, read_training, served_version
+from airflow_provider_ktrain.engine.job_requests import Log, is_terminating, read_training, served_version
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.training import Stopped, Training

@@ -7,7 +7,7 @@ hides secrets as well. What shortens a text hides its secrets first: a part of a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -74,6 +74,12 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: `1 GPU`, `2 GPUs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first `most` names, and the number of others: `a, b and 3 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def readable_size(size: int) -> str:

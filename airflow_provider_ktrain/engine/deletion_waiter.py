@@ -99,13 +99,13 @@ def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Obj
     names = " ".join(p["metadata"]["name"] for p in pods)
     if pods and not any(map(is_terminating, pods)):
         remedy = "Nobody deletes them: find out what owns them and delete that, or set another `name` for the task"
-        return f"{ref} is still {what} after {seconds:.0f} s; gave up waiting.\nIt waits for {held}.\n{remedy}"
-    remedy = (
-        "If the node of a pod is lost for good, and only then, run: kubectl delete pod -n "
-        f"{ref.namespace} {names} --force --grace-period=0"
-        if pods
-        else f"See: kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
-    )
+    elif pods:
+        remedy = (
+            "If the node of a pod is lost for good, and only then, run: kubectl delete pod -n "
+            f"{ref.namespace} {names} --force --grace-period=0"
+        )
+    else:
+        remedy = f"See: kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
     return f"{ref} is still {what} after {seconds:.0f} s; gave up waiting.\nIt waits for {held}.\n{remedy}"
 
 

@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
+from airflow_provider_ktrain.core.objects import created_at
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
@@ -128,19 +129,17 @@ class EvidenceCollector:
             )
         return events, {key: [line.text for line in lines] for key, lines in self._tails.items()}
 
-    async def read_events(
-        self, ref: JobRef, job: Object, uids: Sequence[str], watched: WarningEvents | None = None
-    ) -> list[Object]:
+    async def read_events(self, ref: JobRef, job: Object, uids: Sequence[str], watched: WarningEvents) -> list[Object]:
         """Events of the job, its pods and what is between; none if they can't be read: a diagnosis can do without.
 
-        :param watched: the Warning events, which are enough for a job that doesn't start. Default: all are listed.
+        :param watched: the Warning events, which are enough for a job that doesn't start.
         """
         keys = [by_involved_uid(uid) for uid in (ref.uid, *uids)]
         between = [by_involved_name(kind, name) for kind, name in self._kind.objects_with_events(job)]
-        known = await watched.about([*keys, *between]) if watched is not None else None
+        known = await watched.about([*keys, *between])
         if known is not None:
             of_job = {ref.uid, *uids}
-            began = _began_at(job)
+            began = created_at(job) or 0.0
             found = [
                 event for event in known if event["involvedObject"].get("uid") in of_job or _time_of(event) >= began
             ]
@@ -153,7 +152,7 @@ class EvidenceCollector:
     async def _read_events(self, ref: JobRef, job: Object, uids: Sequence[str], found: list[Object]) -> None:
         """Add the events of the job, its pods and what is between to `found`."""
         path = api_paths.core(ref.namespace, "events")
-        began = _began_at(job)
+        began = created_at(job) or 0.0  # objects of an earlier job had the same names
         between = [
             f"involvedObject.kind={kind},involvedObject.name={name}"
             for kind, name in self._kind.objects_with_events(job)
@@ -218,11 +217,6 @@ def _parted(line: str) -> tuple[str, str]:
     stamp, _, text = line.partition(" ")
     time = normal_time(stamp)
     return (time, text) if time else ("", line)
-
-
-def _began_at(job: Object) -> float:
-    """When the job was created, in epoch seconds: objects of an earlier job had the same names."""
-    return epoch_seconds((job.get("metadata") or {}).get("creationTimestamp")) or 0.0
 
 
 def _time_of(event: Mapping[str, Any]) -> float:

@@ -210,11 +210,6 @@ def owner_of(pod: Mapping[str, Any], ref: JobRef) -> str:
     return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).pod_owner_label, ""))
 
 
-def has_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod has finished, so that it holds no GPUs."""
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
 def is_terminating(pod: Mapping[str, Any]) -> bool:
     """Whether the pod is being deleted. Operators count such a pod of a resumed job as failed.
 

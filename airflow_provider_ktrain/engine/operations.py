@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.objects import has_ended
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text import counted
@@ -22,7 +23,6 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.job_requests import (
     MERGE_PATCH,
     JobRead,
-    has_ended,
     is_terminating,
     job_pods,
     read_job,
@@ -77,7 +77,9 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
                 "Suspend it, scale it, and resume it"
             )
         if before != workers:
-            await _patch(api, ref, job, {"spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}})
+            fence = {"resourceVersion": job["metadata"]["resourceVersion"]}
+            body = {"metadata": fence, "spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}}
+            await api.request("PATCH", api_paths.job(ref), body=body, content_type=MERGE_PATCH)
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
             return before, STARTS_WHEN_RESUMED
         return before, KEEPS_WORLD_SIZE if before != workers and kind.keeps_world_size(job) else ""
@@ -209,11 +211,6 @@ def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
     """Raise if the job has ended: then it can't be scaled, suspended or resumed."""
     if (phase := phase_of(job)).ended:
         raise KtrainError(f"{ref} is {phase}: it can't be {what}")
-
-
-async def _patch(api: Api, ref: JobRef, job: Mapping[str, Any], patch: Object) -> None:
-    fenced = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, **patch}
-    await api.request("PATCH", api_paths.job(ref), body=fenced, content_type=MERGE_PATCH)
 
 
 async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]], end: float) -> T:

@@ -23,14 +23,14 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import has_ended, node_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import (
     JobRead,
     delete_fenced,
-    has_ended,
     is_terminating,
     job_pods,
     pod_owner_exists,
@@ -72,7 +72,6 @@ class Mode(enum.Enum):
 KUEUE_RESUMES = "It was not suspended, because Kueue would resume it, and {why}."
 STILL_DELETED = "The API server has accepted the deletion of the job, but something keeps it, such as a finalizer."
 _PAUSED = "paused by its Workload"
-_OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
 
 
 @dataclass(frozen=True)
@@ -147,12 +146,11 @@ async def release(
     left, gone = await releasing.wait(done, margin) if verify else ([], True)
     seconds = time.monotonic() - releasing.began
     if left:
-        names = ", ".join(p["metadata"]["name"] for p in left[:NAMED_PODS])
-        more = f" and {len(left) - NAMED_PODS:,} more" if len(left) > NAMED_PODS else ""
+        names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
         raise ReleaseError(
             f"{ref}: {counted(len(left), 'pod')} with {counted(_held_gpus(left), 'GPU')} still present "
             f"{seconds:.0f} s after the deletion was requested.\n"
-            f"These are {names}{more}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
+            f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     pods = list(releasing.seen.values())
     text = f"{ref} {what}. {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
@@ -284,11 +282,8 @@ class _Release:
             cleans_up = verify and kind_of(self._ref.kind).cleans_up_pods(job)
             self._deletes_pods_from = self.began + CLEANUP_SECONDS * cleans_up
             await self._delete_pods(self._pods)
-        elif mode is Mode.SUSPEND:
-            await self._suspend(job)
-        else:
-            await self._delete(job)
-        return mode, _OUTCOMES[mode], ""
+            return mode, "kept without running pods", ""
+        return await (self._suspend(job) if mode is Mode.SUSPEND else self._delete(job))
 
     async def pause_now(self, job: Object, workload: Object | None) -> tuple[Mode, str, str]:
         """Pause an unfinished job of a queue by its Workload within half of the time, or else delete it.
@@ -299,8 +294,7 @@ class _Release:
         """
         api, ref, half = self._api, self._ref, (self.began + self._end) / 2
         if workload is not None and "Finished" in true_conditions(workload):  # Kueue doesn't resume it
-            await self._suspend(job)
-            return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND], ""
+            return await self._suspend(job)
         why = "its Workload is not known"
         if workload is not None:
             try:
@@ -315,8 +309,7 @@ class _Release:
                 why = "its Workload could not be deactivated in time"
             except ApiStatusError as e:
                 why = f"its Workload could not be deactivated ({e.status} {e.reason})"
-        await self._delete(job)
-        return Mode.DELETE, _OUTCOMES[Mode.DELETE], KUEUE_RESUMES.format(why=why)
+        return await self._delete(job, KUEUE_RESUMES.format(why=why))
 
     async def _pause(self, job: Object) -> tuple[Mode, str, str]:
         """Pause an unfinished job of a queue by its Workload; if that isn't possible, delete it.
@@ -327,22 +320,21 @@ class _Release:
         try:
             await self._ask(self._fenced(pause))
         except kueue.WorkloadFinishedError:
-            await self._suspend(job)
-            return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND], ""
+            return await self._suspend(job)
         except kueue.NotPausableError as e:
-            await self._delete(job)
-            return Mode.DELETE, _OUTCOMES[Mode.DELETE], KUEUE_RESUMES.format(why=e)
+            return await self._delete(job, KUEUE_RESUMES.format(why=e))
         return Mode.SUSPEND, _PAUSED, ""
 
-    async def _suspend(self, job: Object) -> None:
+    async def _suspend(self, job: Object) -> tuple[Mode, str, str]:
         suspend = functools.partial(set_suspended, self._api, self._ref, job, True, by=self._ref.owner)
         await self._ask(self._fenced(suspend))
+        return Mode.SUSPEND, "suspended", ""
 
-    async def _delete(self, job: Object) -> None:
-        """Delete the job, unless it is being deleted."""
+    async def _delete(self, job: Object, why: str = "") -> tuple[Mode, str, str]:
         if not is_terminating(job):
             path = api_paths.job(self._ref)
             await self._ask(self._fenced(lambda: delete_fenced(self._api, kind_of(self._ref.kind), path, job)))
+        return Mode.DELETE, "deleted", why
 
     async def _delete_pods(self, pods: Iterable[Object]) -> None:
         """Delete those of the pods that nobody else deletes: running ones, and all pods of a job that is gone."""
@@ -445,8 +437,7 @@ def _is_queued(job: Mapping[str, Any]) -> bool:
 
 def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
     """Number of GPUs that pods hold: pods on a node that haven't finished."""
-    specs = (pod.get("spec") or {} for pod in pods if not has_ended(pod))
-    return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
+    return sum(pod_gpus(pod["spec"]) for pod in pods if node_of(pod) and not has_ended(pod))
 
 
 def _is_left(pod: Mapping[str, Any]) -> bool:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
 from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
-from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS, find_startup_failure
+from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, MAX_LINE_CHARS, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -258,8 +258,8 @@ FAILED_AFTER_GRACE = {
 def test_startup_failures_are_only_jobs_that_never_start(name: str) -> None:
     record = recording(name)
     seen = record["job"], record["pods"], record["events"]
-    in_the_end = find_startup_failure(*seen, waited_seconds=max(GRACE_SECONDS.values()))
-    assert find_startup_failure(*seen, waited_seconds=min(GRACE_SECONDS.values()) - 1) is None
+    in_the_end = find_startup_cause(*seen, waited_seconds=max(GRACE_SECONDS.values()))
+    assert find_startup_cause(*seen, waited_seconds=min(GRACE_SECONDS.values()) - 1) is None
     assert (in_the_end is not None) == (name in FAILED_AFTER_GRACE)
     if in_the_end:
         cause = cause_of(record)
@@ -269,8 +269,8 @@ def test_startup_failures_are_only_jobs_that_never_start(name: str) -> None:
 
 def test_image_pull_failure_ends_the_job_after_three_minutes() -> None:
     record = recording("17-pt-image-pull")
-    assert find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=179) is None
-    cause = find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=180)
+    assert find_startup_cause(record["job"], record["pods"], record["events"], waited_seconds=179) is None
+    cause = find_startup_cause(record["job"], record["pods"], record["events"], waited_seconds=180)
     assert cause
     assert cause.replica == "Master 0"
     assert cause.summary.endswith("no such host. Giving up after waiting 180 s.")
@@ -737,7 +737,7 @@ def test_a_typo_in_an_image_name_is_named_in_the_first_line() -> None:
     waiting = pod("Master", 0)
     (status,) = waiting["status"]["containerStatuses"]
     status |= {"image": "pytorch-dmeo:latest", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}
-    cause = find_startup_failure({"kind": "PyTorchJob"}, [waiting], waited_seconds=180)
+    cause = find_startup_cause({"kind": "PyTorchJob"}, [waiting], waited_seconds=180)
     assert cause
     assert cause.summary == "Master 0 can't pull pytorch-dmeo:latest: not found. Giving up after waiting 180 s."
     assert cause.detail == f"ErrImagePull: {message}"

@@ -75,12 +75,6 @@ def test_state_of_a_pod(state: str, found: dict[str, Any]) -> None:
     assert state_of_pod(found, PYTORCHJOB) == state
 
 
-def test_sidecars_count_if_the_kind_is_not_known() -> None:
-    assert (
-        state_of_pod(pod("Running", container(running={}), waits("CrashLoopBackOff", "sidecar"))) == "CrashLoopBackOff"
-    )
-
-
 def test_only_problems_need_attention() -> None:
     problems = {state for state, _ in CASES if not passes_by_itself(state)}
     assert problems == {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS, find_startup_failure
+from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.exceptions import failure
 
 Object = dict[str, Any]
@@ -120,7 +120,7 @@ def pod(role: str, state: Object) -> Object:
 def given_up(seen: Object, pods: list[Object], events: list[Object], seconds: float, *, has_run: bool = False) -> bool:
     """Whether the job is given up so many seconds after START, if it has been in its phase since then."""
     now = START + timedelta(seconds=seconds)
-    return find_startup_failure(seen, pods, events, seconds, now, has_run=has_run) is not None
+    return find_startup_cause(seen, pods, events, seconds, now, has_run=has_run) is not None
 
 
 @pytest.mark.parametrize("name", REPORTED)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.replica_status import replica_status
 
 NOW = datetime(2026, 11, 21, 10, 0, 26, tzinfo=UTC)
@@ -21,7 +22,7 @@ def pod(role: str, index: int, status: dict[str, Any], scheduled: str = "True", 
         "type": "PodScheduled", "status": scheduled, "reason": reason, "lastTransitionTime": "2026-11-21T10:00:00Z",
     }  # fmt: skip
     return {
-        "metadata": {"labels": labels},
+        "metadata": {"uid": f"{role}-{index}", "labels": labels},
         "spec": {"nodeName": "n", "containers": [{"name": "pytorch"}]},
         "status": {"conditions": [condition], **status},
     }
@@ -32,11 +33,12 @@ def waiting(reason: str) -> dict[str, Any]:
 
 
 def line(*pods: dict[str, Any]) -> str:
-    return replica_status(PYTORCHJOB, JOB, pods, NOW).line
+    return replica_status(PYTORCHJOB, JOB, PodGroups(PYTORCHJOB, pods), NOW).line
 
 
 def test_all_run() -> None:
-    status = replica_status(PYTORCHJOB, JOB, [pod("master", 0, RUNS), *(pod("worker", n, RUNS) for n in range(3))], NOW)
+    pods = [pod("master", 0, RUNS), *(pod("worker", n, RUNS) for n in range(3))]
+    status = replica_status(PYTORCHJOB, JOB, PodGroups(PYTORCHJOB, pods), NOW)
     assert (status.line, status.all_run) == ("4/4 Running", True)
 
 
@@ -79,7 +81,7 @@ def test_failed_replicas_are_named_with_their_reason() -> None:
 
 
 def test_times_are_no_change() -> None:
-    pods = [pod("master", 0, waiting("ImagePullBackOff"))]
+    pods = PodGroups(PYTORCHJOB, [pod("master", 0, waiting("ImagePullBackOff"))])
     later = NOW.replace(minute=5)
     one, two = (replica_status(PYTORCHJOB, JOB, pods, now) for now in (NOW, later))
     assert one.states == two.states

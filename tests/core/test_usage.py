@@ -66,12 +66,10 @@ def test_gpu_time_after_the_end_of_the_job_is_wasted() -> None:
     assert used == Usage(1100, 0, 1100, 900, 2)
 
 
-def test_only_gpus_or_the_given_resource_count() -> None:
+def test_only_gpus_count() -> None:
     amd = pod(0, 0, 0, 10, resource="amd.com/gpu")
     assert usage([amd], NOW).held == 10
-    assert usage([amd], NOW, gpu_resource="nvidia.com/gpu") == Usage()
     assert usage([pod(0, 0, 0, 10, resource="rdma/hca")], NOW) == Usage()
-    assert usage([pod(0, 0, 0, 10, resource="rdma/hca")], NOW, gpu_resource="rdma/hca").held == 10
 
 
 def test_a_recreated_pod_counts_its_gpus_once() -> None:

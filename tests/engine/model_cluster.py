@@ -27,10 +27,11 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.objects import has_ended
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.job_requests import has_ended, is_terminating
+from airflow_provider_ktrain.engine.job_requests import is_terminating
 from tests.engine.model_watches import History, Stream, WatchingApi, selects
 
 Object = dict[str, Any]

@@ -43,4 +43,4 @@ async def test_image_error_of_a_pod_that_was_replaced_does_not_end_the_job() -> 
     state.phase, state.phase_since = Phase.STARTING, time.monotonic() - 600
     evidence: Any = NoEvents()
     warnings: Any = None
-    assert await StartupChecks(state, evidence, warnings, Lines()).find_failure(at_once=True) is None
+    assert await StartupChecks(state, evidence, warnings, Lines(), lambda at: 0.0).find_failure(at_once=True) is None

@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import Api, MakeClient
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
@@ -57,6 +58,11 @@ async def waiting(task: Task) -> AsyncIterator[list[JobRef]]:
         await one.delete()
 
 
+@pytest.fixture(autouse=True)
+def _always_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.0)
+
+
 class Waiting:
     """One job that waits for its start, with checks that are always due."""
 
@@ -65,7 +71,7 @@ class Waiting:
         self.warnings = WarningEvents(api, ref.namespace, self.log)
         self.state = JobState(ref, Handover())
         self.evidence = EvidenceCollector(api, self.state.kind, Cursor(), self.log)
-        self.checks = StartupChecks(self.state, self.evidence, self.warnings, self.log, interval=0.0)
+        self.checks = StartupChecks(self.state, self.evidence, self.warnings, self.log, lambda at: 0.0)
 
     async def load(self, task: Task) -> None:
         """Read the job and its pods, as the watches would."""

@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.state.kueue_status import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow import queueing
 from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState
@@ -116,12 +117,15 @@ async def _evictions(follower: QueueFollower, state: JobState, number: int) -> b
     return state.metrics["queue.evictions"] == number
 
 
-async def test_workloads_are_watched_as_soon_as_the_right_is_granted(kueue: TestCluster, task: Task) -> None:
+async def test_workloads_are_watched_as_soon_as_the_right_is_granted(
+    kueue: TestCluster, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queueing, "FORBIDDEN_RETRY_SECONDS", 0.2)
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     token = await account(task.api, task.namespace, name="later")
     async with api_of(kueue, token=token) as limited:
-        follower = QueueFollower(limited, state, task.log, forbidden_retry_seconds=0.2)
+        follower = QueueFollower(limited, state, task.log)
         async with follower:
             await until(lambda: _refused(follower, task))
             assert follower.status is None
@@ -145,13 +149,8 @@ async def _sees(follower: QueueFollower) -> bool:
 async def _step(follower: QueueFollower) -> None:
     """What the observer does: wait for a change, and note an error."""
     await follower.update()
-    if not follower.is_watched:
-        return
-    try:
-        async with asyncio.timeout(0.1):
-            await follower.changed()
-    except TimeoutError:
-        pass
+    await asyncio.sleep(0.1)
+    await follower.note()
 
 
 async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> None:
@@ -203,10 +202,11 @@ async def test_the_gpus_of_a_workload_count_those_of_a_runtime(api: Api, task: T
         assert requested_gpus(state) == 12
 
 
-async def test_a_job_without_a_workload_is_reported(task: Task) -> None:
+async def test_a_job_without_a_workload_is_reported(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kueue doesn't know the kind, or the priority class doesn't exist: then it never creates a Workload."""
+    monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task, workload_priority_class="urgent")
-    async with QueueFollower(task.api, state, task.log, no_workload_seconds=0.2) as follower:
+    async with QueueFollower(task.api, state, task.log) as follower:
         await until(lambda: _reports(follower, task, "no Workload"))
         await follower.update()
         late = follower.explain(Cause(Category.QUEUE, "it was queued for 60 s (queue_timeout)"))
@@ -218,11 +218,14 @@ async def test_a_job_without_a_workload_is_reported(task: Task) -> None:
     assert late.summary == "it was queued for 60 s (queue_timeout): Kueue has created no Workload for it"
 
 
-async def test_a_job_that_runs_although_it_names_a_queue_is_reported(task: Task) -> None:
+async def test_a_job_that_runs_although_it_names_a_queue_is_reported(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kueue 0.19 and newer don't manage PyTorchJobs by default: the label has no effect then."""
+    monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task)
     state.enter(Phase.RUNNING)
-    async with QueueFollower(task.api, state, task.log, no_workload_seconds=0.2) as follower:
+    async with QueueFollower(task.api, state, task.log) as follower:
         await until(lambda: _reports(follower, task, "names a queue"))
         await follower.update()
         assert follower.wakes_at is None

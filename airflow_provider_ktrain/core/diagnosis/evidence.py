@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_ktrain.core.conditions import Condition, true_conditions
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, find_failures, likely_causes
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, find_failures, likely_causes
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.objects import Json, created, labels_of, metadata_of, name_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Evidence:
     :param now: current time; None if it doesn't matter.
     :param gone: whether the job no longer exists.
     :param include_recovered: whether failures count of containers that run again or have succeeded since.
+    :param waited_seconds: since the job's phase last changed: what keeps it from starting counts only after a time of
+        grace. None: it counts at once.
     """
 
     job: Json
@@ -32,6 +35,7 @@ class Evidence:
     now: datetime | None = None
     gone: bool = False
     include_recovered: bool = False
+    waited_seconds: float | None = None
 
     @property
     def kind(self) -> Kind:
@@ -46,7 +50,7 @@ class Evidence:
     @property
     def title(self) -> str:
         """Kind and name, for example `PyTorchJob train`."""
-        return f"{self.kind.name} {(self.job.get('metadata') or {}).get('name', '')}".strip()
+        return f"{self.kind.name} {metadata_of(self.job).get('name', '')}".strip()
 
     @property
     def conditions(self) -> Mapping[str, Condition]:
@@ -70,7 +74,7 @@ class Evidence:
 
     def replica_of(self, pod: Json) -> str:
         """The replica of a pod, for example `Worker 3`."""
-        role, index = self.kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
+        role, index = self.kind.pod_role(labels_of(pod))
         return self.kind.replica_name(role, index)
 
 
@@ -85,8 +89,7 @@ def make_evidence(
     """Evidence sorted by name and time, so that a diagnosis doesn't depend on the order in which it arrived."""
 
     def pod_order(pod: Json) -> tuple[str, str]:
-        meta = pod.get("metadata") or {}
-        return str(meta.get("name")), str(meta.get("creationTimestamp"))
+        return name_of(pod), created(pod)
 
     def event_order(event: Json) -> tuple[str, str]:
         return str(event.get("lastTimestamp") or event.get("eventTime") or ""), str(event.get("message"))

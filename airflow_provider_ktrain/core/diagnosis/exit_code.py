@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Json, disruption_of, find_failures
+from airflow_provider_ktrain.core import objects
+from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.objects import Json
 
 
 def primary_exit_code(kind: Kind, job: Json, pods: Sequence[Json]) -> int | None:
@@ -21,13 +23,12 @@ def primary_exit_code(kind: Kind, job: Json, pods: Sequence[Json]) -> int | None
     :param pods: its pods, each as last seen, deleted ones included.
     """
     role = kind.primary(job)
-    oldest_first = sorted(pods, key=lambda pod: str((pod.get("metadata") or {}).get("creationTimestamp")))
-    by_name = {str((pod.get("metadata") or {}).get("name")): pod for pod in oldest_first}  # recreated pods share one
+    by_name = {objects.name_of(pod): pod for pod in sorted(pods, key=objects.created)}  # recreated pods share one
     for failure in reversed(find_failures(kind, pods, {})):
         if (failure.role, failure.index) != (role, 0) or failure.is_init or not failure.is_latest:
             continue
         pod = by_name[failure.pod]
-        if disruption_of(pod.get("status") or {})[0]:
+        if objects.disruption_of(pod)[0]:
             continue
         with contextlib.suppress(ManifestError):  # the pod has no containers
             if failure.container == kind.main_container(job.get("spec") or {}, pod.get("spec") or {}, role)["name"]:
@@ -62,13 +63,13 @@ def find_ended_primary(kind: Kind, job: Json, pods: Sequence[Json]) -> EndedPrim
     :param pods: its pods that exist.
     """
     role = kind.primary(job)
-    own = [pod for pod in pods if kind.pod_role((pod.get("metadata") or {}).get("labels") or {}) == (role, 0)]
-    newest = max(own, key=lambda pod: str((pod.get("metadata") or {}).get("creationTimestamp")), default=None)
+    own = [pod for pod in pods if kind.pod_role(objects.labels_of(pod)) == (role, 0)]
+    newest = max(own, key=objects.created, default=None)
     if newest is None:
         return None
     name = kind.main_container_name(job, newest)
-    for status in (newest.get("status") or {}).get("containerStatuses") or ():
-        ended = (status.get("state") or {}).get("terminated")
+    for status in objects.main_containers(newest):
+        ended = objects.state_of(status, "terminated")
         if status.get("name") == name and ended:
             code, at = int(ended.get("exitCode") or 0), str(ended.get("finishedAt") or "")
             return EndedPrimary(kind.replica_name(role, 0), code, at)

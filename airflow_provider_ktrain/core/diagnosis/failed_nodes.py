@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
 from airflow_provider_ktrain.core.diagnosis.replica_rules import find_known_message
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_start_error
+from airflow_provider_ktrain.core.objects import main_containers, node_of, state_of
 
 
 def find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:
@@ -53,8 +54,8 @@ def _program_or_start_error(failure: Failure) -> str:
 def _of_blocked_pods(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Pods whose containers the node can't start."""
     for pod in evidence.pods:
-        for container in (pod.get("status") or {}).get("containerStatuses") or ():
-            waiting = (container.get("state") or {}).get("waiting") or {}
+        for container in main_containers(pod):
+            waiting = state_of(container, "waiting")
             known = find_start_error(str(waiting.get("reason")), str(waiting.get("message") or ""))
-            if known and known.blames_node and (node := (pod.get("spec") or {}).get("nodeName")):
-                yield str(node), f"{evidence.replica_of(pod)} {known.description}"
+            if known and known.blames_node and (node := node_of(pod)):
+                yield node, f"{evidence.replica_of(pod)} {known.description}"

@@ -14,7 +14,6 @@ from datetime import datetime
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Json, deletion_requested_at
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
 from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_blocked_container,
@@ -25,6 +24,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_startup_failure,
     find_unschedulable_pod,
 )
+from airflow_provider_ktrain.core.objects import Json, deletion_requested_at, is_being_deleted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 Rule = Callable[[Evidence], Cause | None]
@@ -130,15 +130,28 @@ def diagnose_crash_loop(
 def find_startup_cause(
     job: Json,
     pods: Sequence[Json],
-    events: Sequence[Json],
-    waited_seconds: float,
-    now: datetime,
+    events: Sequence[Json] = (),
+    waited_seconds: float = 0.0,
+    now: datetime | None = None,
     *,
     has_run: bool = False,
 ) -> Cause | None:
-    """Why a job will never start, with the nodes that failed: see `find_startup_failure`."""
-    cause = find_startup_failure(job, pods, events, waited_seconds, now, has_run=has_run)
-    return None if cause is None else _with_failed_nodes(cause, make_evidence(job, pods, events))
+    """Why a job will never start, with the nodes that failed; None while it may still start.
+
+    Events don't end a job that has run: it may be a part of a training that waits for its pods again.
+
+    :param job: the job as last seen.
+    :param pods: its pods.
+    :param events: Events of the job and its pods. Default: none.
+    :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS. Default: 0.
+    :param now: the current time. With it, the grace time of a pod starts when it gets its node, and that of an event
+        when it was first seen, since the job may have waited for hours until then. Default: None, only
+        `waited_seconds` counts.
+    :param has_run: whether the job is known to have run before. Default: False, its conditions and pods show it.
+    """
+    evidence = replace(make_evidence(job, pods, events, now=now), waited_seconds=waited_seconds)
+    cause = find_startup_failure(evidence, has_run=has_run)
+    return None if cause is None else _with_failed_nodes(cause, evidence)
 
 
 def _with_failed_nodes(cause: Cause, evidence: Evidence) -> Cause:
@@ -251,7 +264,7 @@ def _failed_without_evidence(evidence: Evidence) -> Cause | None:
 
 def _job_deleted(evidence: Evidence) -> Cause | None:
     """Somebody else deleted the job before it ended."""
-    if not evidence.gone and not (evidence.job.get("metadata") or {}).get("deletionTimestamp"):
+    if not evidence.gone and not is_being_deleted(evidence.job):
         return None
     if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
         return None

@@ -6,22 +6,19 @@ Pods are given as last seen, deleted ones included: operators delete pods that f
 from __future__ import annotations
 
 import functools
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
-Json = Mapping[str, Any]
-SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 #: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.
 PEER_LOSS_DELAY = timedelta(minutes=15)
-_TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,13 @@ class Failure:
     :param exit_code: exit code of its last failed run; None if unknown.
     :param reason: from the kubelet or the pod: Error, OOMKilled, StartError, Evicted, ...
     :param message: the message for that reason.
-    :param when: when the last failed run ended; None if unknown.
-    :param since: the container's first known failure: earlier than `when` if it was restarted.
+    :param since: when the container first failed, as far as is known; None if unknown.
     :param restarts: restarts of the container.
     :param tail: the end of its log, or its termination message.
     :param is_latest: whether no other pod has replaced its pod. If the job failed, the failure that caused it is one of
         the latest.
-    :param gpus: GPUs that the pod requests. Default: 0.
-    :param node: name of the pod's node. Default: "", unknown.
+    :param gpus: GPUs that the pod requests.
+    :param node: name of the pod's node; empty if unknown.
     """
 
     role: str
@@ -56,13 +52,12 @@ class Failure:
     exit_code: int | None
     reason: str
     message: str
-    when: datetime | None
     since: datetime | None
     restarts: int
     tail: Tail
     is_latest: bool
-    gpus: int = 0
-    node: str = ""
+    gpus: int
+    node: str
 
     @property
     def is_peer_loss(self) -> bool:
@@ -112,174 +107,57 @@ def likely_causes(found: Sequence[Failure]) -> list[Failure]:
     return [*lost_peers, *latest]
 
 
-def restarts_of(pod: Json) -> Iterator[int]:
-    """The number of restarts of each container of a pod, init containers included."""
-    for _, container in _containers(pod.get("status") or {}):
-        yield int(container.get("restartCount") or 0)
-
-
 def log_key(pod: str, container: str) -> str:
     """The key of a container's last lines in the mappings that a diagnosis takes."""
     return f"{pod}/{container}"
 
 
-def signal_name(exit_code: int | None) -> str:
-    """`SIGKILL` for 137 and for -9; empty if the exit code does not denote a signal."""
-    number = (exit_code or 0) - 128 if (exit_code or 0) > 128 else -(exit_code or 0)
-    try:
-        return signal.Signals(number).name if number > 0 else ""
-    except ValueError:
-        return ""
-
-
 def describe_exit_code(exit_code: int | None) -> str:
     """For example `exit code 137, SIGKILL`; `no exit code` if there is none."""
-    name = signal_name(exit_code)
+    name = objects.signal_name(exit_code)
     return "no exit code" if exit_code is None else f"exit code {exit_code}" + (f", {name}" if name else "")
-
-
-def deletion_requested_at(pod: Json) -> datetime | None:
-    """When the deletion of a pod was requested: its deletionTimestamp less the grace period; None if it was not."""
-    deadline = parse_timestamp(_meta(pod).get("deletionTimestamp"))
-    return deadline - timedelta(seconds=_grace_seconds(pod)) if deadline else None
-
-
-def _grace_seconds(pod: Json) -> float:
-    return float(_meta(pod).get("deletionGracePeriodSeconds") or 0)
 
 
 def _replica_key(kind: Kind, pod: Json) -> str:
     """The same for a pod and its replacements: the name, except that each pod of a batch Job has another."""
-    role, index = kind.pod_role(_meta(pod).get("labels") or {})
-    return kind.replica_name(role, index) if kind.renames_pods(role) else _name(pod)
+    role, index = kind.pod_role(objects.labels_of(pod))
+    return kind.replica_name(role, index) if kind.renames_pods(role) else objects.name_of(pod)
 
 
 def _creation_order(pod: Json) -> tuple[str, bool]:
     """Of two pods created in the same second, the one that is being deleted is older."""
-    return str(_meta(pod).get("creationTimestamp")), not _meta(pod).get("deletionTimestamp")
+    return objects.created(pod), not objects.is_being_deleted(pod)
 
 
 def _failures_of_pod(
     kind: Kind, pod: Json, is_latest: bool, tail: Callable[[str, str], Tail], include_recovered: bool
 ) -> Iterator[Failure]:
-    status = pod.get("status") or {}
-    role, index = kind.pod_role(_meta(pod).get("labels") or {})
-    node = str((pod.get("spec") or {}).get("nodeName") or "")
-    disruption, disruption_message, disrupted_at = disruption_of(status)
-    has_failed_container = False
-    for is_init, container in _containers(status):
-        failed = _failed_runs(container, include_recovered)
-        runs = [run for run in failed if disruption or not was_ended_by_deletion(run, pod)]
-        if not runs:
-            continue
+    role, index = kind.pod_role(objects.labels_of(pod))
+    disruption, disruption_message, disrupted_at = objects.disruption_of(pod)
+    found: list[tuple[bool, Json, list[Json]]] = []
+    for is_init, container in objects.with_init(pod):
+        failed = objects.failed_runs(container, include_recovered)
+        if runs := [run for run in failed if disruption or not objects.was_ended_by_deletion(run, pod)]:
+            found.append((is_init, container, runs))
+    if disruption and not found:
+        found.append((False, {}, [{}]))  # the pod ended before any container failed
+    for is_init, container, runs in found:
         first, last = runs[0], runs[-1]
-        has_failed_container = True
-        name = str(container.get("name"))
+        name = str(container.get("name") or "")
         yield Failure(
-            role,
-            index,
-            kind.replica_name(role, index),
-            _name(pod),
-            name,
-            is_init,
-            last.get("exitCode"),
-            disruption or str(last.get("reason") or ""),
-            disruption_message or str(last.get("message") or ""),
-            parse_timestamp(last.get("finishedAt")),
-            disrupted_at or parse_timestamp(first.get("finishedAt")),
-            int(container.get("restartCount") or 0),
-            tail(log_key(_name(pod), name), str(last.get("message") or "")),
-            is_latest,
-            pod_gpus(pod.get("spec") or {}),
-            node,
+            role=role,
+            index=index,
+            replica=kind.replica_name(role, index),
+            pod=objects.name_of(pod),
+            container=name,
+            is_init=is_init,
+            exit_code=last.get("exitCode"),
+            reason=disruption or str(last.get("reason") or ""),
+            message=disruption_message or str(last.get("message") or ""),
+            since=disrupted_at or parse_timestamp(first.get("finishedAt")),
+            restarts=int(container.get("restartCount") or 0),
+            tail=tail(log_key(objects.name_of(pod), name), str(last.get("message") or "")),
+            is_latest=is_latest,
+            gpus=pod_gpus(pod.get("spec") or {}),
+            node=objects.node_of(pod),
         )
-    if disruption and not has_failed_container:
-        at, message = disrupted_at, disruption_message
-        replica = kind.replica_name(role, index)
-        yield Failure(
-            role,
-            index,
-            replica,
-            _name(pod),
-            "",
-            False,
-            None,
-            disruption,
-            message,
-            at,
-            at,
-            0,
-            Tail(),
-            is_latest,
-            node=node,
-        )
-
-
-def _containers(status: Json) -> Iterator[tuple[bool, Json]]:
-    for key in ("initContainerStatuses", "containerStatuses"):
-        for container in status.get(key) or ():
-            yield key.startswith("init"), container
-
-
-def _failed_runs(container: Json, include_recovered: bool = False) -> list[Json]:
-    """The terminated states of a container's failed runs, oldest first: at most the previous and the current one.
-
-    Unless `include_recovered`, there are none if the container runs again or has succeeded since.
-    """
-    state, last = container.get("state") or {}, container.get("lastState") or {}
-    runs = [s["terminated"] for s in (last, state) if s.get("terminated")]
-    recovered = state.get("running") or (state.get("terminated") and not run_failed(state["terminated"]))
-    return [] if recovered and not include_recovered else [run for run in runs if run_failed(run)]
-
-
-def run_failed(terminated: Json) -> bool:
-    """Whether a run of a container failed, by its terminated state."""
-    return terminated.get("exitCode") not in (0, None) or terminated.get("reason") == "OOMKilled"
-
-
-def was_ended_by_deletion(terminated: Json, pod: Json) -> bool:
-    """Whether a container ended because its pod was being deleted. An OOM kill never counts as such.
-
-    A deletion sends SIGTERM at once and SIGKILL at the end of the grace period; a program that handles SIGTERM may end
-    with any exit code. If a container exits in the same second in which the deletion is requested, its exit may be the
-    reason for the deletion, so only SIGTERM counts then. When the kubelet removes the object, it sets the grace period
-    to 0, and the time of the request is lost (recorded): then every SIGKILL and SIGTERM counts.
-
-    :param terminated: the terminated state of the run.
-    :param pod: its pod.
-    """
-    deadline, requested = parse_timestamp(_meta(pod).get("deletionTimestamp")), deletion_requested_at(pod)
-    finished, code = parse_timestamp(terminated.get("finishedAt")), terminated.get("exitCode")
-    if deadline is None or requested is None or terminated.get("reason") == "OOMKilled":
-        return False
-    if finished is None or not _grace_seconds(pod):
-        return code in (SIGKILLED, SIGTERMED)
-    if code == SIGKILLED:
-        return finished >= deadline - _TIMESTAMP_RESOLUTION
-    return finished >= requested if code == SIGTERMED else finished > requested
-
-
-def disruption_of(status: Json) -> tuple[str, str, datetime | None]:
-    """Reason, message and time, if Kubernetes ended the pod rather than its program; else empty, empty and None.
-
-    :param status: status of the pod.
-    """
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            reason, message = str(condition.get("reason") or "DisruptionTarget"), str(condition.get("message") or "")
-            return status.get("reason") or reason, message, parse_timestamp(condition.get("lastTransitionTime"))
-    reason = str(status.get("reason") or "") if status.get("phase") == "Failed" else ""
-    return (reason, str(status.get("message") or ""), _last_end(status)) if reason else ("", "", None)
-
-
-def _last_end(status: Json) -> datetime | None:
-    ends = [parse_timestamp(run.get("finishedAt")) for _, c in _containers(status) for run in _failed_runs(c)]
-    return max((at for at in ends if at), default=parse_timestamp(status.get("startTime")))
-
-
-def _meta(pod: Json) -> Json:
-    return pod.get("metadata") or {}
-
-
-def _name(pod: Json) -> str:
-    return str(_meta(pod).get("name"))

@@ -11,14 +11,9 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.pod_failures import (
-    SIGKILLED,
-    SIGTERMED,
-    Failure,
-    describe_exit_code,
-    signal_name,
-)
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
+from airflow_provider_ktrain.core.objects import SIGKILLED, SIGTERMED, signal_name
 from airflow_provider_ktrain.core.text import first_line
 
 

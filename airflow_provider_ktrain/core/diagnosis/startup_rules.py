@@ -9,18 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.pod_failures import (
-    Failure,
-    Json,
-    describe_exit_code,
-    find_failures,
-    restarts_of,
-)
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code, find_failures
 from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import clipped, counted, first_line
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
@@ -46,56 +42,33 @@ LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is 
 MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
 
 
-def find_startup_failure(
-    job: Json,
-    pods: Sequence[Json],
-    events: Sequence[Json] = (),
-    waited_seconds: float = 0.0,
-    now: datetime | None = None,
-    *,
-    has_run: bool = False,
-) -> Cause | None:
-    """Why a job will never start; None while it may still start.
-
-    Events don't end a job that has run: it may be a part of a training that waits for its pods again.
-
-    :param job: the job as last seen.
-    :param pods: its pods.
-    :param events: Events of the job and its pods. Default: none.
-    :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS. Default: 0.
-    :param now: the current time. With it, the grace time of a pod starts when it gets its node, and that of an event
-        when it was first seen, since the job may have waited for hours until then. Default: None, only
-        `waited_seconds` counts.
-    :param has_run: whether the job is known to have run before. Default: False, its conditions and pods show it.
-    """
-    evidence = make_evidence(job, pods, events)
+def find_startup_failure(evidence: Evidence, *, has_run: bool) -> Cause | None:
+    """Why a job will never start; None while it may still start: see `find_startup_cause`."""
     if "Running" in evidence.conditions or evidence.failed_condition:
         return None
-    cause = find_blocked_container(evidence, waited_seconds, now)
-    if cause is None and not has_run and not _has_run(evidence, now):
-        refusals = (rule(evidence, waited_seconds, now) for rule in _REFUSALS)
-        cause = next((refusal for refusal in refusals if refusal), None)
-    return cause.with_short_summary() if cause else None
+    cause = find_blocked_container(evidence)
+    if cause is None and not has_run and not _has_run(evidence):
+        cause = next((refusal for rule in _REFUSALS if (refusal := rule(evidence))), None)
+    return cause
 
 
-def _has_run(evidence: Evidence, now: datetime | None) -> bool:
+def _has_run(evidence: Evidence) -> bool:
     """Whether the job was Running, or its primary replica has run for long.
 
     An operator that can't create all pods writes no status, although the first pods run (recording 21c).
     """
     kind, primary = evidence.kind, evidence.kind.primary(evidence.job)
     return kind.was_running(evidence.job) or any(
-        _longest_run(status, now) >= LONG_RUN_SECONDS
+        _longest_run(status, evidence.now) >= LONG_RUN_SECONDS
         for pod in evidence.pods
-        if kind.pod_role((pod.get("metadata") or {}).get("labels") or {})[0] == primary
-        for status in (pod.get("status") or {}).get("containerStatuses") or ()
+        if kind.pod_role(objects.labels_of(pod))[0] == primary
+        for status in objects.main_containers(pod)
     )
 
 
 def _longest_run(container: Json, now: datetime | None) -> float:
     """Seconds of the container's current or previous run, whichever is longer; 0 if it has not run."""
-    states = (container.get("state") or {}, container.get("lastState") or {})
-    runs = [run for state in states if (run := state.get("running") or state.get("terminated"))]
+    runs = objects.runs_of(container)
     times = [(parse_timestamp(run.get("startedAt")), parse_timestamp(run.get("finishedAt")) or now) for run in runs]
     return max(((end - start).total_seconds() if start and end else math.inf for start, end in times), default=0.0)
 
@@ -120,18 +93,24 @@ def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
 
 def restarted_often(pod: Json) -> bool:
     """Whether `find_unstartable_command` may find a container of this pod."""
-    return any(restarts >= MAX_START_RESTARTS for restarts in restarts_of(pod))
+    return any(restarts >= MAX_START_RESTARTS for restarts in objects.restarts_of(pod))
 
 
 def find_obstacle(evidence: Evidence) -> Cause | None:
     """What keeps pods from being created, scheduled or started, however long it has lasted."""
-    return (
-        find_blocked_container(evidence)
-        or find_operator_rejection(evidence)
-        or find_refused_pods(evidence)
-        or find_unschedulable_pod(evidence)
-        or find_refused_resources(evidence)
-    )
+    return next((cause for rule in _OBSTACLES if (cause := rule(evidence))), None)
+
+
+def _waited(evidence: Evidence, since: datetime | None) -> float:
+    """For how many seconds a problem has lasted, at most since the job's phase changed; infinite if it counts at once.
+
+    :param since: when the problem may have begun: the job may have waited for hours until then. None: not known.
+    """
+    if evidence.waited_seconds is None:
+        return math.inf
+    if since is None or evidence.now is None:
+        return evidence.waited_seconds
+    return min(evidence.waited_seconds, (evidence.now - since).total_seconds())
 
 
 def _given_up(cause: Cause, waited_seconds: float) -> Cause:
@@ -141,23 +120,18 @@ def _given_up(cause: Cause, waited_seconds: float) -> Cause:
     return replace(cause, summary=f"{cause.summary.rstrip('.')}. Giving up after waiting {waited_seconds:.0f} s.")
 
 
-def _lasting(
-    evidence: Evidence, grace: str, max_waited_seconds: float, now: datetime | None
-) -> Iterator[tuple[Json, str, str, float]]:
+def _lasting(evidence: Evidence, grace: str) -> Iterator[tuple[Json, str, str, float]]:
     """The events that were first seen a grace period ago: each with its reason, message, and the seconds since then."""
     for event in evidence.events:
-        created = (event.get("metadata") or {}).get("creationTimestamp")
-        first = parse_timestamp(event.get("firstTimestamp") or event.get("eventTime") or created)
-        waited_seconds = min(max_waited_seconds, (now - first).total_seconds()) if now and first else max_waited_seconds
+        first = event.get("firstTimestamp") or event.get("eventTime") or objects.created(event)
+        waited_seconds = _waited(evidence, parse_timestamp(first))
         if waited_seconds >= GRACE_SECONDS[grace]:
             yield event, str(event.get("reason")), str(event.get("message")), waited_seconds
 
 
-def find_operator_rejection(
-    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
-) -> Cause | None:
+def find_operator_rejection(evidence: Evidence) -> Cause | None:
     """The operator reports that the manifest is invalid, and has created no pods."""
-    for _, reason, message, waited_seconds in _lasting(evidence, "FailedValidation", max_waited_seconds, now):
+    for _, reason, message, waited_seconds in _lasting(evidence, "FailedValidation"):
         if re.search(r"FailedValidation$|^ValidationError$", reason) and not _has_pods(evidence):
             cause = Cause(
                 Category.ENVIRONMENT,
@@ -171,18 +145,16 @@ def find_operator_rejection(
 
 def _has_pods(evidence: Evidence) -> bool:
     """Whether there are pods that aren't being deleted."""
-    return any(not (pod.get("metadata") or {}).get("deletionTimestamp") for pod in evidence.pods)
+    return any(not objects.is_being_deleted(pod) for pod in evidence.pods)
 
 
-def find_refused_pods(
-    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
-) -> Cause | None:
+def find_refused_pods(evidence: Evidence) -> Cause | None:
     """The API server refuses pods or Services: as invalid, or by Pod Security, a LimitRange, a webhook and so on.
 
     It is no proof against this manifest: a webhook may have added the part that is refused. A quota is a matter of
     scheduling, since other jobs will free some of it.
     """
-    for _, reason, message, waited_seconds in _lasting(evidence, "FailedCreate", max_waited_seconds, now):
+    for _, reason, message, waited_seconds in _lasting(evidence, "FailedCreate"):
         text = f"{reason}: {message}"
         known = next((p for p in failure_patterns.POD_REFUSALS if re.search(p.pattern, text)), None)
         if known and not _created_since(evidence, message):
@@ -191,16 +163,14 @@ def find_refused_pods(
     return None
 
 
-def find_refused_resources(
-    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
-) -> Cause | None:
+def find_refused_resources(evidence: Evidence) -> Cause | None:
     """The API server refuses the objects between the job and its pods: a TrainJob's JobSet, or its Jobs.
 
     The job itself shows nothing of it (recordings 55b, 55d, 56b). It is no proof against this manifest, since the
     runtime is a part of these objects: a retry may succeed. An event may also pass (recording 58b), so a refusal counts
     only while there are no pods, and after some time.
     """
-    lasting = _lasting(evidence, "ResourcesCreationFailed", max_waited_seconds, now)
+    lasting = _lasting(evidence, "ResourcesCreationFailed")
     for event, reason, message, waited_seconds in reversed([] if _has_pods(evidence) else list(lasting)):
         if reason not in _CREATION_FAILURES or "exceeded quota" in message:
             continue
@@ -244,7 +214,7 @@ def _created_since(evidence: Evidence, message: str) -> bool:
 
     Whether a Service exists isn't known, but one that was invalid still is: it has the job's name.
     """
-    existing = [str((pod.get("metadata") or {}).get("name")) for pod in evidence.pods]
+    existing = [objects.name_of(pod) for pod in evidence.pods]
     denied = re.search(r'(?:pods|Pod) "([^"]+)"', message)
     if denied is None:
         return bool(existing) and 'Service "' not in message
@@ -252,19 +222,16 @@ def _created_since(evidence: Evidence, message: str) -> bool:
     return any(name == stem or (stem.endswith("-") and name.startswith(stem)) for name in existing)
 
 
-def find_blocked_container(
-    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
-) -> Cause | None:
+def find_blocked_container(evidence: Evidence) -> Cause | None:
     """The container that can't be created, or whose image or volume is missing; image problems come first.
 
     A container that only waits for its init containers or for others of its pod is not blocked.
     """
     found = []
     for pod in evidence.pods:
-        replica, status = evidence.replica_of(pod), pod.get("status") or {}
-        waited_seconds = max_waited_seconds if now is None else min(max_waited_seconds, _seconds_on_node(pod, now))
-        states = [c for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ()]
-        waiting_containers = [(c, w) for c in states if (w := (c.get("state") or {}).get("waiting"))]
+        replica, waited_seconds = evidence.replica_of(pod), _waited_on_node(evidence, pod)
+        states = ((container, objects.state_of(container, "waiting")) for container in objects.containers(pod))
+        waiting_containers = [(container, waiting) for container, waiting in states if waiting]
         for container, waiting in waiting_containers:
             reason = str(waiting.get("reason"))
             if reason in GRACE_SECONDS and waited_seconds >= GRACE_SECONDS[reason]:
@@ -275,19 +242,14 @@ def find_blocked_container(
     return min(found, key=lambda c: c.category is not Category.IMAGE, default=None)
 
 
-def _seconds_on_node(pod: Json, now: datetime) -> float:
+def _waited_on_node(evidence: Evidence, pod: Json) -> float:
     """Seconds since the pod was scheduled and its last init container ended, which may take long.
 
     If it isn't known when it was scheduled, since its creation.
     """
-    status = pod.get("status") or {}
-    scheduled = [c.get("lastTransitionTime") for c in status.get("conditions") or () if c.get("type") == "PodScheduled"]
-    states = (c.get("state") or {} for c in status.get("initContainerStatuses") or ())
-    times = [
-        next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")),
-        *((state.get("terminated") or {}).get("finishedAt") for state in states),
-    ]
-    return min(((now - since).total_seconds() for time in times if (since := parse_timestamp(time))), default=math.inf)
+    scheduled = objects.scheduling(pod).get("lastTransitionTime") or objects.created(pod)
+    ends = (objects.state_of(c, "terminated").get("finishedAt") for is_init, c in objects.with_init(pod) if is_init)
+    return min(_waited(evidence, parse_timestamp(time)) for time in (scheduled, *ends))
 
 
 def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:
@@ -396,26 +358,18 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
 
 
 def _events_of(evidence: Evidence, pod: Json) -> list[Json]:
-    uid, name = (pod.get("metadata") or {}).get("uid"), (pod.get("metadata") or {}).get("name")
+    uid, name = objects.metadata_of(pod).get("uid"), objects.metadata_of(pod).get("name")
     about = ((event, event.get("involvedObject") or {}) for event in evidence.events)
     return [event for event, of in about if of.get("name") == name and of.get("uid") in (None, uid)]
 
 
 def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
-    """Whether the kubelet has mounted the volumes of a pod: before that, it neither pulls images nor starts containers.
-
-    :param pod: which waits for a container.
-    :param events: about it.
-    """
-    status = pod.get("status") or {}
-    states = (
-        c.get("state") or {} for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ()
-    )
-    conditions = status.get("conditions") or ()
+    """Whether the kubelet has mounted the pod's volumes: before that, it neither pulls images nor starts containers."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
     return (
         any(str(event.get("reason")) in _AFTER_MOUNT for event in events)
         or any(c.get("type") == "PodReadyToStartContainers" and c.get("status") == "True" for c in conditions)
-        or any(state.keys() & {"running", "terminated"} for state in states)
+        or any((c.get("state") or {}).keys() & {"running", "terminated"} for c in objects.containers(pod))
     )
 
 
@@ -424,7 +378,7 @@ _AFTER_MOUNT = ("Pulling", "Pulled", "Created", "Started")  #: reasons of the ku
 
 def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
     """No node fits a pod, its scheduler doesn't respond, or the namespace's quota is used up."""
-    unscheduled = [(pod, c) for pod in evidence.pods if (c := _unscheduled_condition(pod))]
+    unscheduled = [(pod, c) for pod in evidence.pods if (c := objects.scheduling(pod)).get("status") == "False"]
     if unscheduled:
         pod, condition = unscheduled[0]
         message = str(condition.get("message") or "the scheduler gives no reason")
@@ -472,11 +426,6 @@ def describe_avoided(pod: Json) -> str:
     )
 
 
-def _unscheduled_condition(pod: Json) -> Json | None:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"), None)
-
-
 def _silent_scheduler(pod: Json) -> str:
     """The pod's scheduler, if it isn't the default one and has reported nothing about a pod without a node."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
@@ -493,3 +442,12 @@ def _node_reasons(message: str) -> str:
 def _without_prefix(message: str) -> str:
     """The reason in the message of an event FailedCreate..., without the name of the object."""
     return re.sub(r'^Error creating: (\w+ "[^"]+" is (forbidden|invalid): )?', "", first_line(message))
+
+
+_OBSTACLES = (
+    find_blocked_container,
+    find_operator_rejection,
+    find_refused_pods,
+    find_unschedulable_pod,
+    find_refused_resources,
+)

@@ -17,23 +17,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
-from airflow_provider_ktrain.core.diagnosis.pod_failures import (
-    deletion_requested_at,
-    disruption_of,
-    run_failed,
-    signal_name,
-    was_ended_by_deletion,
-)
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.objects import Json, created, name_of, uid_of
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
-Json = Mapping[str, Any]
 POD_DELETED = "its pod was deleted"  #: why a replica lost its pod
 SHORT_RUN_SECONDS = 600.0  #: a failed run that took at least as long does not belong to a crash loop
 MAX_CLOCK_SKEW_SECONDS = 60.0  #: by which a node's clock may be behind the API server's
@@ -90,7 +84,7 @@ class Restart:
             return tail.exception.rstrip(".")
         reasons = [] if reason in ("", "Error", "Completed") else [reason]
         if code is not None:
-            name = signal_name(code)
+            name = objects.signal_name(code)
             reasons.append(f"exit code {code}" + (f" ({name})" if name else ""))
         last = f"last log line: {tail.last_line.rstrip('.')}" if tail.last_line else ""
         return "; ".join(text for text in (", ".join(reasons), last) if text)
@@ -168,7 +162,7 @@ class RestartHistory:
         :return: restarts that were not returned before.
         """
         vanished = [pod for uid in removed if (pod := self._seen.pop(uid, None)) is not None]
-        changed = sorted((pod for uid, pod in pods.items() if self._seen.get(uid) is not pod), key=_created)
+        changed = sorted((pod for uid, pod in pods.items() if self._seen.get(uid) is not pod), key=created)
         self._seen |= pods
         if wants_suspension(job) or "Suspended" in true_conditions(job):
             self._reset()
@@ -186,12 +180,12 @@ class RestartHistory:
 
     def mark_deleted(self, pod: Json) -> list[Restart]:
         """Record that a pod was deleted. `pod` is its last state. Returns the new restarts that it shows."""
-        uid = _uid(pod)
-        if self._seen.pop(uid, None) is None and uid not in map(_uid, self._pods.values()):
+        uid = uid_of(pod)
+        if self._seen.pop(uid, None) is None and uid not in map(uid_of, self._pods.values()):
             return []
         self._note_loss(pod, gone=True)
         restarts = self._note_runs(pod)
-        if uid == _uid(self._pods.get(self._replica(pod), {})):
+        if uid == uid_of(self._pods.get(self._replica(pod), {})):
             self._pods[self._replica(pod)] = pod
         return restarts
 
@@ -226,9 +220,9 @@ class RestartHistory:
         """Make a pod the current one of its replica if it is newer, which is a restart."""
         replica = self._replica(pod)
         before = self._pods.get(replica)
-        if before is None or _uid(before) == _uid(pod):
+        if before is None or uid_of(before) == uid_of(pod):
             self._pods[replica] = pod
-        if before is None or _uid(before) == _uid(pod) or _created(pod) < _created(before):
+        if before is None or uid_of(before) == uid_of(pod) or created(pod) < created(before):
             return []
         restarts = self._note_runs(before)
         self._pods[replica] = pod
@@ -240,27 +234,27 @@ class RestartHistory:
         """None if the previous pod had succeeded, or an earlier process reported the restart."""
         status = before.get("status") or {}
         names = [str(container.get("name")) for container in (pod.get("spec") or {}).get("containers") or ()]
-        known = [self._containers.setdefault(f"{replica}/{name}", _Container(_uid(before))) for name in names]
-        if status.get("phase") == "Succeeded" or any(container.uid == _uid(pod) for container in known):
+        known = [self._containers.setdefault(f"{replica}/{name}", _Container(uid_of(before))) for name in names]
+        if status.get("phase") == "Succeeded" or any(container.uid == uid_of(pod) for container in known):
             return None
         for name, container in zip(names, known, strict=True):
-            container.move_to(_uid(pod))
+            container.move_to(uid_of(pod))
             self._last_run.pop(f"{replica}/{name}", None)
         number = None if self._partial else max((container.earlier for container in known), default=1)
         lost = _why_lost(before, gone=True)
         failed = [
             (str(end.get("finishedAt")), int(c.get("restartCount") or 0), str(c.get("name")), end)
-            for _, c in _containers(before, init=False)
-            if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)
+            for c in objects.main_containers(before)
+            if (end := objects.state_of(c, "terminated")) and objects.run_failed(end)
         ]
         if lost or not failed:
-            return Restart(replica, "", False, _name(before), _uid(before), number, 0, {}, lost or POD_DELETED)
+            return Restart(replica, "", False, name_of(before), uid_of(before), number, 0, {}, lost or POD_DELETED)
         _, run, name, end = max(failed, key=lambda found: found[:3])
         finished = epoch_seconds(end.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
         if finished <= self._reported_before:
             return None
-        return Restart(replica, name, False, _name(before), _uid(before), number, run, end)
+        return Restart(replica, name, False, name_of(before), uid_of(before), number, run, end)
 
     def _note_loss(self, pod: Json, *, gone: bool = False) -> None:
         """If a replica lost its pod, its peers fail too: start all counts again when it runs again.
@@ -268,14 +262,14 @@ class RestartHistory:
         The same may have happened while no process followed the job. So the previous process's counts continue only
         once every replica has run in its current pod.
         """
-        replica, uid = self._replica(pod), _uid(pod)
+        replica, uid = self._replica(pod), uid_of(pod)
         present = self._pods.get(replica)
         why = _why_lost(pod, gone=gone)
-        if present is None or _uid(present) != uid or uid in self._lost or not why:
+        if present is None or uid_of(present) != uid or uid in self._lost or not why:
             return
         if why == POD_DELETED and self._kind.failure_deletes_peers and any(map(_has_failed, self._pods.values())):
             return  # the deletion is the effect of that failure, which is counted
-        current = {uid, *map(_uid, self._pods.values())}
+        current = {uid, *map(uid_of, self._pods.values())}
         self._lost = {lost: None for lost in (*self._lost, uid) if lost in current}
         self._running_since.pop(replica, None)
         self._restart_counts_from(None)
@@ -287,17 +281,13 @@ class RestartHistory:
 
     def _note_first_run(self, pod: Json) -> None:
         replica = self._replica(pod)
-        if replica in self._running_since or _uid(pod) in self._lost or self._pods.get(replica) is not pod:
+        if replica in self._running_since or uid_of(pod) in self._lost or self._pods.get(replica) is not pod:
             return
-        began = [
-            at
-            for _, c in _containers(pod, init=False)
-            for run in _known_runs(c)
-            if (at := epoch_seconds(run.get("startedAt")))
-        ]
+        runs = [run for c in objects.main_containers(pod) for run in objects.runs_of(c)]
+        began = [at for run in runs if (at := epoch_seconds(run.get("startedAt")))]
         if began:
             before = self._since_before
-            if before is not None and (epoch_seconds(_created(pod)) or 0.0) <= before:  # it ran when counting began
+            if before is not None and (objects.created_at(pod) or 0.0) <= before:  # it ran when counting began
                 began.append(before)
             self._running_since[replica] = min(began)
 
@@ -321,10 +311,10 @@ class RestartHistory:
     def _note_runs(self, pod: Json) -> list[Restart]:
         replica = self._replica(pod)
         present = self._pods.get(replica)
-        if present is None or _uid(present) != _uid(pod):
+        if present is None or uid_of(present) != uid_of(pod):
             return []
         restarts: list[Restart] = []
-        for is_init, status in _containers(pod):
+        for is_init, status in objects.with_init(pod):
             key = f"{replica}/{status.get('name')}"
             container = self._container(key, pod, status)
             if container is None:
@@ -347,9 +337,9 @@ class RestartHistory:
             if not ends:
                 return None
             reported = int(status.get("restartCount") or 0) if max(ends) <= self._reported_before else 0
-            known = self._containers[key] = _Container(_uid(pod), reported)
-        elif known.uid != _uid(pod):
-            known.move_to(_uid(pod))
+            known = self._containers[key] = _Container(uid_of(pod), reported)
+        elif known.uid != uid_of(pod):
+            known.move_to(uid_of(pod))
             self._last_run.pop(key, None)
         return known
 
@@ -363,21 +353,23 @@ class RestartHistory:
         run = runs.get(count - 1, {})
         finished = epoch_seconds(run.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
-        started = epoch_seconds(((status.get("state") or {}).get("running") or {}).get("startedAt"))
+        started = epoch_seconds(objects.state_of(status, "running").get("startedAt"))
         back_off_seconds = started - finished if started and finished else None
         number = None if self._partial and key not in self._inherited else container.earlier + count
         replica, _, name = key.partition("/")
         return Restart(
-            replica, name, is_init, _name(pod), _uid(pod), number, count - 1, run, back_off_seconds=back_off_seconds
+            replica, name, is_init, name_of(pod), uid_of(pod), number, count - 1, run, back_off_seconds=back_off_seconds
         )
 
     def _count(self, container: _Container, pod: Json, run: Json) -> None:
         """Count a run that failed early. A longer run or a success resets the count."""
         started, finished = epoch_seconds(run.get("startedAt")), epoch_seconds(run.get("finishedAt"))
-        if self._since is None or finished is None or finished < self._since or _may_be_ended_by_deletion(run, pod):
+        if self._since is None or finished is None or finished < self._since:
+            return
+        if objects.was_ended_by_deletion(run, pod) or _ended_around_deletion(run, pod):
             return
         # a negative run time: the node's clock was set back
-        if not run_failed(run) or started is None or not 0 <= finished - started < SHORT_RUN_SECONDS:
+        if not objects.run_failed(run) or started is None or not 0 <= finished - started < SHORT_RUN_SECONDS:
             container.failures = 0
             return
         reason = str(run.get("reason"))
@@ -390,38 +382,33 @@ class RestartHistory:
         container.last = finished
 
     def _replica(self, pod: Json) -> str:
-        return self._kind.replica_name(*self._kind.pod_role(_meta(pod).get("labels") or {}))
+        return self._kind.replica_name(*self._kind.pod_role(objects.labels_of(pod)))
 
 
-def _why_lost(pod: Json, *, gone: bool = False) -> str:
-    """Why a replica lost its pod for another reason than its own failure; empty if it did not.
-
-    :param pod: the pod as last seen.
-    :param gone: whether the pod no longer exists. Default: False.
-    """
-    status = pod.get("status") or {}
-    if disruption := disruption_of(status)[0]:
+def _why_lost(pod: Json, *, gone: bool) -> str:
+    """Why a replica lost its pod, which may no longer exist, for another reason than its own failure; empty if not."""
+    if disruption := objects.disruption_of(pod)[0]:
         description = next(
             (known.description for known in failure_patterns.DISRUPTIONS if re.search(known.pattern, disruption)),
             "was disrupted",
         )
         return f"its pod {description} ({disruption})"
-    if not gone and not _meta(pod).get("deletionTimestamp"):
+    if not gone and not objects.is_being_deleted(pod):
         return ""
-    ends = [end for _, c in _containers(pod) if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)]
+    ends = _failures(pod)
     killed = ends and all(_ended_around_deletion(end, pod) for end in ends)
-    ended = status.get("phase") in ("Succeeded", "Failed")
-    return POD_DELETED if killed or not (ends or ended) else ""
+    return POD_DELETED if killed or not (ends or objects.has_ended(pod)) else ""
 
 
 def _has_failed(pod: Json) -> bool:
     """Whether the pod ended by a failure of its own."""
-    ends = [end for _, c in _containers(pod) if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)]
-    return any(not _ended_around_deletion(end, pod) for end in ends)
+    return any(not _ended_around_deletion(end, pod) for end in _failures(pod))
 
 
-def _may_be_ended_by_deletion(run: Json, pod: Json) -> bool:
-    return was_ended_by_deletion(run, pod) or _ended_around_deletion(run, pod)
+def _failures(pod: Json) -> list[Json]:
+    """The terminated states of the containers that have failed, init containers included."""
+    ends = (objects.state_of(container, "terminated") for container in objects.containers(pod))
+    return [end for end in ends if end and objects.run_failed(end)]
 
 
 def _ended_around_deletion(run: Json, pod: Json) -> bool:
@@ -430,19 +417,12 @@ def _ended_around_deletion(run: Json, pod: Json) -> bool:
     The kubelet reports when a run ended, and the API server when the deletion was requested. A pod that had ended
     before its deletion has no grace period, so the time of the request is unknown.
     """
-    requested, finished = deletion_requested_at(pod), epoch_seconds(run.get("finishedAt"))
-    if not _meta(pod).get("deletionGracePeriodSeconds") or run.get("reason") == "OOMKilled":
+    requested, finished = objects.deletion_requested_at(pod), epoch_seconds(run.get("finishedAt"))
+    if not objects.metadata_of(pod).get("deletionGracePeriodSeconds") or run.get("reason") == "OOMKilled":
         return False
     if requested is None or finished is None:
         return False
     return finished >= requested.timestamp() - MAX_CLOCK_SKEW_SECONDS
-
-
-def _containers(pod: Json, *, init: bool = True) -> Iterator[tuple[bool, Json]]:
-    status = pod.get("status") or {}
-    for key in ("initContainerStatuses", "containerStatuses") if init else ("containerStatuses",):
-        for container in status.get(key) or ():
-            yield key.startswith("init"), container
 
 
 def _ended_runs(status: Json) -> Iterator[tuple[int, Json]]:
@@ -458,27 +438,6 @@ def _ended_runs(status: Json) -> Iterator[tuple[int, Json]]:
         yield count, now
 
 
-def _known_runs(status: Json) -> Iterator[Json]:
-    for state in (status.get("lastState") or {}, status.get("state") or {}):
-        yield from (run for key in ("terminated", "running") if (run := state.get(key)))
-
-
 def _ordinal(number: int) -> str:
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
     return f"{number}{ending}"
-
-
-def _created(pod: Json) -> str:
-    return str(_meta(pod).get("creationTimestamp"))
-
-
-def _meta(pod: Json) -> Json:
-    return pod.get("metadata") or {}
-
-
-def _uid(pod: Json) -> str:
-    return str(_meta(pod).get("uid"))
-
-
-def _name(pod: Json) -> str:
-    return str(_meta(pod).get("name"))

@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.state.kueue_messages import Obstacle, explain
 from airflow_provider_ktrain.core.text import with_short_first_line
 
 Workload = Mapping[str, Any]
+Conditions = Mapping[str, Mapping[str, Any]]  #: of a Workload, by type
 
 PREEMPTED = "Preempted"
 DEACTIVATED = "Deactivated"
@@ -101,7 +102,6 @@ class QueueStatus:
     :param evictions: how often it lost its admission, preemptions included, as counted by Kueue.
     :param preemptions: how often because another job took the quota.
     :param last_eviction: the last time that it lost its admission; None if it never did, or is admitted again.
-    :param since: when the present state began, RFC 3339; "" if unknown.
     :param pods: how many pods are admitted, and how many the job asked for; None if these are the same.
     :param message: Kueue's own text about a Workload that it deactivated; "" in other phases.
     """
@@ -115,7 +115,6 @@ class QueueStatus:
     evictions: int = 0
     preemptions: int = 0
     last_eviction: Eviction | None = None
-    since: str = ""
     pods: tuple[int, int] | None = None
     message: str = ""
 
@@ -166,7 +165,7 @@ def queue_status(workload: Workload) -> QueueStatus:
     evictions, preemptions = _eviction_counts(status)
     eviction = _last_eviction(conditions)
     admitted_once = evictions > 0 or _was_admitted(conditions, status)
-    phase, why, since = _phase(workload, conditions, ever_admitted=admitted_once)
+    phase, why = _phase(workload, conditions, ever_admitted=admitted_once)
     return QueueStatus(
         phase=phase,
         why=why,
@@ -177,7 +176,6 @@ def queue_status(workload: Workload) -> QueueStatus:
         evictions=max(evictions, int(eviction is not None)),
         preemptions=max(preemptions, int(eviction is not None and eviction.preempted)),
         last_eviction=eviction,
-        since=since,
         pods=_pods(spec, admission),
         message=str(conditions.get("Evicted", {}).get("message") or "") if phase is QueuePhase.GIVEN_UP else "",
     )
@@ -191,7 +189,12 @@ def workload_of(workloads: Iterable[Workload], uid: str) -> Workload | None:
     :param workloads: of the job's namespace.
     :param uid: of the job.
     """
-    owned = [w for w in workloads if any(_controls(owner, uid) for owner in w["metadata"].get("ownerReferences") or ())]
+
+    def is_owned(workload: Workload) -> bool:
+        owners = workload["metadata"].get("ownerReferences") or ()
+        return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)
+
+    owned = filter(is_owned, workloads)
     return max(owned, key=_age, default=None)
 
 
@@ -212,45 +215,38 @@ def runs_elsewhere(job: Mapping[str, Any]) -> bool:
     return MULTIKUEUE in (spec.get("managedBy"), (spec.get("runPolicy") or {}).get("managedBy"))
 
 
-def _controls(owner: Mapping[str, Any], uid: str) -> bool:
-    return owner.get("uid") == uid and bool(owner.get("controller"))
-
-
-def _conditions(workload: Workload) -> dict[str, Mapping[str, Any]]:
+def _conditions(workload: Workload) -> Conditions:
     found = (workload.get("status") or {}).get("conditions") or ()
     return {str(c["type"]): c for c in found if isinstance(c, Mapping) and c.get("type")}
 
 
-def _is_true(conditions: Mapping[str, Mapping[str, Any]], type_: str) -> bool:
+def _is_true(conditions: Conditions, type_: str) -> bool:
     return str(conditions.get(type_, {}).get("status")) == "True"
 
 
-def _phase(
-    workload: Workload, conditions: Mapping[str, Mapping[str, Any]], *, ever_admitted: bool
-) -> tuple[QueuePhase, str, str]:
-    """Phase, why, and since when."""
+def _phase(workload: Workload, conditions: Conditions, *, ever_admitted: bool) -> tuple[QueuePhase, str]:
+    """Phase, and why."""
     evicted, quota = conditions.get("Evicted", {}), conditions.get("QuotaReserved", {})
     if _is_true(conditions, "Finished"):
-        return QueuePhase.FINISHED, "", _since(conditions["Finished"])
+        return QueuePhase.FINISHED, ""
     if (workload.get("spec") or {}).get("active") is False:
         return _deactivated(conditions)
     if _is_true(conditions, "Evicted") and _is_true(conditions, "QuotaReserved"):
-        return QueuePhase.EVICTING, _eviction_why(conditions), _since(evicted)
+        return QueuePhase.EVICTING, _eviction_why(conditions)
     if _is_true(conditions, "Admitted"):
-        return QueuePhase.ADMITTED, "", _since(conditions["Admitted"])
+        return QueuePhase.ADMITTED, ""
     if _is_true(conditions, "QuotaReserved"):
-        return QueuePhase.CHECKING, _checks(workload), _since(quota)
+        return QueuePhase.CHECKING, _checks(workload)
     if not quota:
-        created = str(workload["metadata"].get("creationTimestamp", ""))
-        return QueuePhase.WAITING, "Kueue has not looked at the job yet", created
+        return QueuePhase.WAITING, "Kueue has not looked at the job yet"
     if _is_true(conditions, "Evicted") and quota.get("message") == evicted.get("message"):
         stopped = evicted.get("reason") in _STOPPED
         phase = QueuePhase.MISCONFIGURED if stopped else QueuePhase.WAITING
-        return phase, _eviction_why(conditions) + _backoff(workload, conditions), _since(quota)
-    return *_waiting(str(quota.get("reason") or ""), str(quota.get("message") or ""), ever_admitted), _since(quota)
+        return phase, _eviction_why(conditions) + _backoff(workload, conditions)
+    return _waiting(str(quota.get("reason") or ""), str(quota.get("message") or ""), ever_admitted)
 
 
-def _was_admitted(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[str, Any]) -> bool:
+def _was_admitted(conditions: Conditions, status: Mapping[str, Any]) -> bool:
     """Whether the job is or was admitted. Newer releases show Admitted False, NoReservation from the beginning."""
     if "Evicted" in conditions or status.get("accumulatedPastExecutionTimeSeconds"):
         return True
@@ -258,11 +254,7 @@ def _was_admitted(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[s
     return admitted is not None and (_is_true(conditions, "Admitted") or admitted.get("reason") != "NoReservation")
 
 
-def _since(condition: Mapping[str, Any]) -> str:
-    return str(condition.get("lastTransitionTime") or "")
-
-
-def _deactivated(conditions: Mapping[str, Mapping[str, Any]]) -> tuple[QueuePhase, str, str]:
+def _deactivated(conditions: Conditions) -> tuple[QueuePhase, str]:
     """Who made the Workload inactive: Kueue announces and explains it by conditions; everybody else sets `active`."""
     evicted = conditions.get("Evicted", {})
     reason = str(evicted.get("reason") or "") if _is_true(conditions, "Evicted") else ""
@@ -271,11 +263,11 @@ def _deactivated(conditions: Mapping[str, Mapping[str, Any]]) -> tuple[QueuePhas
     if not cause and _is_true(conditions, "DeactivationTarget"):  # until Kueue has evicted the job
         cause = str(conditions["DeactivationTarget"].get("reason") or "")
     if cause in DEACTIVATIONS_BY_KUEUE:
-        return QueuePhase.GIVEN_UP, DEACTIVATIONS_BY_KUEUE[cause], _since(evicted)
-    return QueuePhase.DEACTIVATED, "somebody set spec.active of its Workload to false", _since(evicted)
+        return QueuePhase.GIVEN_UP, DEACTIVATIONS_BY_KUEUE[cause]
+    return QueuePhase.DEACTIVATED, "somebody set spec.active of its Workload to false"
 
 
-def _backoff(workload: Workload, conditions: Mapping[str, Mapping[str, Any]]) -> str:
+def _backoff(workload: Workload, conditions: Conditions) -> str:
     """Whether Kueue waits before it queues an evicted job again."""
     at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
     waits = at and str(conditions.get("Requeued", {}).get("status")) == "False"
@@ -322,14 +314,15 @@ def _eviction_counts(status: Mapping[str, Any]) -> tuple[int, int]:
     return sum(count for _, count in counts), sum(count for reason, count in counts if reason == PREEMPTED)
 
 
-def _last_eviction(conditions: Mapping[str, Mapping[str, Any]]) -> Eviction | None:
+def _last_eviction(conditions: Conditions) -> Eviction | None:
     evicted = conditions.get("Evicted", {})
-    if str(evicted.get("status")) != "True":
+    if not _is_true(conditions, "Evicted"):
         return None  # the condition of a job that is admitted again has lost the reason
-    return Eviction(str(evicted.get("reason") or ""), _eviction_why(conditions), _since(evicted))
+    at = str(evicted.get("lastTransitionTime") or "")
+    return Eviction(str(evicted.get("reason") or ""), _eviction_why(conditions), at)
 
 
-def _eviction_why(conditions: Mapping[str, Mapping[str, Any]]) -> str:
+def _eviction_why(conditions: Conditions) -> str:
     evicted = conditions["Evicted"]
     reason, message = str(evicted.get("reason") or ""), str(evicted.get("message") or "")
     if reason == PREEMPTED:

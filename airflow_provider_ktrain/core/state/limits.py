@@ -5,19 +5,16 @@ A clock starts at a timestamp of the cluster, so it is the same for every proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.diagnosis.pod_failures import restarts_of
+from airflow_provider_ktrain.core.objects import Json, created_at, is_being_deleted, node_of, restarts_of
 from airflow_provider_ktrain.core.state.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
-
-Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,6 @@ class Limits:
     partial_start: float | None = None
     progress: float | None = None
 
-    def to_dict(self) -> dict[str, float | None]:
-        """A form that fits into trigger kwargs."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Clock:
@@ -64,7 +57,7 @@ class Clock:
 
 
 def clocks(
-    job: Object,
+    job: Json,
     groups: PodGroups,
     phase: Phase,
     limits: Limits,
@@ -89,63 +82,59 @@ def clocks(
         no status. Default: False.
     :param had_pods: whether the job has had pods, so that an operator has reconciled it. Default: False.
     """
-    created = epoch_seconds((job.get("metadata") or {}).get("creationTimestamp"))
+    created = created_at(job)
     if deadline is not None:
         yield Clock(Limit.EXECUTION, deadline, deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
-        if limits.queue is not None and (since := _queued_since(job)) is not None:
-            yield Clock(Limit.QUEUE, since + limits.queue, limits.queue)
+        yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job))
         return
-    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.log_stall is not None:
-        yield Clock(Limit.LOG_STALL, last_line + limits.log_stall, limits.log_stall)
-    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.progress is not None and progress_since is not None:
-        yield Clock(Limit.PROGRESS, progress_since + limits.progress, limits.progress)
+    if phase in (Phase.RUNNING, Phase.RESTARTING):
+        yield from _clock(Limit.LOG_STALL, limits.log_stall, last_line)
+        yield from _clock(Limit.PROGRESS, limits.progress, progress_since)
     for pod in groups.examples():
         yield from _pod_clocks(pod, limits)
-    if limits.partial_start is not None and (partial_since := partial_start_since(job, groups)) is not None:
-        yield Clock(Limit.PARTIAL_START, partial_since + limits.partial_start, limits.partial_start)
+    if limits.partial_start is not None:
+        yield from _clock(Limit.PARTIAL_START, limits.partial_start, partial_start_since(job, groups))
     resumed = _resumed_at(job)
     reconciled = groups.pods or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
     if not reconciled and phase is Phase.PENDING and not wants_suspension(job):
-        since = resumed or created
         rejected = has_events or resumed is not None
         limit, seconds = (Limit.SCHEDULE, limits.schedule) if rejected else (Limit.STARTUP, limits.startup)
-        if seconds is not None and since is not None:
-            yield Clock(limit, since + seconds, seconds)
+        yield from _clock(limit, seconds, resumed or created)
 
 
-def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
-    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
-    if status.get("phase", "Pending") != "Pending" or meta.get("deletionTimestamp"):
+def _clock(limit: Limit, seconds: float | None, since: float | None) -> Iterator[Clock]:
+    if seconds is not None and since is not None:
+        yield Clock(limit, since + seconds, seconds)
+
+
+def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:
+    if (pod.get("status") or {}).get("phase", "Pending") != "Pending" or is_being_deleted(pod):
         return
-    created = epoch_seconds(meta.get("creationTimestamp"))
-    if not (pod.get("spec") or {}).get("nodeName"):
-        if limits.schedule is not None and created is not None:
-            yield Clock(Limit.SCHEDULE, created + limits.schedule, limits.schedule)
-        return
-    since = scheduled_at(pod)
-    if limits.startup is not None and since is not None:
-        yield Clock(Limit.STARTUP, since + limits.startup, limits.startup)
+    if node_of(pod):
+        yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod))
+    else:
+        yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod))
 
 
-def count_restarts(pods: Iterable[Object]) -> int:
+def count_restarts(pods: Iterable[Json]) -> int:
     """Restarts of all containers of these pods, init containers included."""
     return sum(restarts for pod in pods for restarts in restarts_of(pod))
 
 
-def _resumed_at(job: Object) -> float | None:
+def _resumed_at(job: Json) -> float | None:
     """When a queue last let the job run; None if it was never suspended."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     ended = (c for c in conditions if c.get("type") == "Suspended" and str(c.get("status")) == "False")
     return max((epoch_seconds(c.get("lastTransitionTime")) or 0.0 for c in ended), default=0.0) or None
 
 
-def _queued_since(job: Object) -> float | None:
+def _queued_since(job: Json) -> float | None:
     """None while spec and condition disagree: the operator sets the condition after the queue wrote the spec."""
     suspended = true_conditions(job).get("Suspended")
     if not wants_suspension(job):
         return None
     if suspended is not None:
-        return epoch_seconds(suspended.since) or epoch_seconds((job.get("metadata") or {}).get("creationTimestamp"))
+        return epoch_seconds(suspended.since) or created_at(job)
     started = (job.get("status") or {}).get("startTime")
-    return None if started else epoch_seconds((job.get("metadata") or {}).get("creationTimestamp"))
+    return None if started else created_at(job)

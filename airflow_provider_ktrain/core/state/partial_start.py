@@ -1,4 +1,4 @@
-"""Partial allocation: some pods of a job hold GPUs while others have no node, so the GPUs wait for nothing.
+"""Partial start: some pods of a job hold GPUs while others have no node, so the GPUs wait for nothing.
 
 Without a gang scheduler or a queue, this can last forever: two jobs may each hold what the other one needs. Its time
 is measured by the cluster's timestamps.
@@ -6,16 +6,16 @@ is measured by the cluster's timestamps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
-Object = Mapping[str, Any]
 WARNING_SECONDS = 300.0  #: until the warning; half of the limit if that is shorter
 
 
@@ -53,8 +53,8 @@ class PartialStart:
         )
 
 
-def find_partial_start(job: Object, pods: Iterable[Object]) -> PartialStart | None:
-    """The partial allocation of a job; None if all pods have nodes, none holds GPUs, or the job can train with these.
+def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
+    """The partial start of a job; None if all pods have nodes, none holds GPUs, or the job can train with these.
 
     A pod that its queue holds back (schedulingGates) doesn't count as waiting. Nor do the pods of an elastic job that
     has its minimum of Workers.
@@ -62,13 +62,13 @@ def find_partial_start(job: Object, pods: Iterable[Object]) -> PartialStart | No
     :param job: the job as last seen; empty if it has not been seen yet.
     :param pods: its pods.
     """
-    active = [pod for pod in pods if _is_active(pod)]
-    waiting = [pod for pod in active if _waits_for_node(pod)]
-    waits = [at for pod in waiting if (at := _created_at(pod)) is not None]
+    active = [pod for pod in pods if not objects.has_ended(pod) and not objects.is_being_deleted(pod)]
+    waiting = [pod for pod in active if not objects.node_of(pod) and not (pod.get("spec") or {}).get("schedulingGates")]
+    waits = [at for pod in waiting if (at := objects.created_at(pod)) is not None]
     if not waits or not job:
         return None
     kind = kind_of(job.get("kind"))
-    placed = [pod for pod in active if (pod.get("spec") or {}).get("nodeName")]
+    placed = [pod for pod in active if objects.node_of(pod)]
     holding = [pod for pod in placed if pod_gpus(pod["spec"])]
     starts = [at for pod in holding if (at := scheduled_at(pod)) is not None]
     if not starts or _has_minimum(kind, job, placed):
@@ -79,7 +79,7 @@ def find_partial_start(job: Object, pods: Iterable[Object]) -> PartialStart | No
         gpus=sum(pod_gpus(pod["spec"]) for pod in holding),
         holding=len(holding),
         waiting=tuple(kind.replica_name(*_role(kind, pod)) for pod in ordered),
-        reason=next((text for pod in ordered if (text := str(_scheduling(pod).get("message") or ""))), ""),
+        reason=next((text for pod in ordered if (text := str(objects.scheduling(pod).get("message") or ""))), ""),
     )
 
 
@@ -92,35 +92,15 @@ def warning_due(since: float, limit: float | None) -> float:
     return since + (WARNING_SECONDS if limit is None else min(WARNING_SECONDS, limit / 2))
 
 
-def scheduled_at(pod: Object) -> float | None:
+def scheduled_at(pod: Json) -> float | None:
     """When the pod got its node, or was created if that time is unknown, in epoch seconds."""
-    return epoch_seconds(_scheduling(pod).get("lastTransitionTime")) or _created_at(pod)
+    return epoch_seconds(objects.scheduling(pod).get("lastTransitionTime")) or objects.created_at(pod)
 
 
-def _is_active(pod: Object) -> bool:
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return not ended and not (pod.get("metadata") or {}).get("deletionTimestamp")
-
-
-def _waits_for_node(pod: Object) -> bool:
-    spec = pod.get("spec") or {}
-    return not spec.get("nodeName") and not spec.get("schedulingGates")
-
-
-def _has_minimum(kind: Kind, job: Object, placed: Iterable[Object]) -> bool:
+def _has_minimum(kind: Kind, job: Json, placed: Iterable[Json]) -> bool:
     workers = sum(_role(kind, pod)[0] == "Worker" for pod in placed)
     return kind.is_elastic(job) and workers >= kind.worker_bounds(job)[0]
 
 
-def _role(kind: Kind, pod: Object) -> tuple[str, int]:
-    return kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
-
-
-def _scheduling(pod: Object) -> Object:
-    """The condition PodScheduled; empty if there is none."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if c.get("type") == "PodScheduled"), {})
-
-
-def _created_at(pod: Object) -> float | None:
-    return epoch_seconds((pod.get("metadata") or {}).get("creationTimestamp"))
+def _role(kind: Kind, pod: Json) -> tuple[str, int]:
+    return kind.pod_role(objects.labels_of(pod))

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from airflow_provider_ktrain.core.diagnosis.startup_rules import restarted_often
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import created_at, is_being_deleted, labels_of, node_of
 from airflow_provider_ktrain.core.state.partial_start import find_partial_start, scheduled_at
 from airflow_provider_ktrain.core.state.pod_state import state_of_pod
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Pod = Mapping[str, Any]
 
@@ -67,7 +67,7 @@ class PodGroups:
         """Add a pod, or replace its earlier state."""
         uid = str(pod["metadata"]["uid"])
         self.pods[uid] = pod
-        self._roles[uid] = role = self._kind.pod_role(pod["metadata"].get("labels") or {})
+        self._roles[uid] = role = self._kind.pod_role(labels_of(pod))
         self._show(uid, state_of_pod(pod, self._kind))
         place = _place_of(self._kind, role[0], pod)
         if self._places.get(uid) != place:
@@ -148,16 +148,16 @@ def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | No
 
 
 def _place_of(kind: Kind, role: str, pod: Pod) -> tuple[State, float]:
-    meta, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    spec = pod.get("spec") or {}
     state = State(
         role=role,
         phase=str((pod.get("status") or {}).get("phase", "Pending")),
-        has_node=bool(spec.get("nodeName")),
-        is_terminating=bool(meta.get("deletionTimestamp")),
+        has_node=bool(node_of(pod)),
+        is_terminating=is_being_deleted(pod),
         is_gated=bool(spec.get("schedulingGates")),
         has_gpus=bool(pod_gpus(spec)),
         is_later_attempt=kind.is_restarting([pod]),
         restarted_often=restarted_often(pod),
     )
-    since = scheduled_at(pod) if state.has_node else epoch_seconds(meta.get("creationTimestamp"))
+    since = scheduled_at(pod) if state.has_node else created_at(pod)
     return state, math.inf if since is None else since

@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.objects import created, labels_of
 from airflow_provider_ktrain.core.state.limits import count_restarts
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.usage import Usage, usage
@@ -123,13 +124,13 @@ class PodHistory:
     def _replaced(self, pods: list[Pod]) -> list[list[Pod]]:
         """For each replica its pods that were replaced by another one, oldest first."""
         of_replica: dict[str, list[Pod]] = {}
-        for pod in sorted(pods, key=lambda p: str(p["metadata"].get("creationTimestamp"))):
+        for pod in sorted(pods, key=created):
             of_replica.setdefault(self._replica(pod), []).append(pod)
         return [of_one[:-1] for of_one in of_replica.values()]
 
     def _replica(self, pod: Pod) -> str:
         """Role and index, or the name for pods of other roles."""
-        role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
+        role, index = self._kind.pod_role(labels_of(pod))
         return f"{role} {index}" if self._kind.has_role(role) else str(pod["metadata"]["name"])
 
     def _drop(self, pod: Pod, now: datetime) -> None:

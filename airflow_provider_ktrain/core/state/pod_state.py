@@ -6,12 +6,10 @@ pod that has succeeded is Succeeded instead of Completed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.objects import Json
 
-Pod = Mapping[str, Any]
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 TERMINATING, CREATING = "Terminating", "ContainerCreating"
 INIT = "Init:"  #: begins the states of a pod whose init containers have not all ended
@@ -19,32 +17,29 @@ _STARTS = (CREATING, "PodInitializing")  # reasons of a container that waits for
 _SAME = {"ErrImagePull": "ImagePullBackOff"}  # the kubelet alternates between the two
 
 
-def state_of_pod(pod: Pod, kind: Kind | None = None) -> str:
+def state_of_pod(pod: Json, kind: Kind) -> str:
     """The state of a pod.
 
     :param pod: as read from the API server.
-    :param kind: of its job: the states of sidecars don't count. Default: None, those of all containers do.
+    :param kind: of its job: the states of sidecars don't count.
     """
     status = pod.get("status") or {}
     phase = str(status.get("phase") or PENDING)
-    containers = [
-        c for c in status.get("containerStatuses") or () if kind is None or kind.is_main_container(c.get("name"))
-    ]
+    main = [container for container in objects.main_containers(pod) if kind.is_main_container(container.get("name"))]
     if phase == FAILED:
-        return _failure([*(status.get("initContainerStatuses") or ()), *containers]) or str(
-            status.get("reason") or FAILED
-        )
+        inits = status.get("initContainerStatuses") or ()
+        return _failure([*inits, *main]) or str(status.get("reason") or FAILED)
     if phase == SUCCEEDED:
         return phase
-    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+    if objects.is_being_deleted(pod):
         return TERMINATING
     if waits := _unscheduled(pod) or (_init_state(pod) if phase == PENDING else ""):
         return waits
-    reasons = (str(((c.get("state") or {}).get("waiting") or {}).get("reason") or CREATING) for c in containers)
+    reasons = (str(objects.state_of(container, "waiting").get("reason") or CREATING) for container in main)
     problem = next((reason for reason in reasons if reason not in _STARTS), "")
     if problem or phase != PENDING:
         return _SAME.get(problem, problem) or phase
-    return CREATING if (pod.get("spec") or {}).get("nodeName") else PENDING
+    return CREATING if objects.node_of(pod) else PENDING
 
 
 def passes_by_itself(state: str) -> bool:
@@ -52,20 +47,19 @@ def passes_by_itself(state: str) -> bool:
     return state in (PENDING, RUNNING, SUCCEEDED, TERMINATING, CREATING) or state[len(INIT) : len(INIT) + 1].isdigit()
 
 
-def _failure(containers: list[Pod]) -> str:
+def _failure(containers: list[Json]) -> str:
     """Why a container of a failed pod ended."""
-    ends = ((container.get("state") or {}).get("terminated") or {} for container in containers)
+    ends = (objects.state_of(container, "terminated") for container in containers)
     return next((reason for end in ends if (reason := str(end.get("reason") or "Completed")) != "Completed"), "")
 
 
-def _unscheduled(pod: Pod) -> str:
+def _unscheduled(pod: Json) -> str:
     """What a pod without a node waits for, such as `Unschedulable` or `SchedulingGated`."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    refused = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False")
-    return next((str(condition.get("reason") or PENDING) for condition in refused), "")
+    condition = objects.scheduling(pod)
+    return str(condition.get("reason") or PENDING) if condition.get("status") == "False" else ""
 
 
-def _init_state(pod: Pod) -> str:
+def _init_state(pod: Json) -> str:
     """`Init:1/2` while the second init container runs, or `Init:` and its problem; empty if all have ended."""
     declared = (pod.get("spec") or {}).get("initContainers") or ()
     sidecars = {container.get("name") for container in declared if container.get("restartPolicy") == "Always"}

@@ -7,22 +7,20 @@ TrainJob's `trainerStatus`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.objects import Json, has_ended, main_containers, uid_of
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
-
-Object = Mapping[str, Any]
 
 
 class RunStarts:
     """When the containers of a job started. A pod is looked at again only when it has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Object, float | None]] = {}  # pods by uid, as last seen, each with its start
+        self._known: dict[str, tuple[Json, float | None]] = {}  # pods by uid, as last seen, each with its start
 
-    def last(self, job: Object, pods: Iterable[Object]) -> float | None:
+    def last(self, job: Json, pods: Iterable[Json]) -> float | None:
         """When the last training container started, in epoch seconds.
 
         :param job: the job as last seen; empty if it has not been seen yet.
@@ -34,23 +32,18 @@ class RunStarts:
         kind = kind_of(job.get("kind"))
         known, self._known = self._known, {}
         for pod in pods:
-            uid = str((pod.get("metadata") or {}).get("uid"))
+            uid = uid_of(pod)
             found = known.get(uid)
             self._known[uid] = found if found and found[0] is pod else (pod, _started_at(kind, job, pod))
-        if not kind.is_elastic(job) and any(at is None and not _ended(pod) for pod, at in self._known.values()):
+        if not kind.is_elastic(job) and any(at is None and not has_ended(pod) for pod, at in self._known.values()):
             return None
         return max((at for _, at in self._known.values() if at is not None), default=None)
 
 
-def _ended(pod: Object) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
-def _started_at(kind: Kind, job: Object, pod: Object) -> float | None:
+def _started_at(kind: Kind, job: Json, pod: Json) -> float | None:
     """When the newest run of a pod's main container started."""
     main = kind.main_container_name(job, pod)
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    status: Object = next((status for status in statuses if status.get("name") == main), {})
+    status: Json = next((status for status in main_containers(pod) if status.get("name") == main), {})
     state, earlier = status.get("state") or {}, status.get("lastState") or {}
     run = state.get("running") or state.get("terminated") or earlier.get("terminated") or {}
     return epoch_seconds(run.get("startedAt"))

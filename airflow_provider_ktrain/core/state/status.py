@@ -13,6 +13,7 @@ from typing import Any
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.exit_code import find_ended_primary
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.objects import node_of
 
 
 class Phase(enum.StrEnum):
@@ -74,13 +75,15 @@ def phase_of(
         return Phase.RUNNING
     if not kind.reports_phases and (earlier in _RAN or kind.is_restarting(known)):
         return Phase.RESTARTING
-    if known and all(_scheduled(pod) for pod in known):
+    if known and all(map(node_of, known)):
         return Phase.STARTING
     return Phase.PENDING
 
 
 _RAN = (Phase.RUNNING, Phase.RESTARTING)
 _STARTED = (Phase.STARTING, *_RAN, Phase.SUSPENDED)
+#: the condition that a job has in a phase, if it isn't the phase's name
+CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}
 
 
 def shown_conditions(job: Mapping[str, Any], phase: Phase) -> set[str]:
@@ -88,10 +91,7 @@ def shown_conditions(job: Mapping[str, Any], phase: Phase) -> set[str]:
     shown = set(true_conditions(job))
     if _kind_of(job).reports_phases or phase is Phase.GONE:
         return shown
-    implied = {
-        Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created",
-    }.get(phase, str(phase))  # fmt: skip
-    return shown | {"Created", implied}
+    return shown | {"Created", CONDITION_OF_PHASE.get(phase, str(phase))}
 
 
 def _kind_of(job: Mapping[str, Any]) -> Kind:
@@ -103,10 +103,6 @@ def wants_suspension(job: Mapping[str, Any]) -> bool:
     """Whether the job's spec requests suspension: in runPolicy, or in spec itself as in a batch Job."""
     spec = job.get("spec") or {}
     return bool((spec.get("runPolicy") or {}).get("suspend") or spec.get("suspend"))
-
-
-def _scheduled(pod: Mapping[str, Any]) -> bool:
-    return bool((pod.get("spec") or {}).get("nodeName"))
 
 
 def seen_in(job: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]) -> Seen:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from airflow_provider_ktrain.core.formats import VERSION
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import created, labels_of, name_of, node_of, restarts_of
 from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
 from airflow_provider_ktrain.core.text import shown
@@ -180,8 +181,8 @@ def _short_cause(cause: Mapping[str, Any], chars: int) -> dict[str, Any]:
 def replica_rows(kind: Kind, pods: Iterable[Pod]) -> list[list[Any]]:
     """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts."""
     newest: dict[tuple[str, int], Pod] = {}
-    for pod in sorted(pods, key=lambda p: str((p.get("metadata") or {}).get("creationTimestamp"))):
-        newest[kind.pod_role((pod.get("metadata") or {}).get("labels") or {})] = pod
+    for pod in sorted(pods, key=created):
+        newest[kind.pod_role(labels_of(pod))] = pod
 
     def rank(replica: tuple[str, int]) -> tuple[int, str, int]:
         role, index = replica
@@ -191,10 +192,8 @@ def replica_rows(kind: Kind, pods: Iterable[Pod]) -> list[list[Any]]:
 
 
 def _row(kind: Kind, role: str, index: int, pod: Pod) -> list[Any]:
-    spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
-    restarts = sum(int(c.get("restartCount") or 0) for c in _statuses(pod))
-    node = str(spec.get("nodeName") or "")
-    return [role, index, str(meta.get("name")), node, pod_gpus(spec), state_of_pod(pod, kind), restarts]
+    gpus, restarts = pod_gpus(pod.get("spec") or {}), sum(restarts_of(pod))
+    return [role, index, name_of(pod), node_of(pod), gpus, state_of_pod(pod, kind), restarts]
 
 
 def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, str]) -> dict[str, str]:
@@ -208,13 +207,7 @@ def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, st
     primary = kind.primary(job), 0
     found = []
     for pod in pods:
-        meta = pod.get("metadata") or {}
-        if line := lines.get(str(meta.get("name"))):
-            role = kind.pod_role(meta.get("labels") or {})
+        if line := lines.get(name_of(pod)):
+            role = kind.pod_role(labels_of(pod))
             found.append((role != primary, state_of_pod(pod, kind) in FINE, kind.replica_name(*role), line))
     return {name: line for _, _, name, line in sorted(found, key=lambda entry: entry[:2])}
-
-
-def _statuses(pod: Pod) -> list[Mapping[str, Any]]:
-    status = pod.get("status") or {}
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]

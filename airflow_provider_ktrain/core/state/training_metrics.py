@@ -153,18 +153,6 @@ class TrainingMetrics:
         """For each metric its `last` and `best` value with their `step` and `best_step`, as JSON types."""
         return {name: _summary(series) for name, series in self._series.items() if series.points}
 
-    def gauges(self) -> dict[str, dict[str, float]]:
-        """For each metric the finite ones of its `last` and `best` value."""
-        return {
-            name: {
-                which: float(point.value)
-                for which, point in (("last", series.points[-1]), ("best", series.best))
-                if point is not None and math.isfinite(point.value)
-            }
-            for name, series in self._series.items()
-            if series.points
-        }
-
     def points(self, max_bytes: int = MAX_SERIES_BYTES) -> dict[str, list[list[Any]]]:
         """For each metric its `[step, value]` pairs, first and last included, as JSON types of at most `max_bytes`."""
         count = max(min(MAX_POINTS, max_bytes // (6 * max(len(self._series), 1))), 1)  # a pair has 6 characters or more
@@ -297,13 +285,8 @@ def best_of(points: Iterable[Point], name: str) -> Point | None:
     finite = [point for point in points if math.isfinite(point.value)]
     if not finite:
         return None
-    choose = min if lower_is_better(name) else max
+    choose = min if any(word in name.lower() for word in LOWER_IS_BETTER) else max
     return choose(finite, key=lambda point: point.value)
-
-
-def lower_is_better(name: str) -> bool:
-    """Whether the metric's name says that lower values are better."""
-    return any(word in name.lower() for word in LOWER_IS_BETTER)
 
 
 def _summary(series: Series) -> dict[str, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import deletion_requested_at
-from airflow_provider_ktrain.core.manifest.resources import is_gpu, pod_amount
+from airflow_provider_ktrain.core import objects
+from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 def usage(
     pods: Iterable[Json],
     now: datetime,
-    gpu_resource: str | None = None,
     job_ended: datetime | None = None,
     evicted: Container[str] = (),
 ) -> Usage:
@@ -60,15 +57,13 @@ def usage(
 
     :param pods: the pods, each as last seen, deleted ones included.
     :param now: the current time, until which existing pods are counted.
-    :param gpu_resource: the resource to count, for example `nvidia.com/gpu`. Default: None, all GPU resources.
     :param job_ended: when the job ended. Default: None, it has not.
     :param evicted: uids of pods that a queue took from the job: all that they held is wasted. Default: none.
     """
     all_queued = all_held = all_wasted = 0.0
     gpus: dict[str, int] = {}
     for pod in pods:
-        spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
-        count = pod_amount(spec, lambda name: name == gpu_resource if gpu_resource else is_gpu(name))
+        meta, count = objects.metadata_of(pod), pod_gpus(pod.get("spec") or {})
         created = parse_timestamp(meta.get("creationTimestamp"))
         if not count or created is None:
             continue
@@ -76,9 +71,8 @@ def usage(
         placed = _clamped(created, _placed(pod), end)
         started = end if meta.get("uid") in evicted else _clamped(placed, _started(pod), end)
         idle_from = _clamped(started, job_ended, end)
-        if placed < end or spec.get("nodeName"):
-            name = str(meta.get("name"))
-            gpus[name] = max(count, gpus.get(name, 0))
+        if placed < end or objects.node_of(pod):
+            gpus[objects.name_of(pod)] = max(count, gpus.get(objects.name_of(pod), 0))
         seconds = (placed - created, end - placed, (started - placed) + (end - idle_from))
         queued, held, wasted = (count * s.total_seconds() for s in seconds)
         all_queued, all_held, all_wasted = all_queued + queued, all_held + held, all_wasted + wasted
@@ -92,17 +86,14 @@ def _clamped(low: datetime, at: datetime | None, high: datetime) -> datetime:
 
 def _placed(pod: Json) -> datetime | None:
     """When the pod was scheduled to a node; None if it has none."""
-    for condition in (pod.get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
-            return parse_timestamp(condition.get("lastTransitionTime"))
-    on_node = (pod.get("spec") or {}).get("nodeName")
-    return parse_timestamp((pod.get("status") or {}).get("startTime")) if on_node else None
+    condition = objects.scheduling(pod)
+    if condition.get("status") == "True":
+        return parse_timestamp(condition.get("lastTransitionTime"))
+    return parse_timestamp((pod.get("status") or {}).get("startTime")) if objects.node_of(pod) else None
 
 
 def _runs(pod: Json) -> Iterable[Json]:
-    for container in (pod.get("status") or {}).get("containerStatuses") or ():
-        for state in (container.get("lastState") or {}, container.get("state") or {}):
-            yield from (run for key in ("terminated", "running") if (run := state.get(key)))
+    return (run for container in objects.main_containers(pod) for run in objects.runs_of(container))
 
 
 def _started(pod: Json) -> datetime | None:
@@ -112,9 +103,9 @@ def _started(pod: Json) -> datetime | None:
 
 def _ended(pod: Json) -> datetime | None:
     """When the pod released its GPUs; None while it holds them."""
-    status = pod.get("status") or {}
-    if status.get("phase") in ("Succeeded", "Failed"):
+    if objects.has_ended(pod):
+        conditions = (pod.get("status") or {}).get("conditions") or ()
         runs = [at for run in _runs(pod) if (at := parse_timestamp(run.get("finishedAt")))]
-        changes = [at for c in status.get("conditions") or () if (at := parse_timestamp(c.get("lastTransitionTime")))]
-        return max(runs or changes, default=deletion_requested_at(pod))
-    return parse_timestamp((pod.get("metadata") or {}).get("deletionTimestamp"))
+        changes = [at for c in conditions if (at := parse_timestamp(c.get("lastTransitionTime")))]
+        return max(runs or changes, default=objects.deletion_requested_at(pod))
+    return parse_timestamp(objects.metadata_of(pod).get("deletionTimestamp"))

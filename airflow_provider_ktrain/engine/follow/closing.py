@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome
@@ -161,11 +161,7 @@ class Closing:
         self._warn_about_missing_lines(report, time.monotonic() - began)
 
     def _warn_about_missing_lines(self, report: DrainReport, seconds: float) -> None:
-        """Log what of the logs is missing, each part once.
-
-        :param report: of the logs so far.
-        :param seconds: for which the rest was read.
-        """
+        """Log what of the logs is missing, each part once. The rest was read for that many seconds."""
         late = 0
         incomplete: list[tuple[str, str]] = []
         for key, tally in report.containers.items():
@@ -183,9 +179,10 @@ class Closing:
             unread = []
         if incomplete:
             lines = f"{'at least ' * bool(unread)}{counted(late, 'line')}" if late else "the last lines"
+            containers = listed([f"{pod}/{container}" for pod, container in incomplete], MAX_NAMED_CONTAINERS)
             self._log.warning(
                 f"Logs are incomplete: reading them was stopped after {seconds:.0f} s.\n"
-                f"Missing: {lines} of {_named(incomplete)}."
+                f"Missing: {lines} of {containers}."
             )
 
     def _warn_about_gaps(self, key: tuple[str, str], tally: Tally, earlier: Tally) -> None:
@@ -263,10 +260,3 @@ class Closing:
         watches = self._api.stats["watches"] - self._watches_before
         done = {"log.lines": report.total.lines, "log.bytes": report.total.bytes, "watch.requests": watches}
         metrics.update({name: metrics.get(name, 0) + number for name, number in done.items()})
-
-
-def _named(containers: list[tuple[str, str]]) -> str:
-    """The first containers, by pod and name, and the number of others."""
-    names = ", ".join(f"{pod}/{container}" for pod, container in containers[:MAX_NAMED_CONTAINERS])
-    others = len(containers) - MAX_NAMED_CONTAINERS
-    return f"{names} and {others:,} more" if others > 0 else names

@@ -10,9 +10,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Self
 
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
@@ -27,7 +26,7 @@ from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, Activity, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
-from airflow_provider_ktrain.engine.follow.observer import Observer, informers_of
+from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
@@ -38,7 +37,7 @@ from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.warning_events import WarningEvents
-from airflow_provider_ktrain.engine.watch.job_watches import watch_keys
+from airflow_provider_ktrain.engine.watch.job_watches import informers_of, watch_keys
 
 log = logging.getLogger(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
@@ -127,7 +126,7 @@ class Following:
             clocks_now = functools.partial(running_clocks, state, output, self._options)
             self._reporter = StatusReporter(state, output, queue, clocks_now, self._policy.status_sink)
             away = self._observer.seconds_away_since
-            self._startup = StartupChecks(state, output.evidence, warnings, log, seconds_away_since=away)
+            self._startup = StartupChecks(state, output.evidence, warnings, log, away)
             self._partial = PartialStartWarning(state, self._options, log)
             self._probe = ActivityProbe(api, state, output, log)
             self._replicas = ReplicaReporter(state, log, resumed=self._resumed)
@@ -188,17 +187,11 @@ class Following:
         for find in (self._passed_limit, self._restarts, self._crash_loop):
             if (found := find()) is not None:
                 return found
-        for event, ask in self._rules.items():
-            if not self._rests(event) and (cause := await ask()) is not None:
-                return Noticed(event, cause=cause)
+        if not self._rests(Event.QUEUE_VERDICT) and (cause := await self._queue.find_failure()) is not None:
+            return Noticed(Event.QUEUE_VERDICT, cause=cause)
+        if not self._rests(Event.STARTUP_RULE) and (cause := await self._startup.find_failure()) is not None:
+            return Noticed(Event.STARTUP_RULE, cause=cause)
         return None
-
-    @property
-    def _rules(self) -> Mapping[Event, Callable[[], Awaitable[Cause | None]]]:
-        """The rules that send requests, when they are due."""
-        return MappingProxyType(
-            {Event.QUEUE_VERDICT: self._queue.find_failure, Event.STARTUP_RULE: self._startup.find_failure}
-        )
 
     def _passed_limit(self) -> Noticed | None:
         """The limit that was passed first."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.output import JobOutput
@@ -24,7 +23,6 @@ from airflow_provider_ktrain.engine.job_requests import JobRead, Log, pod_owners
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer
-from airflow_provider_ktrain.engine.watch.job_watches import watches_of
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
@@ -32,15 +30,6 @@ Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
 FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
 POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it
-
-
-def informers_of(api: Api, ref: JobRef, *, shared: bool) -> tuple[SharedInformer, SharedInformer]:
-    """The watches of the job and of its pods.
-
-    :param shared: use one watch for all jobs of the deployment, if the job has its label.
-    """
-    jobs, pods = watches_of(ref, shared=shared)
-    return jobs.informer(api), pods.informer(api)
 
 
 class Observer:
@@ -54,7 +43,7 @@ class Observer:
     :param pods: subscription to the second one.
     :param queue: what Kueue does with the job.
     :param news: set when `jobs`, `pods` or `queue` have changes, and when the following is asked to stop.
-    :param fail_fast_on_forbidden: see `HostPolicy`.
+    :param fail_fast_on_forbidden: see `FollowPolicy`.
     :param log: where phases, and watches that fail, are logged.
     """
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.engine.follow.state import JobState, created_at
+from airflow_provider_ktrain.core.objects import created
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import owner_of
 from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
@@ -70,7 +71,7 @@ class OwnPods:
         if (decided_by := state.ownership) != self._decided_by:
             self._decided_by = decided_by
             self._unseen |= dict.fromkeys((*pods, *self._own))
-        uids = sorted(self._unseen, key=lambda uid: created_at(pods.get(uid, {})))
+        uids = sorted(self._unseen, key=lambda uid: created(pods.get(uid, {})))
         for begin in range(0, len(uids) or 1, SLICE_PODS):
             part = uids[begin : begin + SLICE_PODS]
             for uid in part:

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.engine.job_requests import Log
 
 
 class PartialStartWarning:
-    """Logs one warning for each partial allocation.
+    """Logs one warning for each partial start.
 
     :param state: the job.
     :param options: of the task, with the limit. A job that isn't released by the task gets no warning.

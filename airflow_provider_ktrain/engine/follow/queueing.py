@@ -79,9 +79,7 @@ class QueueFollower:
     :param api: client for the cluster.
     :param state: the job. Its metrics get the numbers of evictions and preemptions, and `queue` what to hand over.
     :param log: where the queue's state is logged.
-    :param news: set when the Workload has changed. Default: one of its own, for `changed`.
-    :param forbidden_retry_seconds: until the watch is tried again after the API server rejected it. Default: 600.
-    :param no_workload_seconds: after which a job without a Workload is reported. Default: 60.
+    :param news: set when the Workload has changed. Default: one of its own.
     :param may_fail: whether a job that never runs fails the task. False for a job that isn't the task's, such as a
         sensor's: somebody may activate it, or raise the quota. Default: True.
     """
@@ -94,11 +92,8 @@ class QueueFollower:
         *,
         news: Wakeup | None = None,
         may_fail: bool = True,
-        forbidden_retry_seconds: float = FORBIDDEN_RETRY_SECONDS,
-        no_workload_seconds: float = NO_WORKLOAD_SECONDS,
     ) -> None:
         self._api, self._state, self._log, self._may_fail = api, state, log, may_fail
-        self._forbidden_retry_seconds, self._no_workload_seconds = forbidden_retry_seconds, no_workload_seconds
         self._news = news or Wakeup()
         self._workloads: Subscription | None = None
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
@@ -128,16 +123,6 @@ class QueueFollower:
         found = workload_of(known, self._state.ref.uid)
         return None if found is None else dict(found)
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether the job's Workload is watched."""
-        return self._workloads is not None
-
-    async def changed(self) -> None:
-        """Wait for a change of the job's Workload, which is watched, and note it."""
-        await self._news.wait()
-        await self.note()
-
     async def note(self) -> None:
         """Take the changes of the job's Workload, if it is watched. `update` looks at the Workload as it is then.
 
@@ -151,7 +136,7 @@ class QueueFollower:
         except Exception as error:
             if isinstance(error, ApiStatusError) and error.status == 403:
                 await self._unsubscribe()
-                self._look_at = time.monotonic() + self._forbidden_retry_seconds
+                self._look_at = time.monotonic() + FORBIDDEN_RETRY_SECONDS
                 self._log_missing_right(error)
 
     async def update(self) -> None:
@@ -160,8 +145,7 @@ class QueueFollower:
         self._in_queue = bool(job is not None and self._state.ref.uid and kueue.queue_of(job))
         if self._in_queue:
             await self._subscribe()
-            if self._workloads is not None:
-                workload = workload_of(self._workloads.objects.values(), self._state.ref.uid)
+            workload = self.workload
         if workload is None:
             if self.status is not None:
                 self._remember(phase="", since=0.0)
@@ -215,7 +199,7 @@ class QueueFollower:
         if self.status is not None or not watched or self._no_workload_logged or phase is None or phase.ended:
             return None
         queued_since = self._state.phase_since if phase is Phase.QUEUED else 0.0
-        return max(queued_since, self._no_workload_since) + self._no_workload_seconds
+        return max(queued_since, self._no_workload_since) + NO_WORKLOAD_SECONDS
 
     def _log_missing_workload(self) -> None:
         """Kueue has not created a Workload: it will never admit a queued job, and doesn't know one that runs."""

@@ -49,7 +49,7 @@ class ReplicaReporter:
             self._pending = True
             return
         self._looked_at = now
-        status = replica_status(state.kind, state.known_job, pods.pods.values(), utc_now(), pods)
+        status = replica_status(state.kind, state.known_job, pods, utc_now())
         if status.states == self._logged:
             if len(pods.pods) > MAX_LOOKED_AT_ALWAYS:
                 self._next = time.monotonic() + MIN_INTERVAL_SECONDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
@@ -15,20 +14,6 @@ from airflow_provider_ktrain.engine.job_requests import Log
 Object = dict[str, Any]
 LOG_DELAY_SECONDS = 2.0  # before a restart is reported: the failed run's log may still arrive with the reason
 MAX_LOG_DELAY_SECONDS = 30.0  # if no line of the run has arrived: it may have written none
-
-
-@dataclass
-class _Unreported:
-    """A restart that is not reported yet.
-
-    :param restart: the restart.
-    :param seen: when it was seen, by `time.monotonic`.
-    :param due: when to report it if lines of the failed run have arrived, by `time.monotonic`.
-    """
-
-    restart: Restart
-    seen: float
-    due: float
 
 
 class RestartReporter:
@@ -45,7 +30,8 @@ class RestartReporter:
     ) -> None:
         self._history = RestartHistory(kind, handed_over)
         self._evidence, self._log = evidence, log
-        self._unreported: list[_Unreported] = []  # in the order in which they were seen
+        self._unreported: list[tuple[Restart, float]] = []  # with the time.monotonic() at which each was seen
+        self._next = 0.0  # time.monotonic() from which the first one is reported
 
     def update(
         self, job: Object, pods: Mapping[str, Object], removed: Iterable[str] = (), deleted: Iterable[Object] = ()
@@ -72,12 +58,11 @@ class RestartReporter:
         :param at_once: report all restarts now. Default: False.
         """
         now = time.monotonic()
-        while self._unreported and (at_once or self._unreported[0].due <= now):
-            first = self._unreported[0]
-            restart = first.restart
+        while self._unreported and (at_once or (self.due or 0.0) <= now):
+            restart, seen = self._unreported[0]
             lines = self._evidence.lines_of_run(restart.pod, restart.pod_uid, restart.container, restart.run)
-            if lines == [] and not at_once and now < first.seen + MAX_LOG_DELAY_SECONDS:
-                first.due = now + LOG_DELAY_SECONDS
+            if lines == [] and not at_once and now < seen + MAX_LOG_DELAY_SECONDS:
+                self._next = now + LOG_DELAY_SECONDS
                 return
             self._unreported.pop(0)
             self._log.warning(restart.describe(lines))
@@ -85,7 +70,7 @@ class RestartReporter:
     @property
     def due(self) -> float | None:
         """When the next restart is to be reported, by `time.monotonic`; None if there is none."""
-        return self._unreported[0].due if self._unreported else None
+        return max(self._unreported[0][1] + LOG_DELAY_SECONDS, self._next) if self._unreported else None
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
         """The container that failed at least `limit` times in a row; None if there is none, or no limit."""
@@ -97,5 +82,4 @@ class RestartReporter:
         return self._history.handover()
 
     def _note(self, restarts: list[Restart]) -> None:
-        now = time.monotonic()
-        self._unreported.extend(_Unreported(restart, now, now + LOG_DELAY_SECONDS) for restart in restarts)
+        self._unreported += [(restart, time.monotonic()) for restart in restarts]

@@ -39,8 +39,6 @@ class StartupChecks:
     :param warnings: the Warning events; watched from the first check until the job has started.
     :param log: where the newest Warning event is logged.
     :param seconds_away_since: for how long the API server was away since an epoch second: that time doesn't count.
-        Default: it was never away.
-    :param interval: between the first checks in a phase, in seconds. Default: FIRST_INTERVAL_SECONDS.
     """
 
     def __init__(
@@ -49,19 +47,17 @@ class StartupChecks:
         evidence: EvidenceCollector,
         warnings: WarningEvents,
         log: Log,
-        *,
-        seconds_away_since: Callable[[float], float] = lambda at: 0.0,
-        interval: float = FIRST_INTERVAL_SECONDS,
+        seconds_away_since: Callable[[float], float],
     ) -> None:
         self._state, self._evidence, self._warnings, self._log = state, evidence, warnings, log
         self._seconds_away_since = seconds_away_since
         self._checked_at = time.monotonic()
-        self._first_interval = self._interval = interval
+        self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
 
     def phase_changed(self) -> None:
         """Begin with short intervals again."""
-        self._interval = self._first_interval
+        self._interval = FIRST_INTERVAL_SECONDS
 
     @property
     def due(self) -> float | None:

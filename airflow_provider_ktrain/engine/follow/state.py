@@ -15,15 +15,15 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.status import Phase, Seen
+from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
 from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.job_requests import belongs
 
 Object = dict[str, Any]
-CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}  # else its name
 #: messages of conditions that only repeat the phase
 REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|successfully completed)\.?")
 
@@ -60,12 +60,12 @@ class JobState:
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Whether the pod is the job's. A job that is followed by name has no uid until it is seen."""
-        return belongs(pod, self.ref, self.pod_owners) and created_at(pod) >= created_at(self.job or {})
+        return belongs(pod, self.ref, self.pod_owners) and created(pod) >= created(self.job or {})
 
     @property
     def ownership(self) -> object:
         """What `owns` depends on beside the pod. While it is the same, an unchanged pod is still owned or not."""
-        return self.ref, tuple(self.pod_owners.items()), created_at(self.job or {})
+        return self.ref, tuple(self.pod_owners.items()), created(self.job or {})
 
     @property
     def ended(self) -> bool:
@@ -146,14 +146,8 @@ class JobState:
             return True
         primary = self.kind.primary(self.job or {}), 0
         return any(
-            phase_of_pod(pod) == "Succeeded" and self.kind.pod_role(pod["metadata"].get("labels") or {}) == primary
-            for pod in self.pods.all
+            phase_of_pod(pod) == "Succeeded" and self.kind.pod_role(labels_of(pod)) == primary for pod in self.pods.all
         )
-
-
-def created_at(obj: Mapping[str, Any]) -> str:
-    """The time of creation, which sorts as text; empty if it isn't known."""
-    return str((obj.get("metadata") or {}).get("creationTimestamp") or "")
 
 
 def phase_of_pod(pod: Mapping[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.engine import api_paths
@@ -12,30 +10,20 @@ from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_label, by_name, by_uid
 
 
-class Watched(NamedTuple):
-    """What a shared informer watches: see `watch.shared_informer`."""
+def informers_of(api: Api, ref: JobRef, *, shared: bool) -> tuple[SharedInformer, SharedInformer]:
+    """The watches of a job and of its pods.
 
-    path: str
-    label_selector: str = ""
-    field_selector: str = ""
-
-    def informer(self, api: Api) -> SharedInformer:
-        """The informer of this watch."""
-        return shared_informer(api, self.path, label_selector=self.label_selector, field_selector=self.field_selector)
-
-
-def watches_of(ref: JobRef, *, shared: bool) -> tuple[Watched, Watched]:
-    """What to watch for a job and for its pods.
-
-    :param shared: one watch for all jobs of the deployment, if the job has its label.
+    :param shared: use one watch for all jobs of the deployment, if the job has its label.
     """
     kind = kind_of(ref.kind)
     jobs, pods = api_paths.jobs(kind, ref.version, ref.namespace), api_paths.core(ref.namespace, "pods")
+    selector, of_pods, field_selector = "", ref.pod_selector, f"metadata.name={ref.name}"
     if shared and ref.submission:
-        selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}"
+        selector, field_selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}", ""
         # pods that may lack our labels are selected by the operator's label, whatever its value
-        return Watched(jobs, selector), Watched(pods, selector if kind.labels_pods else kind.pod_name_label)
-    return Watched(jobs, field_selector=f"metadata.name={ref.name}"), Watched(pods, ref.pod_selector)
+        of_pods = selector if kind.labels_pods else kind.pod_name_label
+    job = shared_informer(api, jobs, label_selector=selector, field_selector=field_selector)
+    return job, shared_informer(api, pods, label_selector=of_pods)
 
 
 def watch_keys(ref: JobRef) -> tuple[Key, Key]:
