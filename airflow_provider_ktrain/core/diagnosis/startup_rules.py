@@ -151,8 +151,8 @@ def _has_pods(evidence: Evidence) -> bool:
 def find_refused_pods(evidence: Evidence) -> Cause | None:
     """The API server refuses pods or Services: as invalid, or by Pod Security, a LimitRange, a webhook and so on.
 
-    It is no proof against this manifest: a webhook may have added the part that is refused. A quota is a matter of
-    scheduling, since other jobs will free some of it.
+    This doesn't prove that the manifest is wrong: a webhook may have added the part that is refused. A quota is left to
+    the scheduling limit, because other jobs will free some of it.
     """
     for _, reason, message, waited_seconds in _lasting(evidence, "FailedCreate"):
         text = f"{reason}: {message}"
@@ -166,9 +166,9 @@ def find_refused_pods(evidence: Evidence) -> Cause | None:
 def find_refused_resources(evidence: Evidence) -> Cause | None:
     """The API server refuses the objects between the job and its pods: a TrainJob's JobSet, or its Jobs.
 
-    The job itself shows nothing of it (recordings 55b, 55d, 56b). It is no proof against this manifest, since the
-    runtime is a part of these objects: a retry may succeed. An event may also pass (recording 58b), so a refusal counts
-    only while there are no pods, and after some time.
+    The job itself doesn't show this (recordings 55b, 55d, 56b). It doesn't prove that the manifest is wrong, because
+    these objects contain the runtime: a retry may succeed. The refusal may also end by itself (recording 58b), so it
+    counts only while there are no pods, and after some time.
     """
     lasting = _lasting(evidence, "ResourcesCreationFailed")
     for event, reason, message, waited_seconds in reversed([] if _has_pods(evidence) else list(lasting)):

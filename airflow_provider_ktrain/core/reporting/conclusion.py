@@ -1,6 +1,6 @@
 """The conclusion: why a job that has not ended is released, stored in the status XCom before the release.
 
-If the process dies after the release, the next process of the same try finds no job, and reads the cause here.
+If the process dies after the release, the job is gone. The next process of the same try reads the cause here.
 docs/reference/formats.md describes the fields.
 """
 
