@@ -141,9 +141,9 @@ def _conflict(args: argparse.Namespace) -> str:
         return "found neither FILE nor a command, expected a manifest, or a command after --"
     if args.file is None and not args.image and not args.local:
         return "--image: expected the image of the job, because there is neither FILE nor --local"
-    of_cluster = args.image if args.file is not None else args.image[1:]
+    of_cluster = args.image if args.file is not None else args.image[1:] or [i for i in args.image if i[1]]
     if not args.local and (of_cluster or args.gpus_per_node is not None):
-        return "--image and --gpus-per-node need --local: they configure the embedded cluster"
+        return "--image NAME=DIR and --gpus-per-node need --local: they configure the embedded cluster"
     return ""
 
 

@@ -133,8 +133,11 @@ class RunHost:
             self._running.cancel()
             return
         self.interrupted_by = number
-        self._log.warning(f"{signal.Signals(number).name}: deleting the job. Interrupt again to leave it as it is.")
-        self._stop.request(f"Interrupted by {signal.Signals(number).name}.")
+        name = signal.Signals(number).name
+        self._log.warning(
+            f"{name}: deleting the job, and waiting until its pods are gone. Interrupt again to stop waiting."
+        )
+        self._stop.request(f"Interrupted by {name}.")
 
     async def _run(self) -> Outcome:
         """Submit the job, follow it and delete it."""
@@ -180,4 +183,7 @@ class RunHost:
         held = f"{counted(len(active), 'pod')} with {counted(gpus, 'GPU')}"
         if job is not None and not is_terminating(job):
             return f"{title} was not deleted: {held} may run on. To delete it, run `{command}`"
-        return f"{title} is being deleted: {held} not gone yet." if active else f"{title} is deleted: nothing is left."
+        if not active:
+            return f"{title} is deleted: nothing is left."
+        look = f"kubectl get pods -n {self._ref.namespace} -l {self._ref.pod_selector}"
+        return f"{title} is being deleted: {held} not gone yet. To see them, run `{look}`"

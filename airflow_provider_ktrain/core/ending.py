@@ -88,8 +88,8 @@ class Action(enum.StrEnum):
 
     FOLLOW = "follows on"
     LOOK_AGAIN = "looks again"
-    HAND_OVER = "hands the job over"
-    LET_GO = "lets go of the job"
+    HAND_OVER = "ends, and another process follows the job"
+    LET_GO = "stops following the job, and changes nothing"
     KEEP = "keeps the job"
     REPORT = "reports the end, releases nothing"
     CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"

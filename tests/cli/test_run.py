@@ -108,7 +108,10 @@ def test_a_second_signal_reports_what_is_left(run: Start, cluster: TestCluster) 
     command.interrupt()
     assert command.end() == 130, command.output
     (error,) = [line for line in command.lines if " error: " in line]
-    assert "is being deleted: 1 pod with 1 GPU not gone yet" in error or "was not deleted: 1 pod with 1 GPU" in error
+    assert (
+        "1 pod with 1 GPU not gone yet. To see them, run `kubectl get pods" in error
+        or "was not deleted: 1 pod with 1 GPU" in error
+    )
 
 
 def test_closed_output_deletes_the_job(run: Start, cluster: TestCluster) -> None:
@@ -260,7 +263,7 @@ def test_an_invalid_manifest_is_refused_as_by_check(run: Start, tmp_path: Path) 
         (["absent.yaml"], "absent.yaml can't be read: No such file or directory"),
         (["job.yaml", "--timeout", "soon"], "--timeout: found 'soon', expected a duration such as 90s, 15m"),
         (["job.yaml", "--timeout", "0"], "--timeout: found '0', expected a duration"),
-        (["job.yaml", "--gpus-per-node", "2"], "--image and --gpus-per-node need --local"),
+        (["job.yaml", "--gpus-per-node", "2"], "--image NAME=DIR and --gpus-per-node need --local"),
         (["job.yaml", "--local", "--context", "x"], "--local: found --kubeconfig or --context"),
         (["job.yaml", "--local", "--gpus-per-node", "-3"], "found '-3', expected a whole number, 0 or more"),
     ],

@@ -103,7 +103,8 @@ async def test_job_whose_code_cannot_be_sent_is_deleted(cluster: TestCluster) ->
     [
         (["--local"], "found neither FILE nor a command"),
         (["--", "python3", "train.py"], "--image: expected the image of the job"),
-        (["--image", "i", "--image", "j=.", "--", "true"], "--image and --gpus-per-node need --local"),
+        (["--image", "i=.", "--", "true"], "--image NAME=DIR and --gpus-per-node need --local"),
+        (["--image", "i", "--image", "j=.", "--", "true"], "--image NAME=DIR and --gpus-per-node need --local"),
         (
             ["--image", "i", "--code", "missing", "--", "true"],
             "--code: the code can't be read: No such file or directory; found missing; "

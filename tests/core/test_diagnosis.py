@@ -680,7 +680,7 @@ def test_exceeded_quota_is_a_scheduling_failure() -> None:
             Limit.EXECUTION,
             "13b-pt-activedeadline-quiet",
             Category.TIMEOUT,
-            "did not finish within 60 s of its creation (execution_timeout minus the time reserved for its release)",
+            "did not finish within 60 s of its creation (execution_timeout or --timeout)",
         ),
         (
             Limit.LOG_STALL,

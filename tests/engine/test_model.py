@@ -654,7 +654,7 @@ async def _delete_in_foreground(api: Api, kind: Kind, path: str, job: Object) ->
     await api.request("DELETE", path, body={"propagationPolicy": "Foreground", "preconditions": fence})
 
 
-async def _no_pods(api: Api, claim: object, waiter: object) -> bool:
+async def _no_pods(claim: object) -> bool:
     """A creation that doesn't wait for the pods of an earlier job."""
     return True
 
@@ -694,8 +694,8 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
     "deletions are fenced by uid only": ((releasing, "delete_fenced", _delete_unfenced),),
     "a TrainJob is deleted in the foreground": ((releasing, "delete_fenced", _delete_in_foreground),),
     "a create doesn't wait for pods": (
-        (submitting, "_without_pods", _no_pods),
-        (submitting, "_undone", _not_undone),
+        (submitting._Claim, "without_pods", _no_pods),
+        (submitting._Claim, "undone", _not_undone),
     ),
     "a kill ignores what was seen last": ((Stopping, "_as_seen", _not_seen),),
     "a release doesn't wait": ((releasing._Release, "wait", _no_wait),),

@@ -183,8 +183,8 @@ _LIMITS = {
     ),
     Limit.EXECUTION: (
         Category.TIMEOUT,
-        "did not finish within {seconds} s of its creation ({limit} minus the time reserved for its release)",
-        "Raise execution_timeout, or shorten the training.",
+        "did not finish within {seconds} s of its creation ({limit} or --timeout)",
+        "Raise the timeout, or shorten the training. A part of execution_timeout is reserved for the release.",
     ),
     Limit.LOG_STALL: (
         Category.HANG,
