@@ -84,7 +84,7 @@ class Stopping:
         """Log that nobody knows yet whether the job was created."""
         if self._job.submission is not None:
             self._log.warning(
-                "The API server did not answer the request that creates the job. If no try of the task follows, "
+                "The API server can't be asked whether the job was created. If no try of the task follows, "
                 f"run: {self._job.submission.delete_command}"
             )
 
