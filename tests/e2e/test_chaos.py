@@ -100,7 +100,7 @@ def test_sigterm_to_the_worker(begin: Begin) -> None:
     stage.wait_line("[Worker 0] line 3")
     stage.kill_task(signal.SIGTERM)
     check_end(stage, "failed")
-    assert "TrainingKilledError: The worker was stopped (SIGTERM)" in stage.log()
+    assert "TrainingKilledError: The worker was stopped. No retry is left" in stage.log()
 
 
 # the triggerer
@@ -165,7 +165,7 @@ def test_deferral_times_out_with_its_triggerer(begin: Begin, triggerers: Airflow
     triggerers.signal("triggerer", signal.SIGSTOP)
     check_end(stage, "failed")
     assert "2 GPUs released" in stage.log()
-    assert "TaskDeferralTimeout" in stage.log()
+    assert "TrainingTimeoutError" in stage.log()
 
 
 # what users do to a deferred task
