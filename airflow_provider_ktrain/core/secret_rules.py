@@ -108,7 +108,7 @@ RULES = (
     _form(r"\bbearer +", r"(?=\S*\d)[\w.~+/=-]{8,}", "rejected: bearer SECRET12", "bearer "),
     _form(
         r"\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|eyJ[\w-]{8,}\.)", r"[\w.-]{20,}",
-        "login with hf_SECRETabcdefghijklmnop", "gh", "glpat-", "hf_", "sk-", "xox", "eyj",
+        "login with hf_SECRETabcdefghijklmnop", "gh", "github_pat_", "glpat-", "hf_", "sk-", "xox", "eyj",
     ),
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ _HINTS = frozenset(rule.hints for rule in RULES)
 
 def masked(text: str) -> str:
     """The text with MASK in the place of each secret that RULES find."""
-    folded = text.casefold()
+    folded = text.replace("\u0130", "i").replace("\u0131", "i").casefold()  # re.IGNORECASE takes both for an i
     found = {hints for hints in _HINTS if any(hint in folded for hint in hints)}
     for rule in RULES:
         if rule.hints in found:

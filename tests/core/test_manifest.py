@@ -128,7 +128,7 @@ def test_command_goes_to_the_launcher_and_gpus_go_to_the_workers() -> None:
 def test_hosts_are_added_to_every_node_selector_term() -> None:
     manifest = pytorchjob()
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}, {"matchFields": []}]
-    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms, {}]}}
     pod_of(manifest, "Master")["affinity"] = {"nodeAffinity": affinity, "podAntiAffinity": {"x": 1}}
     result = overlay(manifest, JobOptions(hosts=["n1", "n2"]))
     ours = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1", "n2"]}

@@ -34,9 +34,18 @@ def test_each_rule_hides_the_secret_of_its_example(rule: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "prefix",
+    ["ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-", "hf_", "sk-", "xoxb-", "eyJhbGciOiJIUzI1NiJ9."],
+)
+def test_tokens_of_each_service_are_hidden(prefix: str) -> None:
+    assert shown(f"login with {prefix}11ABCDEFG0abcdefijklmnop_qrstuv") == f"login with {prefix}***"
+
+
+@pytest.mark.parametrize(
     ("text", "hidden"),
     [
         ("PGPASS=x", "PGPASS=***"),
+        ("credent\u0131al: x", "credent\u0131al: ***"),
         ("GIT_PASSPHRASE=x", "GIT_PASSPHRASE=***"),
         ("ftp_pwd: x", "ftp_pwd: ***"),
         ("hf-token: a1", "hf-token: ***"),

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import zlib
-from base64 import b64decode, b64encode
+from base64 import b85decode, b85encode
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -212,8 +212,8 @@ class _Row(NamedTuple):
     """A position as integers. The newest window is left out: a resume needs only `base`.
 
     :param last: when the last line was written, in nanoseconds since 1970; 0 without lines.
-    :param first: the same of the first line, in milliseconds. It is rounded up: if it is too late, a rotation in that
-        millisecond is missed, but none is reported falsely.
+    :param before: from the first line until the last one, in milliseconds. It is rounded down: if the first line seems
+        too late, a rotation in that millisecond is missed, but none is reported falsely.
     :param second: from the beginning of the base window until the last line, in seconds.
     :param offset: from the beginning of the base window until its first line, in nanoseconds; -1 if that is unknown.
     """
@@ -222,7 +222,7 @@ class _Row(NamedTuple):
     complete: int
     restart: int
     last: int = 0
-    first: int = 0
+    before: int = 0
     at_last: int = 0
     second: int = 0
     offset: int = -1
@@ -240,7 +240,7 @@ def _row(key: int, at: Position) -> _Row:
         complete=False,
         restart=at.restart,
         last=last,
-        first=-(-_nanoseconds(at.first or at.last) // _MILLISECOND),
+        before=last // _MILLISECOND - -(-_nanoseconds(at.first or at.last) // _MILLISECOND),
         at_last=at.at_last,
         second=(last - second) // 10**9,
         offset=_nanoseconds(base.first) - second if base.first else -1,
@@ -256,7 +256,8 @@ def _position(row: _Row) -> Position:
     first = _time(second + row.offset) if row.offset >= 0 else ""
     base = Window(_time(second)[:_SECOND], first, row.lines, bool(row.whole))
     newest = Window(last[:_SECOND], "", 0)
-    return Position(row.restart, False, _time(row.first * _MILLISECOND), last, row.at_last, base, newest)
+    began = (row.last // _MILLISECOND - row.before) * _MILLISECOND
+    return Position(row.restart, False, _time(began), last, row.at_last, base, newest)
 
 
 @dataclass
@@ -353,13 +354,12 @@ class Cursor:
 
     def _packed(self, rows: Sequence[_Row], count: int, names: bool) -> dict[str, Any]:
         kept, left_out = rows[:count], rows[count:]
-        columns: dict[str, Any] = {
-            name: _differences([row[number] for row in kept]) for number, name in enumerate(_Row._fields)
-        }
+        columns: dict[str, Any] = {name: [row[number] for row in kept] for number, name in enumerate(_Row._fields)}
+        columns["last"] = _differences(columns["last"])
         if names:
             columns["names"] = ["" if row.complete else self.names.get(row.key, "") for row in kept]
         data = zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)
-        packed: dict[str, Any] = {"version": VERSION, "containers": b64encode(data).decode()}
+        packed: dict[str, Any] = {"version": VERSION, "containers": b85encode(data).decode()}
         if left_out or self.since:
             times = [_time(row.last) for row in left_out[:1]]  # the earliest; 1970 without lines
             packed["since"] = min(filter(None, [*times, self.since]))
@@ -382,8 +382,9 @@ class Cursor:
             return cls(unreadable=True)
 
     def _unpack(self, text: str) -> None:
-        columns = json.loads(zlib.decompress(b64decode(text, validate=True)))
-        rows = [_Row(*row) for row in zip(*(accumulate(columns[name]) for name in _Row._fields), strict=True)]
+        columns = json.loads(zlib.decompress(b85decode(text)))
+        columns["last"] = accumulate(columns["last"])
+        rows = [_Row(*row) for row in zip(*(columns[name] for name in _Row._fields), strict=True)]
         self.positions = {row.key: _position(row) for row in rows}
         names = columns.get("names") or ()
         self.names = {row.key: name for row, name in zip(rows, names, strict=False) if name}

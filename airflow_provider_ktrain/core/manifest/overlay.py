@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.manifest_fields import add_to_node_terms, mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.task_variables import ATTEMPT
 from airflow_provider_ktrain.core.manifest.volumes import Volume
@@ -178,6 +178,9 @@ def _over_pod(pod: dict[str, Json], options: JobOptions) -> None:
         pod["affinity"] = plain(options.affinity)
     if options.hosts:
         hosts = {"key": HOSTNAME, "operator": "In", "values": list(options.hosts)}
+        required = mapping_at(mapping_at(mapping_at(pod, "affinity"), "nodeAffinity"), REQUIRED_NODES)
+        terms = required.get("nodeSelectorTerms") or ()
+        required["nodeSelectorTerms"] = [term for term in terms if term and isinstance(term, dict)]  # others match none
         add_to_node_terms(pod, "matchExpressions", [hosts])
     if options.priority_class:
         pod["priorityClassName"] = options.priority_class
