@@ -105,9 +105,8 @@ def _run(args: argparse.Namespace) -> int:
     before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
     try:
         loaded, code = run_job.load(args, console)
-        if not args.local:
-            return asyncio.run(_follow(kubeconfig.target(args), args, loaded, code, console))
-        with _local_cluster(args, loaded.manifest, console) as target:
+        local = _local_cluster(args, loaded.manifest, console) if args.local else None
+        with local or contextlib.nullcontext(kubeconfig.target(args)) as target:
             return asyncio.run(_follow(target, args, loaded, code, console))
     except KeyboardInterrupt:
         return exit_codes.of_signal(signal.SIGINT)
@@ -141,7 +140,8 @@ def _conflict(args: argparse.Namespace) -> str:
         return "found neither FILE nor a command, expected a manifest, or a command after --"
     if args.file is None and not args.image and not args.local:
         return "--image: expected the image of the job, because there is neither FILE nor --local"
-    of_cluster = args.image if args.file is not None else args.image[1:] or [i for i in args.image if i[1]]
+    is_of_job = args.file is None and not any(directory for _, directory in args.image)
+    of_cluster = args.image[1:] if is_of_job else args.image  # the first one may be the job's
     if not args.local and (of_cluster or args.gpus_per_node is not None):
         return "--image NAME=DIR and --gpus-per-node need --local: they configure the embedded cluster"
     return ""

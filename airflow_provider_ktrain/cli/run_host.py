@@ -23,13 +23,13 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.objects import has_ended
+from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import Log, is_terminating, read_training, served_version
+from airflow_provider_ktrain.engine.job_requests import Log, read_training, served_version
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.training import Stopped, Training
@@ -181,7 +181,7 @@ class RunHost:
         active = [pod for pod in read.pods if not has_ended(pod)]
         gpus = sum(pod_gpus(pod.get("spec") or {}) for pod in active)
         held = f"{counted(len(active), 'pod')} with {counted(gpus, 'GPU')}"
-        if job is not None and not is_terminating(job):
+        if job is not None and not is_being_deleted(job):
             return f"{title} was not deleted: {held} may run on. To delete it, run `{command}`"
         if not active:
             return f"{title} is deleted: nothing is left."

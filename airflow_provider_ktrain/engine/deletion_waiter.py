@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.objects import is_being_deleted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, get
-from airflow_provider_ktrain.engine.job_requests import Log, is_terminating, job_pods, list_pods, read_job
+from airflow_provider_ktrain.engine.job_requests import Log, job_pods, list_pods, read_job
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 Object = dict[str, Any]
@@ -55,8 +56,11 @@ class DeletionWaiter:
             await asyncio.sleep(0.5)
 
     async def wait_for_pods(self, api: Api, ref: JobRef) -> None:
-        """Wait until no pod of the job is terminating. At the timeout, raise a ClusterError that names the pods."""
-        while pods := [pod for pod in await self._ask(lambda: job_pods(api, ref)) if is_terminating(pod)]:
+        """Wait until no pod of the job is terminating. At the timeout, raise a ClusterError that names the pods.
+
+        Operators count such a pod of a resumed job as failed: training-operator 1.9 in `UpdateJobReplicaStatuses`.
+        """
+        while pods := [pod for pod in await self._ask(lambda: job_pods(api, ref)) if is_being_deleted(pod)]:
             if self._report_is_due():
                 self._report(ref, "being suspended", "; ".join(map(_describe_terminating, pods)), pods)
             await asyncio.sleep(0.5)
@@ -97,7 +101,7 @@ class DeletionWaiter:
 
 def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:
     names = " ".join(p["metadata"]["name"] for p in pods)
-    if pods and not any(map(is_terminating, pods)):
+    if pods and not any(map(is_being_deleted, pods)):
         remedy = "Nobody deletes them: find out what owns them and delete that, or set another `name` for the task"
     elif pods:
         remedy = (

@@ -16,7 +16,7 @@ class Host:
     :param seconds: that the process may still take when it was asked to stop, or when the deadline has passed. Default:
         None, as long as it needs.
     :param ask_state: returns the task's state in Airflow, in at most the given seconds; empty if there is no answer.
-        Default: None, there is no task: the request to stop came from the user.
+        Default: None: there is no task, and only the user asks the process to stop.
     :param successor: who continues with the job when this process stops while its task goes on. Default: nobody.
     :param patience: seconds for which the task's state is asked for again while it decides nothing. Default: 0.
     :param policy: how the job is followed, and where statuses and conclusions go. Default: as in a worker, nowhere.

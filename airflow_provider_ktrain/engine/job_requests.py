@@ -210,14 +210,6 @@ def owner_of(pod: Mapping[str, Any], ref: JobRef) -> str:
     return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).pod_owner_label, ""))
 
 
-def is_terminating(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod is being deleted. Operators count such a pod of a resumed job as failed.
-
-    training-operator 1.9 does so in `UpdateJobReplicaStatuses`.
-    """
-    return "deletionTimestamp" in pod["metadata"]
-
-
 async def delete_fenced(api: Api, kind: Kind, path: str, job: Mapping[str, Any]) -> None:
     """Delete the job at `path`, only if it is still as it was read. The one way to delete a job.
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.objects import has_ended
+from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text import counted
@@ -23,7 +23,6 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.job_requests import (
     MERGE_PATCH,
     JobRead,
-    is_terminating,
     job_pods,
     read_job,
     set_suspended,
@@ -118,7 +117,7 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
     what = await _fenced(api, ref, write, end)
 
     async def gone() -> bool:
-        return all(has_ended(p) and not is_terminating(p) for p in await job_pods(api, ref))
+        return all(has_ended(p) and not is_being_deleted(p) for p in await job_pods(api, ref))
 
     await _wait_until(gone, end, f"{ref} is {what}, but its pods are still there after {timeout:.0f} s")
     return f"{ref} is {what} and its pods are gone"
@@ -132,7 +131,7 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
     end = time.monotonic() + timeout
 
     async def settled() -> bool:
-        return not any(map(is_terminating, await job_pods(api, ref)))
+        return not any(map(is_being_deleted, await job_pods(api, ref)))
 
     await _wait_until(
         settled, end, f"{ref} was not resumed: its old pods are still being deleted after {timeout:.0f} s"

@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.objects import has_ended, node_of
+from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.engine import api_paths, kueue
@@ -31,7 +31,6 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.job_requests import (
     JobRead,
     delete_fenced,
-    is_terminating,
     job_pods,
     pod_owner_exists,
     read_job,
@@ -107,7 +106,7 @@ def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mo
         return Mode.DELETE
     if phase_of(job).ended and not _recreates_deleted_pods(ref, job):
         return Mode.DELETE_PODS
-    return Mode.DELETE if is_terminating(job) else Mode.SUSPEND
+    return Mode.DELETE if is_being_deleted(job) else Mode.SUSPEND
 
 
 def _recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any]) -> bool:
@@ -331,7 +330,7 @@ class _Release:
         return Mode.SUSPEND, "suspended", ""
 
     async def _delete(self, job: Object, why: str = "") -> tuple[Mode, str, str]:
-        if not is_terminating(job):
+        if not is_being_deleted(job):
             path = api_paths.job(self._ref)
             await self._ask(self._fenced(lambda: delete_fenced(self._api, kind_of(self._ref.kind), path, job)))
         return Mode.DELETE, "deleted", why
@@ -341,7 +340,7 @@ class _Release:
         if time.monotonic() < self._deletes_pods_from:
             return
         for pod in pods:
-            if not is_terminating(pod) and not (self._job and has_ended(pod)):
+            if not is_being_deleted(pod) and not (self._job and has_ended(pod)):
                 await self._ask(functools.partial(_delete_pod, self._api, self._ref.namespace, pod))
 
     # the wait
@@ -442,7 +441,7 @@ def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
 
 def _is_left(pod: Mapping[str, Any]) -> bool:
     """Whether the pod has not finished, or is still being deleted."""
-    return not has_ended(pod) or is_terminating(pod)
+    return not has_ended(pod) or is_being_deleted(pod)
 
 
 def _grace(pod: Mapping[str, Any]) -> float:

@@ -45,7 +45,7 @@ async def retry_transient(
     :param end: value of `time.monotonic()` from which the error is raised instead.
     :param refused_until: value of `time.monotonic()` until which a refused request (401, 403) is repeated as well: an
         API server that has just started refuses everything until it has read the rights. Default: it isn't repeated.
-    :param warn: gets one message before the first repetition. Default: None, there is no message.
+    :param warn: gets one message before the first repetition. Default: None, nothing is logged.
     """
     delay = 0.2
     while True:

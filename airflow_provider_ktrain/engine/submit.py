@@ -43,6 +43,7 @@ from airflow_provider_ktrain.core.identity import (
 )
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.code import Code
+from airflow_provider_ktrain.core.objects import is_being_deleted
 from airflow_provider_ktrain.engine import api_paths, code_delivery, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
@@ -50,7 +51,6 @@ from airflow_provider_ktrain.engine.job_requests import (
     MERGE_PATCH,
     JobRead,
     Log,
-    is_terminating,
     job_pods,
     list_pods,
     read_training,
@@ -220,7 +220,7 @@ class _Claim:
             return False
         selector, since = created.ref.pod_selector, created.job["metadata"].get("creationTimestamp", "")
         pods = await self.retry("list", lambda: list_pods(self.api, self.target.namespace, selector))
-        if not any(is_terminating(pod) or pod["metadata"].get("creationTimestamp", "~") < since for pod in pods):
+        if not any(is_being_deleted(pod) or pod["metadata"].get("creationTimestamp", "~") < since for pod in pods):
             return False
         self.log.warning(
             f"{created.ref} is deleted and created again: pods of an earlier job of this name are left.\n"
@@ -236,7 +236,7 @@ class _Claim:
         return True
 
     async def find(self) -> Object | None:
-        """The job that has the claim's name, no matter who owns it. None: there is no such job."""
+        """The job of the claim's name, whoever owns it. None: no job has this name."""
         return await get(self.api, api_paths.job(self.target))
 
     async def take_existing(self) -> Submitted | None:
@@ -404,8 +404,8 @@ async def submit(
     :param end_job: releases the job of an earlier try that is replaced.
     :param log: where decisions are logged.
     :raises CodeRefusedError: the API server refuses the job's code.
-    :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest; `invalid`, if
-        there is no job of an earlier try.
+    :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest; or `invalid` is
+        set, and no earlier try has left a job.
     :raises ForeignJobError: another task or person owns the job of this name.
     :raises AccessError, UnreachableError, ClusterError: a request fails; ClusterError also if a deletion doesn't end.
     """

@@ -27,11 +27,10 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
-from airflow_provider_ktrain.core.objects import has_ended
+from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.job_requests import is_terminating
 from tests.engine.model_watches import History, Stream, WatchingApi, selects
 
 Object = dict[str, Any]
@@ -314,7 +313,7 @@ class Cluster:
     def _start_pods(self, rng: random.Random) -> None:
         now = self._clock()
         for pod in self.pods.values():
-            if pod["status"]["phase"] != "Pending" or is_terminating(pod) or rng.random() < 0.3:
+            if pod["status"]["phase"] != "Pending" or is_being_deleted(pod) or rng.random() < 0.3:
                 continue
             if "nodeName" not in pod["spec"]:
                 if now >= self.no_nodes_until or rng.random() < 0.05:
@@ -452,9 +451,9 @@ class Cluster:
         """The training ends. `lingering`: one of its pods continues to run, as with `cleanPodPolicy: None`."""
         for job in self.jobs.values():
             mine = self.pods_of(job)
-            if not mine or any(pod["status"]["phase"] != "Running" or is_terminating(pod) for pod in mine):
+            if not mine or any(pod["status"]["phase"] != "Running" or is_being_deleted(pod) for pod in mine):
                 continue
-            if len(mine) == len(_ROLES[self.kind.name]) and not phase_of(job).ended and not is_terminating(job):
+            if len(mine) == len(_ROLES[self.kind.name]) and not phase_of(job).ended and not is_being_deleted(job):
                 uid = job["metadata"]["uid"]
                 self.over[uid], self._over_at[uid] = succeeded, self._clock()
                 self.note(f"the program of {uid} ends with {'success' if succeeded else 'an error'}")
@@ -480,7 +479,7 @@ class Cluster:
     def remove_label(self, rng: random.Random) -> None:
         """A user removes the label of the deployment from a job or a pod that isn't being deleted."""
         candidates = rng.choice([self.jobs, self.pods]).values()
-        objects = [obj for obj in candidates if not is_terminating(obj)]
+        objects = [obj for obj in candidates if not is_being_deleted(obj)]
         if objects:
             obj = rng.choice(objects)
             obj["metadata"]["labels"].pop(DEPLOYMENT_LABEL, None)
@@ -494,7 +493,7 @@ class Cluster:
                 wants_suspension(job) is not suspend
                 and not ours
                 and not phase_of(job).ended
-                and not is_terminating(job)
+                and not is_being_deleted(job)
             ):
                 self.note(f"a user {'suspends' if suspend else 'resumes'} {job['metadata']['uid']}")
                 self.touched_by_users.add(job["metadata"]["uid"])

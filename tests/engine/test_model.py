@@ -23,6 +23,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import RULES, Action, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
@@ -33,7 +34,7 @@ from airflow_provider_ktrain.engine import training as owning
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.messages import Outcome
-from airflow_provider_ktrain.engine.job_requests import JobRead, is_terminating
+from airflow_provider_ktrain.engine.job_requests import JobRead
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 from airflow_provider_ktrain.engine.release import JobChanged, Mode, release_others
 from airflow_provider_ktrain.engine.stopping import Stopping
@@ -191,7 +192,7 @@ class Interleaving:
         if wants_suspension(job):
             suspended = next((c["lastTransitionTime"] for c in conditions if c["type"] == "Suspended"), created)
             return longer(suspended, limits.queue)
-        pods = [pod for pod in evidence.pods if not is_terminating(pod)]
+        pods = [pod for pod in evidence.pods if not is_being_deleted(pod)]
         pending = [pod for pod in pods if pod["status"]["phase"] == "Pending"]
         waiting = [pod["metadata"]["creationTimestamp"] for pod in pending if "nodeName" not in pod["spec"]]
         starting = [_scheduled(pod) for pod in pending if "nodeName" in pod["spec"]]

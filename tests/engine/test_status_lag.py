@@ -59,28 +59,45 @@ def container_ended(training: Staged, code: int) -> None:
     training.pod(0, phase, state=ended, restarts=1, last=last)
 
 
-async def followed(training: Staged, options: Options, first: Noticed | None = None) -> asyncio.Future[Any]:
+def start(training: Staged) -> None:
     training.pod(0)
     training.running()
     training.line("started", since=10.0)
     training.line(RESULT, since=1.0)
-    following = asyncio.ensure_future(training.follow(options, first=first))
+
+
+async def followed(training: Staged, options: Options) -> asyncio.Future[Any]:
+    start(training)
+    following = asyncio.ensure_future(training.follow(options))
     await until(lambda: following.done() or "loss" in str(training.log), 120)
     return following
 
 
-async def ends_late(kind: Kind, options: Set, delay: float, code: int, first: Noticed | None = None) -> str:
+async def ends_late(kind: Kind, options: Set, delay: float, code: int) -> str:
     """What is wrong with the reported end of a job; empty if nothing is."""
     async with staged(kind) as training:
-        following = await followed(training, options(kind), first)
+        following = await followed(training, options(kind))
         container_ended(training, code)
-        await asyncio.sleep(delay)
-        training.ended("Failed" if code else "Succeeded")
-        outcome = await asyncio.wait_for(following, 240)
-        if code == 0:
-            return "" if outcome.succeeded and outcome.result == {"loss": 0.5} else f"{outcome}\n{training.log}"
-        cause = str(outcome.cause)
-        return "" if f"exit code {code}" in cause and "timeout" not in cause else f"{cause}\n{training.log}"
+        return await shows_end(training, following, delay, code)
+
+
+async def ends_late_for_a_worker(kind: Kind, first: Noticed, delay: float) -> str:
+    """What is wrong if a worker begins with an event, after the container has ended; empty if nothing is."""
+    async with staged(kind) as training:
+        start(training)
+        container_ended(training, 0)
+        following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5), first=first))
+        return await shows_end(training, following, delay, 0)
+
+
+async def shows_end(training: Staged, following: asyncio.Future[Any], delay: float, code: int) -> str:
+    await asyncio.sleep(delay)
+    training.ended("Failed" if code else "Succeeded")
+    outcome = await asyncio.wait_for(following, 240)
+    if code == 0:
+        return "" if outcome.succeeded and outcome.result == {"loss": 0.5} else f"{outcome}\n{training.log}"
+    cause = str(outcome.cause)
+    return "" if f"exit code {code}" in cause and "timeout" not in cause else f"{cause}\n{training.log}"
 
 
 async def test_own_end_is_concluded() -> None:
@@ -98,7 +115,7 @@ async def test_own_end_is_concluded() -> None:
 async def test_own_end_is_concluded_after_a_deferral_timeout() -> None:
     """The worker finds the job after Airflow's timeout of the deferral, or to complete a trigger's release."""
     runs = {
-        f"{kind.name}, {event}, {delay} s": ends_late(kind, lambda _: Options(drain_timeout=0.5), delay, 0, event)
+        f"{kind.name}, {event}, {delay} s": ends_late_for_a_worker(kind, event, delay)
         for kind in KINDS
         for event in (Noticed(Event.DEFERRAL_EXPIRED), Noticed(Event.RELEASE_FAILED))
         for delay in DELAYS

@@ -24,7 +24,7 @@ def without_retry(retries: int) -> str:
 def redelivered(worker_seconds: float | None, redelivery_seconds: float | None) -> str:
     """A worker may run the task for longer than its message stays invisible to other workers.
 
-    :param worker_seconds: maximum time that a worker may run the task, in seconds; None if there is no limit.
+    :param worker_seconds: for how many seconds a worker may run the task; None: without a limit.
     :param redelivery_seconds: time after which the message of a task that a worker still runs is delivered again; None
         if none is.
     :return: what to change and why; empty if the setting is right.
