@@ -210,7 +210,7 @@ class SmallApi:
     async def _answer(self, request: web.BaseRequest, where: Where) -> web.StreamResponse:
         query = dict(request.query)
         if not where.resource:
-            return web.json_response(_discovery(request.path))
+            return web.json_response(self._discovery())
         if request.method == "POST":
             return self._create(where, await request.json())
         if not where.name:
@@ -237,6 +237,12 @@ class SmallApi:
             self._on_write("DELETE", where.resource, obj)
             return web.json_response({})
         return web.json_response(self.put(where.resource, _merged(obj, body)))
+
+    def _discovery(self) -> Object:
+        """All kinds are served in all versions, and Kueue if there is a Workload."""
+        plurals = ("pytorchjobs", "mpijobs", "trainjobs")
+        versions = [{"version": "v1beta2"}] if self.objects["workloads"] else []
+        return {"resources": [{"name": plural} for plural in plurals], "versions": versions}
 
     def _create(self, where: Where, body: Object) -> web.Response:
         if body["metadata"]["name"] in self.objects[where.resource]:
@@ -286,12 +292,6 @@ async def _stream(request: web.BaseRequest) -> web.StreamResponse:
 def _status(code: int, reason: str) -> web.Response:
     body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason}
     return web.json_response(body, status=code)
-
-
-def _discovery(path: str) -> Object:
-    """All kinds are served in all versions."""
-    plurals = ("pytorchjobs", "mpijobs", "trainjobs")
-    return {"resources": [{"name": plural} for plural in plurals], "versions": []}
 
 
 def _selects(query: Mapping[str, str], obj: Object) -> bool:

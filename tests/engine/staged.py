@@ -12,6 +12,7 @@ from typing import Any
 from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options, Outcome
@@ -161,6 +162,28 @@ class Staged:
             },
         )  # fmt: skip
         return name
+
+    def workload(self, *, active: bool = True, **conditions: tuple[str, str, str]) -> None:
+        """Kueue's Workload of the job, which names a queue.
+
+        :param conditions: status, reason and message by type.
+        """
+        self.api.change(
+            self.kind.plural, NAME, lambda job: job["metadata"]["labels"].update({QUEUE_LABEL: "user-queue"})
+        )
+        owner = {"kind": self.kind.name, "name": NAME, "uid": self.ref.uid, "controller": True}
+        written = [
+            {"type": one, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(1.0)}
+            for one, (status, reason, message) in conditions.items()
+        ]
+        self.api.put(
+            "workloads",
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload",
+                "metadata": {"name": f"job-{NAME}", "ownerReferences": [owner]},
+                "spec": {"active": active, "queueName": "user-queue"}, "status": {"conditions": written},
+            },
+        )  # fmt: skip
 
     def line(self, text: str, index: int = 0, since: float = 0.0) -> None:
         """A line in the log of a pod."""

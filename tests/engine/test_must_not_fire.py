@@ -1,7 +1,7 @@
-"""No limit and no startup rule ends a job that became healthy while nobody could see it.
+"""No limit, no startup rule and no verdict of Kueue ends a job that became healthy while nobody could see it.
 
-Each of them is tested with an API server that is away for longer than the limit, with a late watch of the jobs, with a
-late watch of the pods, and with a read that fails once at the decision. The same job is ended if it stays unhealthy.
+Each of them is tested with an API server that is away for longer than the limit, with a late watch of the jobs, of the
+pods and of Kueue's Workloads, and with a read that fails once at the decision. It is ended if it stays unhealthy.
 All combinations run at the same time, because a limit takes seconds.
 """
 
@@ -17,6 +17,7 @@ import pytest
 
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.state.kueue_status import FAILS_AFTER_SECONDS
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow.messages import Options
 from tests.engine.fakekube import until
@@ -69,6 +70,27 @@ def suspended(training: Staged) -> None:
 def admitted(training: Staged) -> None:
     training.spec(**training.kind.suspension(False))
     starts(training)
+
+
+def never_fits(training: Staged) -> None:
+    """Kueue's own words, of a job that requests more than the whole quota."""
+    message = (
+        "couldn't assign flavors to pod set worker: insufficient quota for nvidia.com/gpu in flavor default-flavor, "
+        "previously considered podsets requests (0) + current podset request (16) > maximum capacity (8)"
+    )
+    suspended(training)
+    training.workload(QuotaReserved=("False", "Pending", message))
+
+
+def given_up(training: Staged) -> None:
+    suspended(training)
+    reason, message = "DeactivatedDueToRequeuingLimitExceeded", "The workload is deactivated"
+    training.workload(active=False, Evicted=("True", reason, message), QuotaReserved=("False", "Pending", message))
+
+
+def admitted_by_kueue(training: Staged) -> None:
+    training.workload(QuotaReserved=("True", "QuotaReserved", ""), Admitted=("True", "Admitted", ""))
+    admitted(training)
 
 
 def without_node(training: Staged) -> None:
@@ -146,9 +168,14 @@ LIMITS: dict[str, Case] = {
     "log stall": Case({"log_stall": LEFT + 1}, silent, talks, "log_stall_timeout"),
     "progress": Case({"progress": LEFT + 1}, silent, talks, "progress_timeout"),
 }
-#: the number of restarts never becomes less: the job has succeeded meanwhile
+#: each is exceeded by one restart more; the number never becomes less, but the job may have succeeded meanwhile
 RESTARTS: dict[str, Case] = {
     "max_restarts": Case({"max_restarts": 1}, restarted(1), succeeds, "max_restarts"),
+    "crash loop": Case({"crash_loop": 2}, restarted(1), succeeds, "crash_loop"),
+}
+VERDICTS: dict[str, Case] = {
+    "never fits": Case({}, never_fits, admitted_by_kueue, "more than the whole quota"),
+    "given up": Case({}, given_up, admitted_by_kueue, "Kueue gave up on the job"),
 }
 RULES: dict[str, Case] = {
     "late Secret": Case({}, waits("CreateContainerConfigError", 'secret "s" not found'), starts, "secret"),
@@ -157,7 +184,11 @@ RULES: dict[str, Case] = {
     "late volume": Case({}, volume_missing, starts, "data"),
     "refused pods": Case({}, pods_refused, starts, "PodSecurity"),
 }
-CASES = {**LIMITS, **RULES}
+EXCEEDED: dict[str, Case] = {
+    "max_restarts": Case({"max_restarts": 1}, restarted(2), succeeds, "max_restarts"),
+    "crash loop": Case({"crash_loop": 1}, restarted(1), succeeds, "crash_loop"),
+}
+CASES = {**LIMITS, **RULES, **VERDICTS, **EXCEEDED}
 of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 
 
@@ -165,6 +196,8 @@ of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     for reason in GRACE_SECONDS:
         monkeypatch.setitem(GRACE_SECONDS, reason, GRACE)
+    for phase in FAILS_AFTER_SECONDS:
+        monkeypatch.setitem(FAILS_AFTER_SECONDS, phase, LEFT)
 
 
 # the faults: each makes the job healthy without showing that
@@ -188,26 +221,38 @@ async def late_pods(training: Staged, case: Case) -> None:
     case.healthy(training)
 
 
-async def late_both(training: Staged, case: Case) -> None:
-    training.api.freeze("pods", training.kind.plural)
+async def late_workloads(training: Staged, case: Case) -> None:
+    training.api.freeze("workloads")
+    case.healthy(training)
+
+
+async def all_late(training: Staged, case: Case) -> None:
+    training.api.freeze("pods", "workloads", training.kind.plural)
     case.healthy(training)
 
 
 async def late_and_unread(training: Staged, case: Case) -> None:
     """The watches are late, and the read of the decision fails once."""
-    training.api.freeze("pods", training.kind.plural)
+    training.api.freeze("pods", "workloads", training.kind.plural)
     training.api.fail("GET", f"/{training.kind.plural}/{NAME}", 503, 1)
     case.healthy(training)
 
 
 async def late_and_unlisted(training: Staged, case: Case) -> None:
     """The watches are late, and the list of pods of the decision fails once."""
-    training.api.freeze("pods", training.kind.plural)
+    training.api.freeze("pods", "workloads", training.kind.plural)
     training.api.fail("GET", r"/pods\?(?!.*watch)", 503, 1)
     case.healthy(training)
 
 
-FAULTS = (away, late_jobs, late_pods, late_both, late_and_unread, late_and_unlisted)
+async def late_and_no_workload(training: Staged, case: Case) -> None:
+    """The watches are late, and the list of Workloads of the decision fails once."""
+    training.api.freeze("pods", "workloads", training.kind.plural)
+    training.api.fail("GET", r"/workloads(?!.*watch)", 503, 1)
+    case.healthy(training)
+
+
+FAULTS = (away, late_jobs, late_pods, all_late, late_and_unread, late_and_unlisted)
 
 
 async def followed(training: Staged, case: Case) -> asyncio.Future[Any]:
@@ -216,7 +261,8 @@ async def followed(training: Staged, case: Case) -> asyncio.Future[Any]:
     options = Options(limits=Limits(**case.limits), drain_timeout=0.5, logs={training.role: [0]})
     following = asyncio.ensure_future(training.follow(options))
     await until(lambda: following.done() or " is " in str(training.log), 120)
-    await until(lambda: training.api.watched("pods") and training.api.watched(training.kind.plural), 120)
+    watched = {"pods", training.kind.plural, *(["workloads"] if training.api.objects["workloads"] else [])}
+    await until(lambda: all(map(training.api.watched, watched)), 120)
     return following
 
 
@@ -267,6 +313,17 @@ async def test_healthy_job_is_never_ended(kind: Kind, cases: Mapping[str, Case])
 
 
 @of_each_kind
+async def test_job_that_kueue_admits_after_all_is_never_ended(kind: Kind) -> None:
+    runs = {
+        f"{name}, {fault.__name__}": outcome_of_healthy(kind, case, fault)
+        for name, case in VERDICTS.items()
+        for fault in (*FAULTS, late_workloads, late_and_no_workload)
+    }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+@of_each_kind
 async def test_unhealthy_job_is_ended(kind: Kind) -> None:
     runs = {
         f"{name}, {fails}": outcome_of_unhealthy(kind, case, fails_once=fails)
@@ -277,11 +334,9 @@ async def test_unhealthy_job_is_ended(kind: Kind) -> None:
     assert {name: problem for name, problem in found.items() if problem} == {}
 
 
-@pytest.mark.parametrize("fault", [late_jobs, late_pods, away, late_and_unread])
-async def test_success_wins_against_restarts(fault: Any) -> None:
-    """The restart that exceeds max_restarts is seen when the job has succeeded already."""
-    case = RESTARTS["max_restarts"]
-    async with staged() as training:
+async def outcome_of_exceeded(kind: Kind, case: Case, fault: Any) -> str:
+    """What is wrong with the end of a job that has succeeded when its last restart is seen; empty if nothing is."""
+    async with staged(kind) as training:
         following = await followed(training, case)
 
         def exceeds(training: Staged) -> None:
@@ -294,4 +349,16 @@ async def test_success_wins_against_restarts(fault: Any) -> None:
         await fault(training, Case(case.limits, case.unhealthy, exceeds, case.text))
         training.api.thaw()
         outcome = await asyncio.wait_for(following, 240)
-        assert outcome.succeeded, (outcome, str(training.log))
+        return "" if outcome.succeeded else f"{outcome}\n{training.log}"
+
+
+async def test_success_wins_against_restarts() -> None:
+    """The restart that exceeds the limit is seen when the job has succeeded already."""
+    runs = {
+        f"{kind.name}, {name}, {fault.__name__}": outcome_of_exceeded(kind, case, fault)
+        for kind in KINDS
+        for name, case in RESTARTS.items()
+        for fault in (late_jobs, late_pods, away, late_and_unread)
+    }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
