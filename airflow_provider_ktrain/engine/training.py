@@ -26,21 +26,17 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
-from airflow_provider_ktrain.engine.follow.messages import (
-    FollowPolicy,
-    Handover,
-    Options,
-    Outcome,
-    StopSignal,
-    cause_of,
-)
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.release import JobChanged, Mode
 from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.submit import CodeRefusedError, Submitted
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 
 T = TypeVar("T")
 RETRY_SECONDS = 5.0  #: between two attempts to follow a job

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.activity import CONCURRENT_READS, Activity, ActivityProbe
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget

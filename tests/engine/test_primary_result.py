@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import PART_BYTES, PART_MARKER, keep_result_line
 from airflow_provider_ktrain.engine.api import ApiStatusError
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, PrimaryResult
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.logs.emitter import LogLine

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.state.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 

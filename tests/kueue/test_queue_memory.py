@@ -16,7 +16,8 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow import queueing
-from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster

@@ -25,8 +25,9 @@ from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditi
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, Activity, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.observer import Observer
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower

@@ -7,7 +7,7 @@ import time
 from airflow_provider_ktrain.core.state.partial_start import find_partial_start, warning_due
 from airflow_provider_ktrain.core.state.pod_groups import partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine.follow.messages import Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
 

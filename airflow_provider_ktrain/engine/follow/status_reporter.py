@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINES, TrainingStatus, last_lines, replica_rows
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
-from airflow_provider_ktrain.engine.follow.messages import StatusSink
+from airflow_provider_ktrain.engine.follow.options import StatusSink
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
