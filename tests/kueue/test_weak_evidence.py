@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
@@ -109,7 +110,7 @@ async def test_a_job_that_was_admitted_before_its_workload_was_replaced_does_not
 
 
 def _follower(task: Task, state: JobState) -> QueueFollower:
-    return QueueFollower(task.api, state, task.log)
+    return QueueFollower(FollowContext(task.api, state, task.log))
 
 
 async def _state(task: Task) -> JobState:

@@ -14,6 +14,35 @@ from airflow_provider_ktrain.engine.follow.options import Options
 
 
 @dataclass(frozen=True)
+class QueueMemory:
+    """What the next process that follows the job needs to know; part of the handover. Each field may be missing.
+
+    :param phase: the phase that the queue's clock measures. Default: "", none.
+    :param since: when that phase was first seen, in epoch seconds. Default: 0.
+    :param eviction: reason and time of the last eviction that was logged. Default: "", none.
+    :param warned: whether the missing right was logged. Default: False.
+    :param gpus: the GPUs that the Workload requests; None if no Workload was seen. Default: None.
+    """
+
+    phase: str = ""
+    since: float = 0.0
+    eviction: str = ""
+    warned: bool = False
+    gpus: int | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QueueMemory:
+        """Read what another process wrote. A value of another type counts as missing."""
+        types: dict[str, Any] = {"phase": str, "since": int | float, "eviction": str, "warned": bool, "gpus": int}
+        read = {name: value for name, value in known_fields(cls, data).items() if isinstance(value, types[name])}
+        return cls(**read)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types; empty if there is nothing to know."""
+        return {} if self == QueueMemory() else asdict(self)
+
+
+@dataclass(frozen=True)
 class Handover:
     """What the next process that follows the job needs to know; part of trigger kwargs and the task's state.
 
@@ -22,7 +51,7 @@ class Handover:
     :param result_line: last result line of the primary. Default: "", there is none.
     :param result_from: where the log has it, if it is left out: `pod`, `container` and `time`. Default: there is none.
     :param pod_history: counts of pods that no longer exist: see `core.state.pod_history`. Default: empty.
-    :param queue: what Kueue did with the job so far: see `engine.follow.queueing.QueueMemory`. Default: empty.
+    :param queue: what Kueue did with the job so far: see `QueueMemory`. Default: empty.
     :param handed_over_at: when the handover was made, in epoch seconds. Default: 0, unknown.
     :param training_metrics: what the program reported: see `core.state.training_metrics`. Default: nothing.
     :param phases: the job's phases so far, each with the epoch seconds at which it began. Default: none.

@@ -8,20 +8,20 @@ pods before it decides anything irreversible, and `take` brings what it has read
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, pod_owners, read_job
+from airflow_provider_ktrain.engine.follow.state import utc_now
+from airflow_provider_ktrain.engine.job_requests import JobRead, read_job
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
-from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 from airflow_provider_ktrain.engine.watch.subscription import Subscription
@@ -35,37 +35,28 @@ POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a dele
 class Observer:
     """Brings the job's state and output up to date with the watches.
 
-    :param api: client for the cluster.
-    :param state: what to update.
+    :param context: with the state that is updated. Phases, and watches that fail, are logged.
     :param output: gets the pods, to follow their logs.
+    :param queue: what Kueue does with the job.
     :param informers: the watches of the job and of its pods.
     :param jobs: subscription to the first one.
     :param pods: subscription to the second one.
-    :param queue: what Kueue does with the job.
-    :param news: set when `jobs`, `pods` or `queue` have changes, and when the following is asked to stop.
-    :param fail_fast_on_forbidden: see `FollowPolicy`.
-    :param log: where phases, and watches that fail, are logged.
     """
 
     def __init__(
         self,
-        api: Api,
-        state: JobState,
+        context: FollowContext,
         output: JobOutput,
+        queue: QueueFollower,
         informers: tuple[SharedInformer, ...],
         jobs: Subscription,
         pods: Subscription,
-        *,
-        queue: QueueFollower,
-        news: Wakeup,
-        fail_fast_on_forbidden: bool,
-        log: Log,
     ) -> None:
-        self._api, self._state, self._output, self._log = api, state, output, log
-        self._informers = informers
-        self._jobs, self._pods, self._queue, self._news = jobs, pods, queue, news
-        self._fail_fast = fail_fast_on_forbidden
-        self._own = OwnPods(state, pods)
+        self._api, self._state, self._log, self._news = context.api, context.state, context.log, context.news
+        self._fail_fast = context.policy.fail_fast_on_forbidden
+        self._output, self._queue, self._informers = output, queue, informers
+        self._jobs, self._pods = jobs, pods
+        self._own = OwnPods(context, pods)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
@@ -120,27 +111,18 @@ class Observer:
             state.job = job
         pods_known = self._pods.synced
         if state.job is not None:
-            await self._find_pod_owners()
+            await self._own.find_owners()
             pods_known = self._pods.synced
             deleted = list(filter(state.owns, self._pods.deleted))
-            for number, pods in enumerate(self._own.changes()):
+            for number, (pods, removed) in enumerate(self._own.changes()):
                 if number:
                     await asyncio.sleep(0)
-                changed = {u: pod for u, pod in pods.changed.items() if not is_older(pod, self._read_pods.get(u))}
-                state.pods.update(changed, pods.removed, utc_now())
-                self._output.observe(state.job, changed, pods.removed, deleted)
+                changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
+                state.pods.update(changed, removed, utc_now())
+                self._output.observe(changed, removed, deleted)
                 deleted = []
         await self._queue.update()
         return pods_known and self._update_phase()
-
-    async def _find_pod_owners(self) -> None:
-        """Ask the API server to which job pods belong that don't show it, once for each new owner."""
-        unknown = self._own.with_unknown_owner()
-        if not unknown:
-            return
-        with contextlib.suppress(ApiUnavailable, ApiStatusError):
-            self._state.pod_owners |= await pod_owners(self._api, self._state.ref, unknown)
-            self._own.note_owners(unknown)
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
@@ -176,7 +158,7 @@ class Observer:
         self._log.info(state.describe(phase))
         state.enter(phase)
         if phase in (Phase.RUNNING, Phase.RESTARTING):
-            self._output.restart_silence(time.time())  # it wrote nothing before because it didn't run
+            self._output.restart_clock(Limit.LOG_STALL, time.time())  # it wrote nothing before because it didn't run
         return True
 
     async def take(self, read: JobRead) -> None:
@@ -192,7 +174,7 @@ class Observer:
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
         state.pods.update(pods, removed, utc_now())
         if state.job is not None:
-            self._output.observe(state.job, pods, removed)
+            self._output.observe(pods, removed)
         await self._queue.update()
         self._update_phase()
 

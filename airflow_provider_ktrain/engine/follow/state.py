@@ -15,12 +15,13 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
 from airflow_provider_ktrain.core.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
 from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.text import with_short_first_line
-from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
 from airflow_provider_ktrain.engine.job_requests import belongs
 
 Object = dict[str, Any]
@@ -36,7 +37,7 @@ class JobState:
     """
 
     def __init__(self, ref: JobRef, handover: Handover) -> None:
-        self.ref = ref
+        self.ref, self.handover = ref, handover
         self.kind = kind_of(ref.kind)
         self.job: Object | None = None  #: as last seen, also after it was deleted
         self.gone = False  #: whether the job was deleted
@@ -46,7 +47,7 @@ class JobState:
         self.phase: Phase | None = None  #: None until the job and its pods are known
         self.began = self.phase_since = time.monotonic()
         self.metrics = dict(handover.metrics)
-        self.queue: dict[str, Any] = dict(mapping(handover.queue))  #: a `QueueMemory` as JSON types
+        self.queue = QueueMemory.from_dict(mapping(handover.queue))
         self.phases = list(_phases(handover.phases))  #: with the epoch seconds of each
 
     @property
@@ -109,6 +110,11 @@ class JobState:
         """Whether the job, as last seen, belongs to another try of the task."""
         owner = Owner.of(self.job or {})
         return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
+
+    @property
+    def requested_gpus(self) -> int:
+        """The GPUs that the job requests: by its Workload, which includes those of a runtime, or by its manifest."""
+        return max(self.queue.gpus or 0, gpus_of_job(self.known_job))
 
     def enter(self, phase: Phase) -> None:
         """Change the phase and start its clock."""

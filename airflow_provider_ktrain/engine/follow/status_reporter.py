@@ -19,10 +19,10 @@ from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINES, TrainingStatus, last_lines, replica_rows
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
-from airflow_provider_ktrain.engine.follow.options import StatusSink
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
+from airflow_provider_ktrain.engine.follow.state import utc_now
 
 REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
@@ -31,23 +31,17 @@ _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 class StatusReporter:
     """Notices changes of one job's status.
 
-    :param state: the job as last observed.
+    :param context: of the job; the policy's `status_sink` takes the status.
     :param output: its last lines and metrics.
     :param queue: what Kueue does with the job.
     :param clocks: returns the limits that run now.
-    :param sink: takes the status. Default: None, nobody does.
     """
 
     def __init__(
-        self,
-        state: JobState,
-        output: JobOutput,
-        queue: QueueFollower,
-        clocks: Callable[[], list[Clock]],
-        sink: StatusSink | None,
+        self, context: FollowContext, output: JobOutput, queue: QueueFollower, clocks: Callable[[], list[Clock]]
     ) -> None:
-        self._state, self._output, self._queue, self._clocks = state, output, queue, clocks
-        self._sink = sink
+        self._state, self._sink = context.state, context.policy.status_sink
+        self._output, self._queue, self._clocks = output, queue, clocks
         self._replicas: int | None = None  # version of the replicas' states
         self._phase: Phase | None = None
         self._waits_for = ""  # in its queue
@@ -85,7 +79,7 @@ class StatusReporter:
         kind, job, ref = state.kind, state.known_job, state.ref
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
-        gpus = requested_gpus(state)
+        gpus = state.requested_gpus
         in_queue = gpus * state.seconds_in(Phase.QUEUED)
         metrics = self._output.training_metrics.frozen()
         status = TrainingStatus(
