@@ -109,10 +109,10 @@ async def test_watch_is_given_up_when_the_job_has_started(
     task: Task, cluster: TestCluster, waiting: list[JobRef]
 ) -> None:
     async with api_of(cluster, CountingApi) as api, checked(task, api, waiting[:1]) as (job,):
-        assert job.events.are_watched
+        assert job.events._informer is not None
         job.state.enter(Phase.RUNNING)
         assert await job.checks.find_failure() is None
-        assert not job.events.are_watched
+        assert job.events._informer is None
 
 
 async def test_events_are_listed_without_the_right_to_watch_them(

@@ -48,9 +48,18 @@ async def state_of(task: Task, handover: Handover | None = None, **overlay: Any)
 
 
 @contextlib.asynccontextmanager
+async def follower_of(api: Api, state: JobState, task: Task) -> AsyncIterator[QueueFollower]:
+    follower = QueueFollower(FollowContext(api, state, task.log))
+    try:
+        yield follower
+    finally:
+        await follower.close()
+
+
+@contextlib.asynccontextmanager
 async def following(task: Task, state: JobState, phase: QueuePhase) -> AsyncIterator[QueueFollower]:
     """A follower that has seen the phase."""
-    async with QueueFollower(FollowContext(task.api, state, task.log)) as follower:
+    async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reaches(follower, phase))
         yield follower
 
@@ -126,14 +135,12 @@ async def test_workloads_are_watched_as_soon_as_the_right_is_granted(
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     token = await account(task.api, task.namespace, name="later")
-    async with api_of(kueue, token=token) as limited:
-        follower = QueueFollower(FollowContext(limited, state, task.log))
-        async with follower:
-            await until(lambda: _refused(follower, task))
-            assert follower.status is None
-            assert follower.wakes_at is not None
-            await allow(task.api, task.namespace, "later")
-            await until(lambda: _sees(follower))
+    async with api_of(kueue, token=token) as limited, follower_of(limited, state, task) as follower:
+        await until(lambda: _refused(follower, task))
+        assert follower.status is None
+        assert follower.wakes_at is not None
+        await allow(task.api, task.namespace, "later")
+        await until(lambda: _sees(follower))
     assert sum("Can't read Kueue's Workloads" in line for line in task.log.messages) == 1
     assert state.queue.warned is True
 
@@ -149,10 +156,9 @@ async def _sees(follower: QueueFollower) -> bool:
 
 
 async def _step(follower: QueueFollower) -> None:
-    """What the observer does: wait for a change, and note an error."""
-    await follower.update()
+    """What the observer does: wait for a change, and look at it."""
     await asyncio.sleep(0.1)
-    await follower.note()
+    await follower.update()
 
 
 async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> None:
@@ -208,7 +214,7 @@ async def test_a_job_without_a_workload_is_reported(task: Task, monkeypatch: pyt
     """Kueue doesn't know the kind, or the priority class doesn't exist: then it never creates a Workload."""
     monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task, workload_priority_class="urgent")
-    async with QueueFollower(FollowContext(task.api, state, task.log)) as follower:
+    async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reports(follower, task, "no Workload"))
         await follower.update()
         late = follower.explain(Cause(Category.QUEUE, "it was queued for 60 s (queue_timeout)"))
@@ -227,7 +233,7 @@ async def test_a_job_that_runs_although_it_names_a_queue_is_reported(
     monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task)
     state.enter(Phase.RUNNING)
-    async with QueueFollower(FollowContext(task.api, state, task.log)) as follower:
+    async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reports(follower, task, "names a queue"))
         await follower.update()
         assert follower.wakes_at is None

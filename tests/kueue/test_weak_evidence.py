@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -109,8 +110,11 @@ async def test_a_job_that_was_admitted_before_its_workload_was_replaced_does_not
         assert follower.due is None
 
 
-def _follower(task: Task, state: JobState) -> QueueFollower:
-    return QueueFollower(FollowContext(task.api, state, task.log))
+@contextlib.asynccontextmanager
+async def _follower(task: Task, state: JobState) -> AsyncIterator[QueueFollower]:
+    follower = QueueFollower(FollowContext(task.api, state, task.log))
+    yield follower
+    await follower.close()
 
 
 async def _state(task: Task) -> JobState:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
+from airflow_provider_ktrain.core.state.crash_loop import Restart
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
@@ -76,18 +77,12 @@ class EvidenceCollector:
                 newest[pod] = tail[-1]
         return {pod: line.text for pod, line in newest.items()}
 
-    def lines_of_run(self, pod: str, uid: str, container: str, number: int) -> list[str] | None:
-        """The last lines of one run of a container; None if its log is not followed.
-
-        :param pod: name of the pod.
-        :param uid: uid of the pod: recreated pods have the same name.
-        :param container: name of the container.
-        :param number: number of the run within its pod.
-        """
-        tail = self._tails.get(log_key(pod, container))
+    def lines_of_run(self, ended: Restart) -> list[str] | None:
+        """The last lines of the run of a container that has failed; None if its log is not followed."""
+        tail = self._tails.get(log_key(ended.pod, ended.container))
         if tail is None:
             return None
-        return [line.text for line in tail if (line.pod_uid, line.run) == (uid, number)]
+        return [line.text for line in tail if (line.pod_uid, line.run) == (ended.pod_uid, ended.run)]
 
     async def gather(self, unread: Container[tuple[str, str]]) -> tuple[list[Object], dict[str, list[str]]]:
         """Events, and the last lines of each container by `log_key`; without what can't be read in time.

@@ -88,7 +88,8 @@ class Following:
                 await stack.enter_async_context(informer.subscribe(key=key, news=context.news))
                 for informer, key in zip(informers, watch_keys(self.state.ref), strict=True)
             ]
-            self._queue = await stack.enter_async_context(QueueFollower(context))
+            self._queue = QueueFollower(context)
+            stack.push_async_callback(self._queue.close)
             stack.push_async_callback(output.evidence.events.close)
             self._observer = Observer(context, output, self._queue, informers, jobs, pods)
             self._reporter = StatusReporter(context, output, self._queue, self._running_clocks)

@@ -40,11 +40,6 @@ class JobEvents:
         self._subscription: Subscription | None = None
         self.exist = True  #: whether there are any; True until they are read
 
-    @property
-    def are_watched(self) -> bool:
-        """Whether this keeps the watch of the namespace's Warning events open."""
-        return self._informer is not None
-
     async def close(self) -> None:
         """Give up the watch: it ends some seconds after the last job has given it up."""
         subscription, self._informer, self._subscription = self._subscription, None, None

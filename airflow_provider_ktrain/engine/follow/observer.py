@@ -65,7 +65,6 @@ class Observer:
         await self._news.wait(timeout)
         for subscription in (self._jobs, self._pods):
             self._note(subscription)
-        await self._queue.note()
 
     def _note(self, subscription: Subscription) -> None:
         """Take deletions and errors from a watch. The objects that exist are taken by `update`."""
@@ -113,14 +112,14 @@ class Observer:
         if state.job is not None:
             await self._own.find_owners()
             pods_known = self._pods.synced
-            deleted = list(filter(state.owns, self._pods.deleted))
+            for pod in filter(state.owns, self._pods.deleted):
+                self._output.restarts.mark_deleted(pod)
             for number, (pods, removed) in enumerate(self._own.changes()):
                 if number:
                     await asyncio.sleep(0)
                 changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
                 state.pods.update(changed, removed, utc_now())
-                self._output.observe(changed, removed, deleted)
-                deleted = []
+                self._output.observe(changed, removed)
         await self._queue.update()
         return pods_known and self._update_phase()
 

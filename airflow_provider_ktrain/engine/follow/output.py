@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
@@ -64,12 +64,11 @@ class JobOutput:
         """Stop reading logs and keep their positions."""
         await self.follower.close()
 
-    def observe(self, pods: Mapping[str, Object], removed: Sequence[str] = (), deleted: Iterable[Object] = ()) -> None:
+    def observe(self, pods: Mapping[str, Object], removed: Sequence[str] = ()) -> None:
         """Follow the chosen containers, and report restarts.
 
         :param pods: the job's new pods, and those that have changed, by uid.
         :param removed: uids of pods that it no longer has. Default: none.
-        :param deleted: last states of pods that were deleted since the previous call. Default: none.
         """
         job = self._state.known_job
         roles = tuple(sorted(self._state.kind.replicas(job)))
@@ -78,7 +77,7 @@ class JobOutput:
             self._chosen = chooser(self._context.options.logs, self._state.kind, job)
         if removed:
             self.evidence.forget_others()
-        self.restarts.update(pods, removed, deleted)
+        self.restarts.update(pods, removed)
         self.training_metrics.read_trainer_status(job)
         for pod in pods.values():
             self.follower.observe(pod)

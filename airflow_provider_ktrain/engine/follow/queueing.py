@@ -39,7 +39,7 @@ _USE_ONE_CLUSTER = "Use a LocalQueue whose ClusterQueue has no admission check o
 
 
 class QueueFollower:
-    """What the queue does with one job; a context manager that ends the watch.
+    """What the queue does with one job.
 
     :param context: of the job. The state's metrics get the numbers of evictions and preemptions, and its `queue` what
         to hand over.
@@ -58,13 +58,8 @@ class QueueFollower:
         self._no_workload_since = time.monotonic()  # from when no Workload is known
         self._no_workload_logged = False
 
-    async def __aenter__(self) -> QueueFollower:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._unsubscribe()
-
-    async def _unsubscribe(self) -> None:
+    async def close(self) -> None:
+        """Give up the watch of Workloads."""
         workloads, self._workloads = self._workloads, None
         if workloads is not None:
             await workloads.__aexit__()
@@ -76,24 +71,23 @@ class QueueFollower:
         found = workload_of(known, self._state.ref.uid)
         return None if found is None else dict(found)
 
-    async def note(self) -> None:
-        """Take the changes of the job's Workload, if it is watched. `update` looks at the Workload as it is then.
+    async def _note_refusal(self, workloads: Subscription) -> None:
+        """Without the right to watch, continue without it and try again later.
 
-        The watch may be rejected. Without the right to watch, continue without it and try again later. The right may be
-        granted meanwhile, and an API server may reject requests for a while after its restart.
+        The right may be granted meanwhile, and an API server may reject requests for a while after its restart.
         """
-        if self._workloads is None:
-            return
         try:
-            self._workloads.take()
+            workloads.take()
         except Exception as error:
             if isinstance(error, ApiStatusError) and error.status == 403:
-                await self._unsubscribe()
+                await self.close()
                 self._look_at = time.monotonic() + FORBIDDEN_RETRY_SECONDS
                 self._log_missing_right(error)
 
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
+        if self._workloads is not None:
+            await self._note_refusal(self._workloads)
         job, workload = self._state.job, None
         self._in_queue = bool(job is not None and self._state.ref.uid and kueue.queue_of(job))
         if self._in_queue:

@@ -28,15 +28,12 @@ class RestartReporter:
         self._unreported: list[tuple[Restart, float]] = []  # with the time.monotonic() at which each was seen
         self._next = 0.0  # time.monotonic() from which the first one is reported
 
-    def update(self, pods: Mapping[str, Object], removed: Iterable[str] = (), deleted: Iterable[Object] = ()) -> None:
+    def update(self, pods: Mapping[str, Object], removed: Iterable[str] = ()) -> None:
         """Record changes of the pods that exist.
 
         :param pods: its new pods, and those that have changed, by uid.
         :param removed: uids of pods that no longer exist. Default: none.
-        :param deleted: the last states of pods that were deleted since. Default: none.
         """
-        for pod in deleted:
-            self.mark_deleted(pod)
         self._note(self._history.update(self._state.known_job, pods, removed))
         self.report()
 
@@ -52,7 +49,7 @@ class RestartReporter:
         now = time.monotonic()
         while self._unreported and (at_once or (self.due or 0.0) <= now):
             restart, seen = self._unreported[0]
-            lines = self._evidence.lines_of_run(restart.pod, restart.pod_uid, restart.container, restart.run)
+            lines = self._evidence.lines_of_run(restart)
             if lines == [] and not at_once and now < seen + MAX_LOG_DELAY_SECONDS:
                 self._next = now + LOG_DELAY_SECONDS
                 return

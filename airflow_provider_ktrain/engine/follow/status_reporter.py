@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
@@ -81,32 +80,28 @@ class StatusReporter:
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
         gpus = state.requested_gpus
         in_queue = gpus * state.seconds_in(Phase.QUEUED)
-        metrics = self._output.training_metrics.frozen()
-        status = TrainingStatus(
-            job=ref.described(code_hash(job)),
-            try_number=self._sink.try_number if self._sink else 0,
-            written_at=now.timestamp(),
-            host=self._sink.host if self._sink else "",
-            phases=list(state.phases),
-            rows=(),
-            metrics=metrics,
-            limits=[{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)],
-            queue=self._queue_reason(),
-            requested_gpus=gpus,
-            ended=ended,
-        )
+        metrics, phases, queue = self._output.training_metrics.frozen(), list(state.phases), self._queue_reason()
+        limits = [{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)]
 
         def make() -> dict[str, Any]:
             shown_lines = itertools.islice(last_lines(kind, job, pods.all, lines).items(), MAX_LINES)
             spent = pods.usage(now, completed, in_queue)
-            found = replace(
-                status,
+            return TrainingStatus(
+                job=ref.described(code_hash(job)),
+                try_number=self._sink.try_number if self._sink else 0,
+                written_at=now.timestamp(),
+                host=self._sink.host if self._sink else "",
+                phases=phases,
                 rows=replica_rows(kind, pods.all),
                 last_lines=dict(shown_lines),
                 usage={**spent.as_dict(), **metrics.steps.usage(spent.gpus, spent.held)},
+                metrics=metrics,
+                limits=limits,
+                queue=queue,
+                requested_gpus=gpus,
                 cause=None if cause is None else cause.as_dict(),
-            )
-            return found.to_dict()
+                ended=ended,
+            ).to_dict()
 
         return make
 
