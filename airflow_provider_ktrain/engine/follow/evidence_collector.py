@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
+from airflow_provider_ktrain.core.objects import failed_runs
 from airflow_provider_ktrain.core.state.crash_loop import Restart
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.engine import api_paths
@@ -150,6 +151,5 @@ def _parted(line: str) -> tuple[str, str]:
 
 def _failed_at(container_status: Mapping[str, Any]) -> str:
     """The time of a container's first failure in its status; empty if it did not fail."""
-    states = (container_status.get("state") or {}, container_status.get("lastState") or {})
-    ends = [end for state in states if (end := state.get("terminated")) and end.get("exitCode")]
+    ends = failed_runs(container_status, include_recovered=True)
     return min((str(end.get("finishedAt")) for end in ends), default="")

@@ -54,11 +54,6 @@ class Noticed:
     cause: Cause | None = None
     loop: CrashLoop | None = None
 
-    @property
-    def key(self) -> tuple[Event, Limit | None]:
-        """What identifies the rule."""
-        return self.event, self.limit
-
 
 class Following:
     """One job that is followed in this process; a context manager.
@@ -127,7 +122,7 @@ class Following:
 
     def rest(self, noticed: Noticed, seconds: float) -> None:
         """Don't notice the same again for that many seconds, although nothing has changed."""
-        self._not_before[noticed.key] = time.time() + seconds
+        self._not_before[noticed.event, noticed.limit] = time.time() + seconds
 
     def _rests(self, event: Event, limit: Limit | None = None) -> bool:
         return self._not_before.get((event, limit), 0.0) > time.time()

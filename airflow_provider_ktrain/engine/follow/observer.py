@@ -8,19 +8,20 @@ pods before it decides anything irreversible, and `take` brings what it has read
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.objects import created
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
-from airflow_provider_ktrain.engine.job_requests import JobRead, read_job
+from airflow_provider_ktrain.engine.job_requests import JobRead, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer
 from airflow_provider_ktrain.engine.watch.stripping import stripped
@@ -30,6 +31,7 @@ Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
 FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
 POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it
+SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
 
 
 class Observer:
@@ -196,3 +198,66 @@ def is_older(obj: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
     """Whether an object that a watch shows is older than what was read. resourceVersions of one kind are ordered."""
     versions = [str(((one or {}).get("metadata") or {}).get("resourceVersion") or "") for one in (obj, known)]
     return all(version.isdigit() for version in versions) and int(versions[0]) < int(versions[1])
+
+
+class OwnPods:
+    """Finds the changes of a job's pods. It looks only at pods that the watch has changed.
+
+    :param context: of the job, whose state knows its pods: see `JobState.owns`.
+    :param pods: the watch.
+    """
+
+    def __init__(self, context: FollowContext, pods: Subscription) -> None:
+        self._api, self._state, self._pods = context.api, context.state, pods
+        # dicts in place of sets, because most jobs have no pods yet, and an empty set takes three times the memory
+        self._asked = {"": None}  # owners of pods that the API server was asked about
+        self._unseen: dict[str, None] = {}  # uids of changed pods that `changes` has not looked at yet
+        self._unasked: dict[str, None] = {}  # uids of changed pods that `find_owners` has not looked at yet
+        self._own: dict[str, None] = {}  # uids
+        self._decided_by: object = None  # what the last decisions depended on
+
+    async def find_owners(self) -> None:
+        """Ask the API server to which job pods belong that don't show it, once for each new owner."""
+        ref, taken = self._state.ref, self._pods.take_changed()
+        self._unseen |= dict.fromkeys(taken)
+        if not self._state.kind.pod_owner_label:
+            return
+        self._unasked |= dict.fromkeys(taken)
+        changed = [pod for uid in self._unasked if (pod := self._pods.objects.get(uid)) is not None]
+        unknown = [pod for pod in changed if owner_of(pod, ref) not in self._asked]
+        with contextlib.suppress(ApiUnavailable, ApiStatusError):
+            if unknown:
+                self._state.pod_owners |= await pod_owners(self._api, ref, unknown)
+                self._asked |= {owner_of(pod, ref): None for pod in unknown}
+            self._unasked = {}
+
+    def changes(self) -> Iterator[tuple[dict[str, Object], list[str]]]:
+        """The changes since the last call, in parts of at most SLICE_PODS pods, oldest pods first; at least one part.
+
+        A part has new pods, and pods that have changed, by uid, and the uids of pods that the job no longer has.
+        The event loop may do something else between two parts. What the caller doesn't take remains for the next call.
+        """
+        state, pods = self._state, self._pods.objects
+        self._unseen |= dict.fromkeys(self._pods.take_changed())
+        if (decided_by := state.ownership) != self._decided_by:
+            self._decided_by = decided_by
+            self._unseen |= dict.fromkeys((*pods, *self._own))
+        uids = sorted(self._unseen, key=lambda uid: created(pods.get(uid, {})))
+        for begin in range(0, len(uids) or 1, SLICE_PODS):
+            part = uids[begin : begin + SLICE_PODS]
+            for uid in part:
+                self._unseen.pop(uid, None)
+            yield self._look_at(part)
+
+    def _look_at(self, uids: Iterable[str]) -> tuple[dict[str, Object], list[str]]:
+        changed: dict[str, Object] = {}
+        removed: list[str] = []
+        for uid in uids:
+            pod = self._pods.objects.get(uid)
+            if pod is not None and self._state.owns(pod):
+                changed[uid] = pod
+                self._own[uid] = None
+            elif uid in self._own:
+                removed.append(uid)
+                del self._own[uid]
+        return changed, removed

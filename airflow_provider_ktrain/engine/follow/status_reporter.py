@@ -41,9 +41,8 @@ class StatusReporter:
     ) -> None:
         self._state, self._sink = context.state, context.policy.status_sink
         self._output, self._queue, self._clocks = output, queue, clocks
-        self._replicas: int | None = None  # version of the replicas' states
-        self._phase: Phase | None = None
-        self._waits_for = ""  # in its queue
+        # phase, version of the replicas' states, and reason for waiting in a queue, of the last status
+        self._offered: tuple[Phase | None, int, str] = (None, 0, "")
         self._offered_at = 0.0
 
     @property
@@ -56,14 +55,12 @@ class StatusReporter:
         """Offer a status if there is something new to show."""
         if self._sink is None or self._state.phase is None:
             return
-        urgent = self._phase is not self._state.phase
-        replicas = self._state.pods.groups.shown_version
+        now = self._state.phase, self._state.pods.groups.shown_version, self._queue_reason()
         refresh = self.due is not None and time.monotonic() >= self.due
-        waits_for = self._queue_reason()
-        if not urgent and not refresh and (replicas, waits_for) == (self._replicas, self._waits_for):
+        if now == self._offered and not refresh:
             return
-        self._phase, self._replicas, self._offered_at = self._state.phase, replicas, time.monotonic()
-        self._waits_for = waits_for
+        urgent = now[0] is not self._offered[0]
+        self._offered, self._offered_at = now, time.monotonic()
         self._sink.offer(self.take, urgent=urgent)
 
     def take(self, cause: Cause | None = None, *, ended: bool = False) -> Callable[[], dict[str, Any]]:
