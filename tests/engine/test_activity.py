@@ -97,7 +97,7 @@ async def probing(kube: Kube, limit: Limit, logs: Any = "none") -> AsyncIterator
         try:
             yield training
         finally:
-            await training.output.close()
+            await training.output.follower.close()
 
 
 def make(kube: Kube, api: Api, limit: Limit, logs: Any) -> Probing:

@@ -104,7 +104,7 @@ async def test_launcher_is_the_primary_of_a_job_without_status() -> None:
         return launcher["metadata"]["name"] in api.asked
 
     await until(asked, 5)
-    await output.close()
+    await output.follower.close()
 
 
 # ---- restarts

@@ -50,7 +50,7 @@ class Closing:
 
     async def hand_over(self) -> Handover:
         """Stop following; the next process continues from this point."""
-        await self._output.close()
+        await self._output.follower.close()
         self._count()
         return Handover(
             cursor=self._output.cursor.to_dict(),

@@ -101,16 +101,8 @@ class Deferral:
 
     def to_dict(self) -> dict[str, Any]:
         """The trigger's kwargs, in the format of docs/reference/formats.md, without what doesn't fit: see `fitted`."""
-        arguments = {
-            "version": VERSION,
-            "job": self.job.to_dict(),
-            "options": self.options.to_dict(),
-            "handover": self.handover.to_dict(),
-            "kubernetes_conn_id": self.kubernetes_conn_id,
-            "cluster_context": self.cluster_context,
-            "failures": self.failures,
-        }
-        return fitted(arguments)
+        nested = {name: getattr(self, name).to_dict() for name in ("job", "options", "handover")}
+        return fitted({"version": VERSION, **vars(self), **nested})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Deferral:

@@ -29,7 +29,7 @@ from airflow_provider_ktrain.engine.follow.replicas import PartialStartWarning, 
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.job_requests import JobRead
-from airflow_provider_ktrain.engine.watch.job_watches import informers_of, watch_keys
+from airflow_provider_ktrain.engine.watch.job_watches import watches_of
 
 log = logging.getLogger(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
@@ -75,18 +75,18 @@ class Following:
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             context, output = self._context, self._output
-            stack.push_async_callback(output.close)
+            stack.push_async_callback(output.follower.close)
             stack.callback(context.api.on_notice(context.log.warning))
             output.warn_about_repeated_lines()
-            informers = informers_of(context.api, self.state.ref, shared=self._policy.shared)
+            watches = watches_of(context.api, self.state.ref, shared=self._policy.shared)
             jobs, pods = [
                 await stack.enter_async_context(informer.subscribe(key=key, news=context.news))
-                for informer, key in zip(informers, watch_keys(self.state.ref), strict=True)
+                for informer, key in watches
             ]
             self._queue = QueueFollower(context)
             stack.push_async_callback(self._queue.close)
             stack.push_async_callback(output.evidence.events.close)
-            self._observer = Observer(context, output, self._queue, informers, jobs, pods)
+            self._observer = Observer(context, output, self._queue, [informer for informer, _ in watches], jobs, pods)
             self._reporter = StatusReporter(context, output, self._queue, self._running_clocks)
             self._startup = StartupChecks(context, output.evidence.events, self._observer.seconds_away_since)
             self._partial = PartialStartWarning(context)

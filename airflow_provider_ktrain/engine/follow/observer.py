@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
@@ -50,7 +51,7 @@ class Observer:
         context: FollowContext,
         output: JobOutput,
         queue: QueueFollower,
-        informers: tuple[SharedInformer, ...],
+        informers: Sequence[SharedInformer],
         jobs: Subscription,
         pods: Subscription,
     ) -> None:
@@ -106,7 +107,7 @@ class Observer:
         """Bring state and output up to date. Returns whether the phase changed."""
         state = self._state
         if not state.ref.uid and self._jobs.objects:
-            state.bind(next(iter(self._jobs.objects)))
+            state.ref = replace(state.ref, uid=next(iter(self._jobs.objects)))
         job = await self._find_job()
         if job is not None and not is_older(job, state.job):
             state.job = job

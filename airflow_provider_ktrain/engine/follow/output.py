@@ -60,10 +60,6 @@ class JobOutput:
             return False
         return is_followed(state.kind, state.known_job, pod, container)
 
-    async def close(self) -> None:
-        """Stop reading logs and keep their positions."""
-        await self.follower.close()
-
     def observe(self, pods: Mapping[str, Object], removed: Sequence[str] = ()) -> None:
         """Follow the chosen containers, and report restarts.
 

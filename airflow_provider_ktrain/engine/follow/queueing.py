@@ -79,10 +79,16 @@ class QueueFollower:
         try:
             workloads.take()
         except Exception as error:
-            if isinstance(error, ApiStatusError) and error.status == 403:
-                await self.close()
-                self._look_at = time.monotonic() + FORBIDDEN_RETRY_SECONDS
-                self._log_missing_right(error)
+            if not isinstance(error, ApiStatusError) or error.status != 403:
+                return
+            await self.close()
+            self._look_at = time.monotonic() + FORBIDDEN_RETRY_SECONDS
+            if not self._state.queue.warned:
+                self._remember(warned=True)
+                self._log.warning(
+                    f"Can't read Kueue's Workloads in {self._state.ref.namespace}, so the log won't show why the job "
+                    f"waits. `ktrain rbac --kueue` prints the Role.\n{error}"
+                )
 
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
@@ -125,17 +131,6 @@ class QueueFollower:
             informer = shared_informer(self._api, kueue.workloads_path(version, self._state.ref.namespace))
             workloads = informer.subscribe(key=by_owner(self._state.ref.uid), news=self._news)
             self._workloads = await workloads.__aenter__()
-
-    def _log_missing_right(self, error: ApiStatusError) -> None:
-        """The job is followed without its Workload, which the task has no right to watch."""
-        if self._state.queue.warned:
-            return
-        self._remember(warned=True)
-        namespace = self._state.ref.namespace
-        self._log.warning(
-            f"Can't read Kueue's Workloads in {namespace}, so the log won't show why the job waits. "
-            f"`ktrain rbac --kueue` prints the Role.\n{error}"
-        )
 
     @property
     def _no_workload_at(self) -> float | None:

@@ -44,9 +44,8 @@ class ReplicaReporter:
         now = pods.shown_version, state.kind.size(state.known_job)
         if not self._pending and self._looked_at == now:
             return
-        self._pending = False
-        if time.monotonic() < self._next and (self._all_run or not self._may_all_run):
-            self._pending = True
+        self._pending = time.monotonic() < self._next and (self._all_run or not self._may_all_run)
+        if self._pending:
             return
         self._looked_at = now
         status = replica_status(state.kind, state.known_job, pods, utc_now())
@@ -55,8 +54,8 @@ class ReplicaReporter:
                 self._next = time.monotonic() + MIN_INTERVAL_SECONDS
             return
         known = self._logged is None and state.handover.handed_over_at and status.all_run
-        if not known and time.monotonic() < self._next and not status.all_run:
-            self._pending = True
+        self._pending = not known and time.monotonic() < self._next and not status.all_run
+        if self._pending:
             return
         if not known:
             self._log.info(status.line)

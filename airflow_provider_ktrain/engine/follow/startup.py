@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_unstartable_command,
     restarted_often,
 )
+from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.follow.state import utc_now
@@ -28,6 +29,7 @@ Object = dict[str, Any]
 FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
 INTERVAL_FACTOR = 1.5  #: by which the interval grows after each check
 MAX_INTERVAL_SECONDS = 300.0
+_NOT_STARTED = (Phase.PENDING, Phase.STARTING)  # the job waits for nodes, images or containers
 
 
 class StartupChecks:
@@ -52,7 +54,7 @@ class StartupChecks:
     @property
     def due(self) -> float | None:
         """When to check next, by `time.monotonic`; None if the job has started."""
-        return self._checked_at + self._interval if self._state.not_started else None
+        return self._checked_at + self._interval if self._state.phase in _NOT_STARTED else None
 
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
         """Why the job can never start; None if it may start or no check is due.

@@ -6,7 +6,6 @@ import datetime
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
@@ -32,7 +31,7 @@ REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|succe
 class JobState:
     """The job and its pods as last observed. It sends no requests: the observer updates it.
 
-    :param ref: the job. If it has no uid, `bind` adds it when the job is seen first.
+    :param ref: the job. If it has no uid, the observer adds it when it sees the job first.
     :param handover: from the process that followed the job before.
     """
 
@@ -54,10 +53,6 @@ class JobState:
     def known_job(self) -> Object:
         """The job as last seen; of a job that was never seen its kind and name."""
         return self.job or {"kind": self.ref.kind, "metadata": {"name": self.ref.name}}
-
-    def bind(self, uid: str) -> None:
-        """From now on, follow the job with this uid and not another one of the same name."""
-        self.ref = replace(self.ref, uid=uid)
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Whether the pod is the job's. A job that is followed by name has no uid until it is seen."""
@@ -93,11 +88,6 @@ class JobState:
         meta = self.known_job["metadata"]
         suspended_by = (meta.get("annotations") or {}).get(SUSPENDED_ANNOTATION)
         return "deletionTimestamp" in meta or bool(suspended_by and suspended_by == self.ref.owner)
-
-    @property
-    def not_started(self) -> bool:
-        """Whether startup limits apply: the job waits for nodes, images or containers."""
-        return self.phase in (Phase.PENDING, Phase.STARTING)
 
     @property
     def has_run(self) -> bool:
