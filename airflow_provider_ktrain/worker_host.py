@@ -17,21 +17,17 @@ from airflow_provider_ktrain.core.ending import Event, Successor
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.messages import (
-    FollowPolicy,
-    Handover,
-    Options,
-    Outcome,
-    StopSignal,
-    cause_of,
-)
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.owned_job import Submission
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.engine.threads import in_thread
 from airflow_provider_ktrain.engine.training import Stopped, Training
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, question

@@ -49,7 +49,7 @@ Fired = Callable[[str], None]
 async def ours(parameters: Json, name: str, uid: str, fired: Fired) -> None:
     """TrainingJobTrigger with the operator's arguments. The job is kept, as by KubernetesJobOperator."""
     from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-    from airflow_provider_ktrain.engine.follow.messages import Options
+    from airflow_provider_ktrain.engine.follow.options import Options
     from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
     ref = JobRef("PyTorchJob", "v1", NAMESPACE, name, uid, owner=name, deployment="bench", submission=name)

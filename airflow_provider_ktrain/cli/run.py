@@ -220,7 +220,7 @@ async def _follow(
 def _report(outcome: Any, console: Console) -> int:
     """Print the result, or the cause in one line: its details were logged before the release. Returns the exit code.
 
-    :param outcome: `engine.follow.messages.Outcome`.
+    :param outcome: `engine.follow.outcome.Outcome`.
     """
     if outcome.succeeded:
         for line in outcome.result_error.splitlines():

@@ -27,12 +27,15 @@ from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log, read_training, served_version
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.training import Stopped, Training
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: that delete the job
 LIMITS = Limits(startup=3600, partial_start=3600, crash_loop=6)  #: those of an operator without parameters

@@ -15,7 +15,7 @@ VERSION = 1  #: of all formats of this release; it is written, and a reader acce
 # keys of the task's state (`task_state_store`)
 SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits jobs, and the number of submissions
 JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
-DEFERRAL_STATE = "ktrain_deferral"  #: arguments of the last trigger, as `engine.follow.messages.Deferral`
+DEFERRAL_STATE = "ktrain_deferral"  #: arguments of the last trigger, as `engine.follow.deferral.Deferral`
 OUTCOME_STATE = "ktrain_outcome"  #: the outcome of the last try that followed its job to the end
 FAILED_NODES_STATE = "ktrain_failed_nodes"  #: nodes that later tries avoid (`avoid_failed_nodes`)
 TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
@@ -56,7 +56,7 @@ def stored_outcome(outcome: Mapping[str, Any], try_number: int, max_tries: int) 
 
     If it is larger, fields are removed in the order of `_DISPENSABLE`, and the result last.
 
-    :param outcome: `engine.follow.messages.Outcome` as a dict.
+    :param outcome: `engine.follow.outcome.Outcome` as a dict.
     :param try_number: the try that ended.
     :param max_tries: of its task instance. Only a clear changes it, so it identifies the life of the task.
     """

@@ -41,7 +41,7 @@ def of_manifest(kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
 def of_outcome(outcome: Mapping[str, Any], job: Mapping[str, str]) -> dict[str, Any]:
     """What has run, what it used and why it failed; without what isn't known.
 
-    :param outcome: `engine.follow.messages.Outcome` as a dict; may be empty.
+    :param outcome: `engine.follow.outcome.Outcome` as a dict; may be empty.
     :param job: the XCom `job`; may be empty.
     """
     status, usage = mapping(outcome.get("status")), mapping(outcome.get("usage"))

@@ -32,7 +32,7 @@ from airflow_provider_ktrain.operators.training import TrainingJobOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.follow.messages import Outcome
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 QUOTES = "\"'"
 _REMEDY = "Decorators below it are not applied in the pod: decorate a function inside this one and call it"

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.operators.training import MPIJobOperator
 if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
 
-    from airflow_provider_ktrain.engine.follow.messages import Outcome
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variables that differ between pods
 

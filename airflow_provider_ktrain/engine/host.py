@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.ending import Successor
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_training
 from airflow_provider_ktrain.engine.release import (

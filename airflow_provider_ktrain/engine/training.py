@@ -26,21 +26,19 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
-from airflow_provider_ktrain.engine.follow.messages import (
-    FollowPolicy,
-    Handover,
-    Options,
-    Outcome,
-    StopSignal,
-    cause_of,
-)
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.release import JobChanged, Mode
 from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.submit import CodeRefusedError, Submitted
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 
 T = TypeVar("T")
 RETRY_SECONDS = 5.0  #: between two attempts to follow a job
@@ -218,11 +216,10 @@ class Training:
         job, ended = self.job, _StartOver()
         api = await job.api()
         while True:
-            following = Following(
-                api, job.known_ref, job.options,
-                log=self._log, handover=self.handover, policy=self._policy, cursor=self._positions(),
-            )  # fmt: skip
-            following.state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
+            state = JobState(job.known_ref, self.handover)
+            state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
+            context = FollowContext(api, state, self._log, job.options, self._policy, self._positions())
+            following = Following(context)
             async with self._open_sink(), following:
                 try:
                     result = await self._follow_to_the_end(following, until, first)
@@ -361,7 +358,7 @@ class Training:
         """Report the state of a job that somebody else submitted."""
         closing, conditions = following.closing, self.job.options.conditions
         if noticed.event is Event.CONDITION:
-            return await closing.outcome_of_condition(conditions)
+            return await closing.outcome_of_condition()
         if noticed.event in LIMITS:
             closing.report_failure(cause := await following.cause_of(noticed))
             return await closing.outcome(cause)

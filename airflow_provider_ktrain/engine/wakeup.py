@@ -54,3 +54,33 @@ class Wakeup:
 def _finish(waiter: asyncio.Future[None]) -> None:
     with contextlib.suppress(asyncio.InvalidStateError):  # it was set or canceled in the same step of the loop
         waiter.set_result(None)
+
+
+class StopSignal:
+    """A request to end early. A signal handler may set it: it does nothing but set a flag and wake the event loop."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._waiting: tuple[asyncio.AbstractEventLoop, Wakeup] | None = None
+
+    def request(self, reason: str) -> None:
+        """Request the end.
+
+        :param reason: a clause for the log.
+        """
+        self.reason = reason
+        if self._waiting is not None:
+            loop, wakeup = self._waiting
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wakeup.set)
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the end is requested; returns whether it is.
+
+        :param timeout: in seconds. Default: none.
+        """
+        wakeup = Wakeup()
+        self._waiting = asyncio.get_running_loop(), wakeup
+        if self.reason is None:
+            await wakeup.wait(timeout)
+        return self.reason is not None

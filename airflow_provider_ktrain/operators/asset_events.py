@@ -16,7 +16,7 @@ from airflow_provider_ktrain.operators import task_state
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.follow.messages import Outcome
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 MAX_REASON_CHARS = 100  #: of the reason in the first line of a warning
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.core.ending import Event
-    from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome
+    from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
+    from airflow_provider_ktrain.engine.follow.options import Options
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.engine.submit import Submitted
     from airflow_provider_ktrain.operators.submission import Submission
     from airflow_provider_ktrain.worker_host import WorkerHost
@@ -119,7 +121,7 @@ class TrainingJobOperator(JobParameters):
         compat.push(context, TrainingJobLink().xcom_key, url_of(job))
 
     def _deferral(self, ref: JobRef, options: Options, handover: Handover) -> Deferral:
-        from airflow_provider_ktrain.engine.follow.messages import Deferral
+        from airflow_provider_ktrain.engine.follow.deferral import Deferral
 
         return Deferral(ref, options, handover, self.kubernetes_conn_id, self.cluster_context)
 
@@ -147,7 +149,7 @@ class TrainingJobOperator(JobParameters):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger: return the result, raise the cause, or follow the job if the trigger failed."""
-        from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
+        from airflow_provider_ktrain.engine.follow.outcome import Outcome, read_event
         from airflow_provider_ktrain.exceptions import as_airflow_errors
 
         with as_airflow_errors():
@@ -199,8 +201,8 @@ class TrainingJobOperator(JobParameters):
         :param reason: why the trigger failed.
         """
         from airflow_provider_ktrain.core.ending import Event
+        from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
         from airflow_provider_ktrain.engine.follow.following import Noticed
-        from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
         deferral = self._stored_deferral(reason, context)
         deferral = replace(deferral, failures=deferral.failures + 1)
@@ -253,7 +255,7 @@ class TrainingJobOperator(JobParameters):
 
         :raises KtrainError: the task's state contains no job of this try.
         """
-        from airflow_provider_ktrain.engine.follow.messages import Handover
+        from airflow_provider_ktrain.engine.follow.deferral import Handover
         from airflow_provider_ktrain.operators import task_state
 
         if found := task_state.read_deferral(context):
@@ -271,7 +273,7 @@ class TrainingJobOperator(JobParameters):
 
     def _deferral_of_this_try(self, context: Context) -> Deferral | None:
         """The deferral of this try's last trigger; with defaults if only the job is stored, None if neither is."""
-        from airflow_provider_ktrain.engine.follow.messages import Handover
+        from airflow_provider_ktrain.engine.follow.deferral import Handover
         from airflow_provider_ktrain.operators import task_state
 
         if found := task_state.read_deferral(context):
@@ -312,7 +314,7 @@ class TrainingJobOperator(JobParameters):
         """Complete the release of a job that has not ended, if the trigger could not: it may have ended since."""
         from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.following import Noticed
-        from airflow_provider_ktrain.engine.follow.messages import cause_of
+        from airflow_provider_ktrain.engine.follow.outcome import cause_of
 
         if not outcome.release_error or outcome.succeeded or outcome.kept:
             return outcome
@@ -371,7 +373,7 @@ class TrainingJobOperator(JobParameters):
         :param found: whether an earlier try has stored the outcome. Default: False.
         """
         from airflow_provider_ktrain.core.ending import Event
-        from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
+        from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
         from airflow_provider_ktrain.operators import asset_events, outcome_metrics
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.core.job_request import JobRequest
     from airflow_provider_ktrain.core.manifest.code import Code
     from airflow_provider_ktrain.core.manifest.overlay import JobOptions
-    from airflow_provider_ktrain.engine.follow.messages import Options
+    from airflow_provider_ktrain.engine.follow.options import Options
 
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
 FOLLOWING_PARAMETERS = (
@@ -405,7 +405,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         """
         from airflow_provider_ktrain.core.deadline import deadline_of
         from airflow_provider_ktrain.core.state.limits import Limits
-        from airflow_provider_ktrain.engine.follow.messages import Options
+        from airflow_provider_ktrain.engine.follow.options import Options
 
         numbers = parameters.converted({"max_restarts": self.max_restarts, "crash_loop_limit": self.crash_loop_limit})
         return Options(

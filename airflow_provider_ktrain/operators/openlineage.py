@@ -13,7 +13,7 @@ from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.core import lineage as facts
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.text import shown
-from airflow_provider_ktrain.engine.follow.messages import Outcome
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.task_metrics import PREFIX, counts, gauges
-from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE, Outcome
+from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE, Outcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

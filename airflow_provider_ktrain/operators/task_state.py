@@ -27,7 +27,8 @@ from airflow_provider_ktrain.core.formats import (
     with_try,
 )
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.engine.follow.messages import Deferral, Outcome
+from airflow_provider_ktrain.engine.follow.deferral import Deferral
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.api import Api
-    from airflow_provider_ktrain.engine.follow.messages import Options, Outcome
+    from airflow_provider_ktrain.engine.follow.options import Options
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.worker_host import WorkerHost
 
 STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.md
@@ -173,7 +174,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
-        from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
+        from airflow_provider_ktrain.engine.follow.outcome import Outcome, read_event
 
         with as_airflow_errors():
             ended = read_event(event)
@@ -184,7 +185,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def _go_on(self, context: Context, reason: str) -> None:
         """Wait in the worker after a failed trigger, longer after each failure, then defer again."""
-        from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
+        from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
 
         stored = Waiting.from_dict(compat.recall(context, STATE_KEY))
         failures = stored.failures + 1
@@ -267,7 +268,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         return ref, job
 
     def _options(self) -> Options:
-        from airflow_provider_ktrain.engine.follow.messages import Options
+        from airflow_provider_ktrain.engine.follow.options import Options
 
         return Options(logs=self.logs, conditions=tuple(self.conditions), release=False)
 

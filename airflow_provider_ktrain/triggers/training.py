@@ -23,7 +23,7 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, question
 
 if TYPE_CHECKING:
-    from airflow_provider_ktrain.engine.follow.messages import Outcome
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.engine.logs.log_queue import LogQueue
     from airflow_provider_ktrain.engine.training import Training
 
@@ -38,13 +38,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     `execute_complete` deletes a job that has ended, once it has received the event.
 
-    The arguments contain no manifest and no credentials. They are `engine.follow.messages.Deferral` as a dict, possibly
+    The arguments contain no manifest and no credentials. They are `engine.follow.deferral.Deferral` as a dict, possibly
     written by another release: unknown arguments are ignored, missing ones have defaults. Invalid arguments don't
     raise, because Airflow would fail the task; without a job, the event is an error.
 
     :param job: `core.identity.JobRef` as a dict.
-    :param options: `engine.follow.messages.Options` as a dict. Default: the defaults of its fields.
-    :param handover: `engine.follow.messages.Handover` of the worker as a dict. Default: nothing was followed before.
+    :param options: `engine.follow.options.Options` as a dict. Default: the defaults of its fields.
+    :param handover: `engine.follow.deferral.Handover` of the worker as a dict. Default: nothing was followed before.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`.
     :param cluster_context: context of its kubeconfig. Default: its current one.
     :param failures: number of earlier triggers of this try that have failed. Default: 0.
@@ -74,7 +74,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         version: int = VERSION,
         **unknown: Any,
     ) -> None:
-        from airflow_provider_ktrain.engine.follow.messages import Options
+        from airflow_provider_ktrain.engine.follow.options import Options
 
         super().__init__()
         self.job = dict(mapping(job))
@@ -124,7 +124,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     async def _event(self) -> dict[str, Any]:
         """Follow the job, and return the event not before `EARLIEST_EVENT`."""
-        from airflow_provider_ktrain.engine.follow.messages import event_of
+        from airflow_provider_ktrain.engine.follow.outcome import event_of
 
         started, began_at = time.monotonic(), time.time()
         try:
@@ -141,7 +141,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         return dict(clean(event))
 
     async def _follow(self, began_at: float) -> Outcome:
-        from airflow_provider_ktrain.engine.follow.messages import Handover, Options
+        from airflow_provider_ktrain.engine.follow.deferral import Handover
+        from airflow_provider_ktrain.engine.follow.options import Options
 
         training = self._owner(began_at)
         await training.job.api()
@@ -156,7 +157,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         :param began_at: when this trigger began, in epoch seconds. Default: None, it does not follow the job.
         """
         from airflow_provider_ktrain.core.ending import Successor
-        from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
+        from airflow_provider_ktrain.engine.follow.deferral import Handover
+        from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
         from airflow_provider_ktrain.engine.host import Host
         from airflow_provider_ktrain.engine.training import Training
 

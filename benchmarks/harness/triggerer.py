@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options
+from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
+from airflow_provider_ktrain.engine.follow.options import Options
 
 from . import cpu, memory, quantile
 

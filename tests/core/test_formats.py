@@ -25,7 +25,9 @@ from airflow_provider_ktrain.core.formats import (
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
-from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome, event_of, read_event
+from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of, read_event
 from airflow_provider_ktrain.exceptions import failure
 from airflow_provider_ktrain.links.training import url_of
 from airflow_provider_ktrain.sensors.training import Waiting

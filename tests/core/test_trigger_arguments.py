@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.trigger_arguments import MAX_BYTES
-from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options
+from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
 MYSQL_TEXT_BYTES = 65_535

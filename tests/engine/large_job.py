@@ -10,7 +10,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, StatusSink
+from airflow_provider_ktrain.engine.follow.options import Options, StatusSink
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
 from tests.engine.fakekube import until

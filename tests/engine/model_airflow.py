@@ -10,7 +10,9 @@ from typing import Any
 
 from airflow_provider_ktrain.core.adoption import first_try_since_clear
 from airflow_provider_ktrain.core.identity import JobRef, Owner
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.engine.model_cluster import KEY
 
 RETRIES = 2

@@ -14,8 +14,10 @@ from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owne
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options, Outcome
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.training import Training
 from tests.engine.small_api import NAMESPACE, Object, SmallApi, connected, precise_stamp, served, stamp

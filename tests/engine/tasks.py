@@ -34,19 +34,15 @@ from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine import submit as submitting
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.messages import (
-    FollowPolicy,
-    Handover,
-    Options,
-    Outcome,
-    StatusSink,
-    StopSignal,
-)
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options, StatusSink
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log, job_pods, read_training
 from airflow_provider_ktrain.engine.release import JobChanged, Mode, Released, release
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
 from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 from tests import clusters
 from tests.clusters import TestCluster
 

@@ -13,13 +13,14 @@ from aiohttp import web
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.activity import CONCURRENT_READS, Activity, ActivityProbe
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.activity import CONCURRENT_READS, ActivityProbe
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
 from .fakekube import EPOCH, FakeKube, Record, serving, stamp, status, until
@@ -70,6 +71,7 @@ class Probing:
 
     kube: Kube
     limit: Limit
+    state: JobState
     output: JobOutput
     probe: ActivityProbe
     log: Lines
@@ -80,10 +82,12 @@ class Probing:
         """In seconds after EPOCH."""
         return max(self.output.clock_began(self.limit), START + BEGAN) - START
 
-    async def look(self) -> Activity:
+    async def look(self) -> bool | None:
         clock = Clock(self.limit, START + self.began + SECONDS, SECONDS)
         self.kube.queries.clear()
-        return (await self.probe.look(clock, self.job, list(self.kube.objects.values()))).activity
+        self.state.job, pods = self.job, {pod["metadata"]["uid"]: pod for pod in self.kube.objects.values()}
+        self.state.pods.update(pods, self.state.pods.groups.pods.keys() - pods, utc_now())
+        return await self.probe.confirms(clock)
 
 
 @contextlib.asynccontextmanager
@@ -93,15 +97,16 @@ async def probing(kube: Kube, limit: Limit, logs: Any = "none") -> AsyncIterator
         try:
             yield training
         finally:
-            await training.output.close()
+            await training.output.follower.close()
 
 
 def make(kube: Kube, api: Api, limit: Limit, logs: Any) -> Probing:
     log, state = Lines(), JobState(REF, Handover())
     state.job = JOB
-    output = JobOutput(api, state, logs, Cursor(), Handover(), log)
+    context = FollowContext(api, state, log, Options(logs=logs))
+    output = JobOutput(context)
     output.last_line_at = START + BEGAN
-    return Probing(kube, limit, output, ActivityProbe(api, state, output, log), log)
+    return Probing(kube, limit, state, output, ActivityProbe(context, output), log)
 
 
 def step(number: int) -> str:
@@ -116,9 +121,9 @@ async def test_line_of_a_replica_that_is_not_followed_moves_the_clock_to_its_own
         kube.write(index, 99, step(1))
     kube.write(1, 130.5, step(2))
     async with probing(kube, limit, {"Worker": [0]}) as training:
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert training.began == 130.5
-        assert await training.look() is Activity.QUIET, "no line after that one"
+        assert await training.look() is True, "no line after that one"
 
 
 @of_each_limit
@@ -128,7 +133,7 @@ async def test_silent_replicas_are_read_once_each(limit: Limit) -> None:
         kube.worker(index)
         kube.write(index, 99, "before")
     async with probing(kube, limit) as training:
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True
     assert [query["sinceTime"] for query in kube.queries] == [stamp(100)[:19] + "Z"] * 3
     assert {query["limitBytes"] for query in kube.queries} == {"65536"}
     assert all(query["timestamps"] == "true" for query in kube.queries)
@@ -141,7 +146,7 @@ async def test_lines_without_a_higher_step_are_no_progress() -> None:
         kube.write(0, at, step(7))
     async with probing(kube, Limit.PROGRESS) as training:
         training.output.training_metrics.read_step("Worker 0", step(7), START + 90)
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True
         assert training.output.training_metrics.step == 7
         assert not training.output.training_metrics, "series contain only what followed replicas report"
 
@@ -154,14 +159,14 @@ async def test_log_that_cannot_be_read_decides_nothing(limit: Limit) -> None:
     async with probing(kube, limit) as training:
         for refusal in ((500, "InternalError"), (403, "Forbidden"), (404, "NotFound"), (400, "BadRequest")):
             kube.refused_pods = {"w1": refusal}
-            assert await training.look() is Activity.UNKNOWN, refusal
+            assert await training.look() is None, refusal
         kube.refused_pods, kube.away = {}, True
-        assert await training.look() is Activity.UNKNOWN
+        assert await training.look() is None
         kube.away = False
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True
         kube.refused_pods = {"w1": (500, "InternalError")}
         kube.write(0, 130, step(1))
-        assert await training.look() is Activity.MOVED, "another replica shows it"
+        assert await training.look() is False, "another replica shows it"
 
 
 @of_each_limit
@@ -172,12 +177,12 @@ async def test_missing_log_of_a_container_that_has_ended_is_tolerated(limit: Lim
     async with probing(kube, limit) as training:
         for refusal in ((404, "NotFound"), (400, "BadRequest")):
             kube.refused_pods = {"w1": refusal}
-            assert await training.look() is Activity.QUIET
+            assert await training.look() is True
         kube.refused_pods = {"w1": (500, "InternalError")}
-        assert await training.look() is Activity.UNKNOWN
+        assert await training.look() is None
         kube.refused_pods = {}
         kube.write(1, 130, step(1))
-        assert await training.look() is Activity.MOVED, "it wrote this before its end"
+        assert await training.look() is False, "it wrote this before its end"
 
 
 @of_each_limit
@@ -185,7 +190,7 @@ async def test_limit_does_not_act_while_no_container_runs(limit: Limit) -> None:
     kube = Kube()
     kube.worker(0, state="terminated", phase="Succeeded")
     async with probing(kube, limit) as training:
-        assert await training.look() is Activity.UNKNOWN
+        assert await training.look() is None
 
 
 @of_each_limit
@@ -195,7 +200,7 @@ async def test_container_that_has_started_meanwhile_moves_the_clock(limit: Limit
     made = kube.worker(0)
     made["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": stamp(130)}}
     async with probing(kube, limit) as training:
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert training.began == 130
         assert kube.queries == []
 
@@ -205,7 +210,7 @@ async def test_percentage_that_the_watch_has_not_shown_moves_the_clock() -> None
     kube.worker(0)
     async with probing(kube, Limit.PROGRESS) as training:
         training.job["status"] = {"trainerStatus": {"progressPercentage": 50, "lastUpdatedTime": stamp(140)}}
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert training.began == 140
         assert kube.queries == []
 
@@ -217,12 +222,12 @@ async def test_at_most_16_logs_are_read_at_a_time_until_one_shows_activity(limit
         kube.worker(index)
     kube.together, kube.left = CONCURRENT_READS, 100
     async with probing(kube, limit) as training:
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True
         assert len(kube.queries) == 100
         assert kube.most == CONCURRENT_READS
         kube.together = 1
         kube.write(99, 130, step(1))
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert len(kube.queries) <= 2 * CONCURRENT_READS
 
 
@@ -236,7 +241,7 @@ async def test_requests_share_the_streams_of_the_process() -> None:
             looking = asyncio.create_task(training.look())
             await until(lambda: budget.is_crowded)
             assert kube.queries == []
-        assert await looking is Activity.QUIET
+        assert await looking is True
 
 
 @of_each_limit
@@ -245,11 +250,11 @@ async def test_line_that_a_cut_stream_did_not_deliver_moves_the_clock(limit: Lim
     made = kube.worker(0)
     kube.write(0, 90, step(1))
     async with probing(kube, limit, "all") as training:
-        training.output.observe(JOB, {"u": made})
+        training.output.observe({"u": made})
         await until(lambda: training.output.training_metrics.step == 1)
         training.output.last_line_at = START + BEGAN
         kube.log("w0").files[-1].append(Record(stamp(130), step(2).encode()))  # the stream doesn't deliver it
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert training.began == 130
         kube.log("w0").end()
 
@@ -262,9 +267,9 @@ async def test_step_before_many_other_lines_is_found() -> None:
     for number in range(2000):
         kube.write(0, 111 + number / 100, "x" * 100)
     async with probing(kube, Limit.PROGRESS) as training:
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert training.began == 110
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True
 
 
 async def test_rotated_log_moves_the_clock_to_the_first_line_that_is_left() -> None:
@@ -275,9 +280,9 @@ async def test_rotated_log_moves_the_clock_to_the_first_line_that_is_left() -> N
     kube.log("w0").rotate()
     kube.write(0, 120, "loading")
     async with probing(kube, Limit.PROGRESS) as training:
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert training.began == 120
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True
 
 
 async def test_rotated_log_that_was_followed_proves_a_hang() -> None:
@@ -287,11 +292,11 @@ async def test_rotated_log_that_was_followed_proves_a_hang() -> None:
     kube.write(0, 90, step(1))
     kube.write(0, 161, "noise")
     async with probing(kube, Limit.PROGRESS, "all") as training:
-        training.output.observe(JOB, {"u": made})
+        training.output.observe({"u": made})
         await until(lambda: training.output.follower.read_span(made["metadata"]["uid"], "main", 0)[1] > START + 160)
         kube.log("w0").rotate()
         kube.log("w0").files[-1].append(Record(stamp(162), b"noise"))  # the stream hasn't delivered it yet
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True
         kube.log("w0").end()
 
 
@@ -301,8 +306,8 @@ async def test_empty_log_of_a_container_that_has_written_was_rotated(limit: Limi
     kube.worker(0)
     kube.write(0, 130, step(1))
     async with probing(kube, limit) as training:
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         kube.log("w0").rotate()
-        assert await training.look() is Activity.MOVED
+        assert await training.look() is False
         assert training.began > 131, "now: it may have written until the rotation"
-        assert await training.look() is Activity.QUIET
+        assert await training.look() is True

@@ -15,7 +15,8 @@ from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api import ApiUnavailable
-from airflow_provider_ktrain.engine.follow.messages import Options, Outcome
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
 from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until

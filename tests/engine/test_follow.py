@@ -17,8 +17,11 @@ from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, OnFinishActi
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.job_requests import set_suspended
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import (
     TRAINS,

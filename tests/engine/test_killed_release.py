@@ -16,7 +16,8 @@ import pytest
 
 from airflow_provider_ktrain.core.identity import OnFinishAction
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine.follow.messages import Options, Outcome
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object
 from tests.engine.staged import NAME, Memory, Staged, staged

@@ -6,13 +6,14 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds import MPIJOB
-from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
-from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.evidence_collector import TAIL_LINES, EvidenceCollector
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.evidence_collector import TAIL_LINES, EvidenceCollector
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
 
@@ -48,9 +49,11 @@ def launcher(number: int) -> dict[str, Any]:
 
 
 def test_memory_does_not_grow_with_launcher_pods() -> None:
-    log, pods = Lines(), PodHistory(MPIJOB)
-    evidence = EvidenceCollector(Api(nobody), MPIJOB, Cursor(), log)
-    restarts = RestartReporter(MPIJOB, evidence, log, None)
+    state = JobState(JobRef("MPIJob", "v1", "ns", "train", "uid"), Handover())
+    state.job, pods = JOB, state.pods
+    context = FollowContext(Api(nobody), state, Lines())
+    evidence = EvidenceCollector(context)
+    restarts = RestartReporter(context, evidence)
     sizes = []
     for number in range(600):
         pod = launcher(number)
@@ -60,12 +63,12 @@ def test_memory_does_not_grow_with_launcher_pods() -> None:
             keep(f"line {line}", pod["metadata"]["creationTimestamp"], 0)
         mine = {pod["metadata"]["uid"]: pod}
         pods.update(mine, (), START)
-        evidence.forget_all_but(pods.all)
-        restarts.update(JOB, mine)
+        evidence.forget_others()
+        restarts.update(mine)
         restarts.report(at_once=True)
         pods.mark_deleted(pod)
         restarts.mark_deleted(pod)
-        assert evidence.lines_of_run(name, "", "mpi", 0), "the newest one is kept"
+        assert evidence.newest_lines()[name], "the newest one is kept"
         sizes.append(sum(len(repr(vars(held))) for held in (pods, evidence, restarts, restarts._history)))
     assert sizes[599] < sizes[299] * 1.1
     assert restarts.crash_loop(6)

@@ -33,7 +33,7 @@ from airflow_provider_ktrain.engine import submit as submitting
 from airflow_provider_ktrain.engine import training as owning
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
-from airflow_provider_ktrain.engine.follow.messages import Outcome
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.job_requests import JobRead
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 from airflow_provider_ktrain.engine.release import JobChanged, Mode, release_others

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.kueue_status import FAILS_AFTER_SECONDS
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine.follow.messages import Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged, writes_of

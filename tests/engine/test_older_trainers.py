@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.job_requests import job_pods
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, TrainTask, api_of, until
 

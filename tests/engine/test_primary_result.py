@@ -16,11 +16,13 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import PART_BYTES, PART_MARKER, keep_result_line
 from airflow_provider_ktrain.engine.api import ApiStatusError
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, PrimaryResult
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
+from tests.engine.tasks import Lines
 
 FROM = {"pod": "train-master-0", "container": "pytorch", "time": "2026-11-22T08:40:04.500000000Z"}
 SOURCE = LogLine("train-master-0", "pytorch", "Master", 0, 0, "", "")
@@ -80,7 +82,7 @@ def result_of(logs: Any, handover: Handover = LEFT_OUT, log: str = READ_TO_THE_E
         pod = {"metadata": metadata, "spec": {"containers": [{"name": "pytorch"}]}, "status": {}}
         state.pods.update({str(number): pod}, (), utc_now())
         cursor.position(str(number), "pytorch").complete = log != NEVER_FOLLOWED
-    return PrimaryResult(logs, state, cursor, StreamBudget(), handover)
+    return PrimaryResult(FollowContext(logs, state, Lines(), cursor=cursor), StreamBudget())
 
 
 async def completed(result: PrimaryResult, log: str = READ_TO_THE_END) -> tuple[Any, str, bool]:

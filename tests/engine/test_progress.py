@@ -16,7 +16,8 @@ from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.job_requests import served_version
 from airflow_provider_ktrain.engine.submit import Submitted
 from tests import clusters

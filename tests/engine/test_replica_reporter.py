@@ -9,17 +9,19 @@ import pytest
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.replicas import MIN_INTERVAL_SECONDS, ReplicaReporter
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.engine.tasks import Lines
 
 REPLICAS = 256
+NO_HANDOVER = Handover()
 JOB = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": REPLICAS}}}}
 
 
-def observed(running: int, phase: Phase = Phase.STARTING) -> JobState:
-    state = JobState(JobRef("PyTorchJob", "v1", "ns", "train", "uid"), Handover())
+def observed(running: int, phase: Phase = Phase.STARTING, handover: Handover = NO_HANDOVER) -> JobState:
+    state = JobState(JobRef("PyTorchJob", "v1", "ns", "train", "uid"), handover)
     state.job = JOB
     state.enter(phase)
     observe(state, running)
@@ -35,9 +37,14 @@ def observe(state: JobState, running: int) -> None:
     state.pods.update({f"u{index}": pod(index) for index in range(REPLICAS)}, (), utc_now())
 
 
+def reporter_of(state: JobState, log: Lines) -> ReplicaReporter:
+    api: Any = None
+    return ReplicaReporter(FollowContext(api, state, log))
+
+
 def test_a_large_job_that_starts_logs_few_lines() -> None:
     state, log = observed(0), Lines()
-    reporter = ReplicaReporter(state, log, resumed=False)
+    reporter = reporter_of(state, log)
     began = time.monotonic()
     for running in range(REPLICAS + 1):
         observe(state, running)
@@ -50,7 +57,7 @@ def test_a_large_job_that_starts_logs_few_lines() -> None:
 
 def test_a_change_is_logged_when_its_time_has_come() -> None:
     state, log = observed(0), Lines()
-    reporter = ReplicaReporter(state, log, resumed=False)
+    reporter = reporter_of(state, log)
     reporter.update()
     observe(state, 3)
     before = time.monotonic()
@@ -62,13 +69,13 @@ def test_a_change_is_logged_when_its_time_has_come() -> None:
 
 @pytest.mark.parametrize(("running", "lines"), [(REPLICAS, 0), (3, 1)])
 def test_a_triggerer_does_not_repeat_that_all_replicas_run(running: int, lines: int) -> None:
-    state, log = observed(running, Phase.RUNNING), Lines()
-    ReplicaReporter(state, log, resumed=True).update()
+    state, log = observed(running, Phase.RUNNING, Handover(handed_over_at=1.0)), Lines()
+    reporter_of(state, log).update()
     assert len(log.messages) == lines
 
 
 @pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.SUCCEEDED, Phase.FAILED])
 def test_nothing_is_logged_of_a_job_that_waits_in_a_queue_or_has_ended(phase: Phase) -> None:
     state, log = observed(1, phase), Lines()
-    ReplicaReporter(state, log, resumed=False).update()
+    reporter_of(state, log).update()
     assert log.messages == []

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from tests.engine.tasks import Lines
 
@@ -39,15 +41,18 @@ class Followed:
 
     def __init__(self) -> None:
         self.log = Lines()
-        self.evidence = EvidenceCollector(Api(nobody), PYTORCHJOB, Cursor(), self.log)
-        self.restarts = RestartReporter(PYTORCHJOB, self.evidence, self.log, None)
+        state = JobState(JobRef("PyTorchJob", "v1", "ns", "p", "uid"), Handover())
+        state.job = JOB
+        context = FollowContext(Api(nobody), state, self.log)
+        self.evidence = EvidenceCollector(context)
+        self.restarts = RestartReporter(context, self.evidence)
 
     def write(self, uid: str, run: int, text: str, second: int) -> None:
         source = LogLine("p-master-0", "pytorch", "Master", 0, 0, "", "", pod_uid=uid)
         self.evidence.recorder(source)(text, f"2026-11-21T10:00:{second:02}.500000000Z", run)
 
     def observe(self, pod: dict[str, Any]) -> list[str]:
-        self.restarts.update(JOB, {pod["metadata"]["uid"]: pod})
+        self.restarts.update({pod["metadata"]["uid"]: pod})
         self.restarts.report(at_once=True)
         return self.log.messages
 
@@ -78,7 +83,7 @@ def test_restart_is_not_reported_before_a_line_arrives(monkeypatch: pytest.Monke
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     job = Followed()
-    job.restarts.update(JOB, {"a": pod("a", 0, 1, state={"running": {}}, lastState=run(10))})
+    job.restarts.update({"a": pod("a", 0, 1, state={"running": {}}, lastState=run(10))})
     job.write("a", 1, "of the next run", 11)
     while not job.log.messages:
         assert job.restarts.due is not None

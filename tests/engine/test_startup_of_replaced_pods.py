@@ -7,14 +7,15 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.engine.tasks import Lines
 
 
 class NoEvents:
-    async def read_events(self, *_: object) -> list[Any]:
+    async def watched(self) -> list[Any]:
         return []
 
 
@@ -41,6 +42,7 @@ async def test_image_error_of_a_pod_that_was_replaced_does_not_end_the_job() -> 
     state.pods.update({"a": old}, [], utc_now())
     state.pods.update({"b": new}, ["a"], utc_now())
     state.phase, state.phase_since = Phase.STARTING, time.monotonic() - 600
-    evidence: Any = NoEvents()
-    warnings: Any = None
-    assert await StartupChecks(state, evidence, warnings, Lines(), lambda at: 0.0).find_failure(at_once=True) is None
+    api: Any = None
+    events: Any = NoEvents()
+    checks = StartupChecks(FollowContext(api, state, Lines()), events, lambda at: 0.0)
+    assert await checks.find_failure(at_once=True) is None

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.state import JobState
 
 

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.messages import Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged

@@ -13,9 +13,12 @@ from airflow_provider_ktrain.core.state.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
+from tests.engine.tasks import Lines
 
 REPLICAS = 1000
 SECRET = " token=hunter2-is-mine "
@@ -71,7 +74,9 @@ def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState,
         line = json.dumps({"step": step, **{f"metric-{number}": step / 7 for number in range(32)}})
         output.training_metrics.read_line("Worker 0", f"KTRAIN_METRIC {line}", float(step))
     clocks = [Clock(Limit.PROGRESS, 200.0, 60.0), Clock(Limit.PROGRESS, 160.0, 60.0)]
-    return StatusReporter(state, output, queue, lambda: clocks, sink), state, output.training_metrics
+    api: Any = None
+    context = FollowContext(api, state, Lines(), policy=FollowPolicy(status_sink=sink))
+    return StatusReporter(context, output, queue, lambda: clocks), state, output.training_metrics
 
 
 def update(state: JobState, phase: str) -> None:
@@ -127,7 +132,7 @@ def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
     metrics.steps = ReportedSteps(before=99)
     for step in (90, 95, 101):
         metrics.steps.note(step, 1000.0 + step)
-    state.queue = {"gpus": 16}
+    state.queue = QueueMemory(gpus=16)
     state.metrics["seconds.queued"] = 100.0
     status = reporter.take()()
     assert status["requested_gpus"] == 16

@@ -13,13 +13,15 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.kinds import TRAINJOB
-from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.engine import api_paths, operations
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import job_pods, list_pods
@@ -92,15 +94,17 @@ async def test_launcher_is_the_primary_of_a_job_without_status() -> None:
     launcher["metadata"]["namespace"] = "ns"
     launcher["spec"] = {"containers": [{"name": "node"}]}
     state = JobState(JobRef("TrainJob", "v1alpha1", "ns", "train", "j"), Handover())
-    output = JobOutput(api, state, "primary", Cursor(), Handover(), log)
-    output.observe(trainjob(), {})
-    output.observe(trainjob(jobsStatus=jobs_status(node={}, launcher={})), {"l": launcher})
+    output = JobOutput(FollowContext(api, state, log, Options(logs="primary")))
+    state.job = trainjob()
+    output.observe({})
+    state.job = trainjob(jobsStatus=jobs_status(node={}, launcher={}))
+    output.observe({"l": launcher})
 
     async def asked() -> bool:
         return launcher["metadata"]["name"] in api.asked
 
     await until(asked, 5)
-    await output.close()
+    await output.follower.close()
 
 
 # ---- restarts

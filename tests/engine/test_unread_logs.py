@@ -8,9 +8,10 @@ import pytest
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
 from .fakekube import FakeKube, serving, stamp
@@ -40,10 +41,13 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         written.write(stamp(5), ERROR)
         written.end()
     async with serving(kube) as api:
-        evidence = EvidenceCollector(api, PYTORCHJOB, Cursor(), log)
+        state = JobState(REF, Handover())
+        state.job = JOB
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        evidence = EvidenceCollector(FollowContext(api, state, log))
         keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
         for number in range(lines_read):
             keep(f"line {number}", "2026-11-22T10:00:00Z", 0)
-        found = await evidence.gather(REF, JOB, [pod], [], unread={("w", "main")})
+        found = await evidence.gather({("w", "main")})
     assert diagnose(JOB, [pod], *found).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"

@@ -9,16 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import Api, MakeClient
-from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import job_pods
-from airflow_provider_ktrain.engine.warning_events import WarningEvents
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, MeddledApi, Task, api_of, until
 from tests.engine.test_rbac import token_with
@@ -68,10 +67,10 @@ class Waiting:
 
     def __init__(self, api: Api, ref: JobRef) -> None:
         self.log = Lines()
-        self.warnings = WarningEvents(api, ref.namespace, self.log)
         self.state = JobState(ref, Handover())
-        self.evidence = EvidenceCollector(api, self.state.kind, Cursor(), self.log)
-        self.checks = StartupChecks(self.state, self.evidence, self.warnings, self.log, lambda at: 0.0)
+        context = FollowContext(api, self.state, self.log)
+        self.events = JobEvents(context)
+        self.checks = StartupChecks(context, self.events, lambda at: 0.0)
 
     async def load(self, task: Task) -> None:
         """Read the job and its pods, as the watches would."""
@@ -87,7 +86,7 @@ async def checked(task: Task, api: Api, refs: list[JobRef]) -> AsyncIterator[lis
     async with contextlib.AsyncExitStack() as stack:
         jobs = [Waiting(api, ref) for ref in refs]
         for job in jobs:
-            await stack.enter_async_context(job.warnings)
+            stack.push_async_callback(job.events.close)
             await job.load(task)
         for _ in range(LOOKS):
             for job in jobs:
@@ -98,7 +97,7 @@ async def checked(task: Task, api: Api, refs: list[JobRef]) -> AsyncIterator[lis
 async def test_waiting_jobs_share_one_watch(task: Task, cluster: TestCluster, waiting: list[JobRef]) -> None:
     async with api_of(cluster, CountingApi) as api, checked(task, api, waiting) as jobs:
         for job in jobs:
-            assert job.evidence.has_events
+            assert job.events.exist
             name, (obstacle, *_) = job.state.ref.name, job.log.messages
             assert f"{name} is still Pending: " in obstacle
             assert name in obstacle.partition("\n")[2]
@@ -110,10 +109,10 @@ async def test_watch_is_given_up_when_the_job_has_started(
     task: Task, cluster: TestCluster, waiting: list[JobRef]
 ) -> None:
     async with api_of(cluster, CountingApi) as api, checked(task, api, waiting[:1]) as (job,):
-        assert job.warnings.is_open
+        assert job.events._informer is not None
         job.state.enter(Phase.RUNNING)
         assert await job.checks.find_failure() is None
-        assert not job.warnings.is_open
+        assert job.events._informer is None
 
 
 async def test_events_are_listed_without_the_right_to_watch_them(
@@ -121,7 +120,7 @@ async def test_events_are_listed_without_the_right_to_watch_them(
 ) -> None:
     token = await token_with(cluster, "without-watch-of-events", "watch")
     async with api_of(cluster, CountingApi, token=token) as api, checked(task, api, waiting) as jobs:
-        assert all(job.evidence.has_events for job in jobs)
+        assert all(job.events.exist for job in jobs)
         assert all("is still Pending: " in str(job.log) for job in jobs)
         notices = [line for job in jobs for line in job.log.messages if "the right to watch events is missing" in line]
         assert len(notices) == 1

@@ -21,8 +21,9 @@ from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.kueue import queue_of
+from airflow_provider_ktrain.engine.wakeup import StopSignal
 from tests.engine.tasks import Task, release_job
 
 from . import library

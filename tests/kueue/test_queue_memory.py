@@ -16,8 +16,10 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow import queueing
-from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
-from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster
 from tests.engine.tasks import MERGE_PATCH, TRAINS, Task, api_of, of_each_kind, until
@@ -46,9 +48,18 @@ async def state_of(task: Task, handover: Handover | None = None, **overlay: Any)
 
 
 @contextlib.asynccontextmanager
-async def following(task: Task, state: JobState, phase: QueuePhase, **options: Any) -> AsyncIterator[QueueFollower]:
+async def follower_of(api: Api, state: JobState, task: Task) -> AsyncIterator[QueueFollower]:
+    follower = QueueFollower(FollowContext(api, state, task.log))
+    try:
+        yield follower
+    finally:
+        await follower.close()
+
+
+@contextlib.asynccontextmanager
+async def following(task: Task, state: JobState, phase: QueuePhase) -> AsyncIterator[QueueFollower]:
     """A follower that has seen the phase."""
-    async with QueueFollower(task.api, state, task.log, **options) as follower:
+    async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reaches(follower, phase))
         yield follower
 
@@ -70,8 +81,8 @@ async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     async with following(task, state, QueuePhase.NEVER_FITS) as follower:
         assert await follower.find_failure() is None
-    assert time.time() - state.queue["since"] < 60
-    handed_over = {**state.queue, "since": time.time() - 601}
+    assert time.time() - state.queue.since < 60
+    handed_over = {**state.queue.to_dict(), "since": time.time() - 601}
     async with following(task, await state_of(task, Handover(queue=handed_over)), QueuePhase.NEVER_FITS) as follower:
         cause = await follower.find_failure()
     assert cause is not None
@@ -99,7 +110,7 @@ async def test_evictions_are_counted_and_logged_once_in_all_processes(task: Task
     await write_workload(task.api, state.known_job, [RESERVED, PREEMPTED])
     async with following(task, state, QueuePhase.EVICTING):
         pass
-    later = await state_of(task, Handover(metrics=state.metrics, queue=state.queue))
+    later = await state_of(task, Handover(metrics=state.metrics, queue=state.queue.to_dict()))
     async with following(task, later, QueuePhase.EVICTING) as follower:
         assert (later.metrics["queue.evictions"], later.metrics["queue.preemptions"]) == (1, 1)
         again = {**PREEMPTED, "reason": "PodsReadyTimeout", "lastTransitionTime": "2026-11-22T03:00:00Z"}
@@ -124,16 +135,14 @@ async def test_workloads_are_watched_as_soon_as_the_right_is_granted(
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     token = await account(task.api, task.namespace, name="later")
-    async with api_of(kueue, token=token) as limited:
-        follower = QueueFollower(limited, state, task.log)
-        async with follower:
-            await until(lambda: _refused(follower, task))
-            assert follower.status is None
-            assert follower.wakes_at is not None
-            await allow(task.api, task.namespace, "later")
-            await until(lambda: _sees(follower))
+    async with api_of(kueue, token=token) as limited, follower_of(limited, state, task) as follower:
+        await until(lambda: _refused(follower, task))
+        assert follower.status is None
+        assert follower.wakes_at is not None
+        await allow(task.api, task.namespace, "later")
+        await until(lambda: _sees(follower))
     assert sum("Can't read Kueue's Workloads" in line for line in task.log.messages) == 1
-    assert state.queue["warned"] is True
+    assert state.queue.warned is True
 
 
 async def _refused(follower: QueueFollower, task: Task) -> bool:
@@ -147,10 +156,9 @@ async def _sees(follower: QueueFollower) -> bool:
 
 
 async def _step(follower: QueueFollower) -> None:
-    """What the observer does: wait for a change, and note an error."""
-    await follower.update()
+    """What the observer does: wait for a change, and look at it."""
     await asyncio.sleep(0.1)
-    await follower.note()
+    await follower.update()
 
 
 async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> None:
@@ -195,18 +203,18 @@ async def test_the_time_in_the_queue_counts_as_queued_gpu_time(task: Task) -> No
 
 async def test_the_gpus_of_a_workload_count_those_of_a_runtime(api: Api, task: Task) -> None:
     state = await state_of(task)
-    assert requested_gpus(state) == 1
+    assert state.requested_gpus == 1
     gpus = {"limits": {"nvidia.com/gpu": "4"}}
     await write_workload(api, state.known_job, [NEVER_FITS], resources=gpus, count=3)
     async with following(task, state, QueuePhase.NEVER_FITS):
-        assert requested_gpus(state) == 12
+        assert state.requested_gpus == 12
 
 
 async def test_a_job_without_a_workload_is_reported(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kueue doesn't know the kind, or the priority class doesn't exist: then it never creates a Workload."""
     monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task, workload_priority_class="urgent")
-    async with QueueFollower(task.api, state, task.log) as follower:
+    async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reports(follower, task, "no Workload"))
         await follower.update()
         late = follower.explain(Cause(Category.QUEUE, "it was queued for 60 s (queue_timeout)"))
@@ -225,7 +233,7 @@ async def test_a_job_that_runs_although_it_names_a_queue_is_reported(
     monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task)
     state.enter(Phase.RUNNING)
-    async with QueueFollower(task.api, state, task.log) as follower:
+    async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reports(follower, task, "names a queue"))
         await follower.update()
         assert follower.wakes_at is None

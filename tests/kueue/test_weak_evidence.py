@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.clusters import TestCluster
@@ -108,8 +110,11 @@ async def test_a_job_that_was_admitted_before_its_workload_was_replaced_does_not
         assert follower.due is None
 
 
-def _follower(task: Task, state: JobState) -> QueueFollower:
-    return QueueFollower(task.api, state, task.log)
+@contextlib.asynccontextmanager
+async def _follower(task: Task, state: JobState) -> AsyncIterator[QueueFollower]:
+    follower = QueueFollower(FollowContext(task.api, state, task.log))
+    yield follower
+    await follower.close()
 
 
 async def _state(task: Task) -> JobState:

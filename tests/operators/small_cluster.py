@@ -15,7 +15,9 @@ import yaml
 from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options, Outcome, event_of
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.training import Training

@@ -15,7 +15,7 @@ from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
 from airflow_provider_ktrain.core.reaping import judge
-from airflow_provider_ktrain.engine.follow.messages import Outcome, event_of
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from tests.clusters import TestCluster
 from tests.engine.small_api import Object

@@ -19,7 +19,7 @@ from referencing import Registry, Resource
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.usage import Usage
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
-from airflow_provider_ktrain.engine.follow.messages import Outcome, event_of
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from airflow_provider_ktrain.operators.openlineage import FACET, PRODUCER
 from airflow_provider_ktrain.operators.training import (

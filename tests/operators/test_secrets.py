@@ -25,7 +25,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import OUTCOME_STATE, STATUS_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
 from airflow_provider_ktrain.core.text import Verbatim
-from airflow_provider_ktrain.engine.follow.messages import Outcome, event_of
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
 from airflow_provider_ktrain.operators import openlineage, task_state
 from airflow_provider_ktrain.operators.asset_events import add_training

@@ -14,7 +14,7 @@ from airflow.sdk.bases.operator import TriggerFailureReason
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
+from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingTimeoutError, TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger

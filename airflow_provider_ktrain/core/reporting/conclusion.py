@@ -87,7 +87,7 @@ class Conclusion:
         )
 
     def cause(self) -> dict[str, Any]:
-        """The `cause` of an `engine.follow.messages.Outcome`."""
+        """The `cause` of an `engine.follow.outcome.Outcome`."""
         return {
             "category": self.category,
             "summary": self.summary,

@@ -26,7 +26,7 @@ def fitted(arguments: Mapping[str, Any]) -> dict[str, Any]:
     What makes them larger is removed from the handover, in the order of `_STEPS`: first what costs least. The job and
     the options are never changed.
 
-    :param arguments: `engine.follow.messages.Deferral` as a dict.
+    :param arguments: `engine.follow.deferral.Deferral` as a dict.
     """
     handover = dict(mapping(arguments.get("handover")))
     for shrink in _STEPS:

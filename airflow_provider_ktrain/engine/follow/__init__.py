@@ -1,1 +1,1 @@
-"""Follow a job to its end: `loop.follow` runs in workers and in triggerers."""
+"""Follow a job to its end: `following.Following` runs in workers and in triggerers."""

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import enum
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.errors import KtrainError
@@ -23,13 +21,11 @@ from airflow_provider_ktrain.core.logs.activity import Container, containers_to_
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 from airflow_provider_ktrain.engine.logs.reader import NO_LOG_TEXT, PEEK_TIMEOUT_SECONDS
 
-Object = dict[str, Any]
 LOG_LIMITS = (Limit.LOG_STALL, Limit.PROGRESS)  #: that act only if the logs of all replicas confirm it
 CONCURRENT_READS = 16
 LOOK_SECONDS = 60.0  #: for all logs together
@@ -39,65 +35,45 @@ FIRST_LINE_BYTES = 64  #: enough for the timestamp of a line
 UNREADABLE_SECONDS = 10.0  #: for which logs must be unreadable until this is logged
 
 
-class Activity(enum.Enum):
-    """What the logs show."""
-
-    MOVED = "the clock has moved: a line or a step was written since it began"
-    QUIET = "nothing was written since the clock began: the limit may act"
-    UNKNOWN = "this can't be found out now: look again"
-
-
-@dataclass(frozen=True)
-class Look:
-    """The result of reading the logs.
-
-    :param note: which replicas were not read, for the cause's detail; empty if all were. Default: "".
-    """
-
-    activity: Activity
-    note: str = ""
-
-
 class ActivityProbe:
     """Decides whether the logs of all replicas confirm that a clock of LOG_LIMITS has expired.
 
-    :param api: client for the cluster.
-    :param state: the job.
-    :param output: its logs and what the program reported; `look` moves its clocks.
-    :param log: where it is logged, once, that logs can't be read.
+    :param context: of the job. That logs can't be read is logged once.
+    :param output: its logs and what the program reported; `confirms` moves its clocks.
     """
 
-    def __init__(self, api: Api, state: JobState, output: JobOutput, log: Log) -> None:
-        self._api, self._state, self._output, self._log = api, state, output, log
+    def __init__(self, context: FollowContext, output: JobOutput) -> None:
+        self._api, self._state, self._log, self._output = context.api, context.state, context.log, output
+        self.unread_replicas = ""  #: which were not read at the last look, for the cause's detail; empty if all were
         self._wrote: dict[Container, bool] = {}
         self._unreadable_since: float | None = None  # monotonic
         self._warned = False
 
-    async def look(self, clock: Clock, job: Object, pods: Sequence[Object]) -> Look:
+    async def confirms(self, clock: Clock) -> bool | None:
         """Read what the replicas wrote since the clock began, until a line or step moves the clock.
 
-        Nothing is raised if requests fail: the result is UNKNOWN then, unless another replica has moved the clock.
-
-        :param clock: an expired clock of one of LOG_LIMITS, as `core.state.limits.clocks` returned it.
-        :param job: as the API server has it now; it has not ended.
-        :param pods: its pods, likewise.
+        :param clock: an expired clock of one of LOG_LIMITS, as `core.state.limits.clocks` returned it. The job and its
+            pods were read after that; the job has not ended.
+        :return: whether nothing was written, so that the limit may act. None: this can't be found out now. A request
+            that fails raises nothing.
         """
+        job = self._state.known_job
         search = _Search(self._api, self._output, self._state.ref.namespace, clock, self._wrote)
-        selection = containers_to_read(self._state.kind, job, pods, search.since)
+        selection = containers_to_read(self._state.kind, job, self._state.pods.live, search.since)
+        self.unread_replicas = selection.note
         self._output.restart_clock(clock.limit, selection.last_start)
         self._output.training_metrics.read_trainer_status(job)
         await search.read(selection.containers)
         if search.moved:
             self._unreadable_since = None
-            return Look(Activity.MOVED)
+            return False
         if search.failed:
             self._note_unreadable(clock)
-            return Look(Activity.UNKNOWN)
+            return None
         self._unreadable_since = None
         # between two runs of a container, nothing could write; after the last run, nothing will
         could_write = any(not container.ended for container in selection.containers)
-        quiet = could_write or self._state.ended_primary is not None
-        return Look(Activity.QUIET, selection.note) if quiet else Look(Activity.UNKNOWN)
+        return True if could_write or self._state.ended_primary is not None else None
 
     def _note_unreadable(self, clock: Clock) -> None:
         """Log once that `log_stall_timeout` or `progress_timeout` has passed, and logs can't be read to confirm it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,13 @@ from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.observer import Observer
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.queueing import requested_gpus
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.follow.state import utc_now
+from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 from airflow_provider_ktrain.engine.threads import in_thread
 
@@ -34,38 +34,23 @@ MAX_NAMED_CONTAINERS = 3  #: in one message
 class Closing:
     """Reads the rest of the logs, finds the cause and describes the outcome of one job.
 
-    :param api: client for the cluster.
-    :param state: the job as last observed.
+    :param context: of the job. Causes and gaps in logs are logged.
     :param output: its logs, restarts and result line.
     :param observer: brings the state up to date after the logs were read.
-    :param options: of the task.
-    :param take_status: takes the training's last status: see `StatusReporter.take`.
-    :param watches_before: number of watch requests that the client had made when the following began.
-    :param log: where causes and gaps in logs are logged.
+    :param reporter: takes the training's last status.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        state: JobState,
-        output: JobOutput,
-        observer: Observer,
-        options: Options,
-        *,
-        take_status: Callable[..., Callable[[], dict[str, Any]]],
-        watches_before: int,
-        log: Log,
-    ) -> None:
-        self._api, self._state, self._output, self._observer = api, state, output, observer
-        self._options, self._log, self._take_status = options, log, take_status
-        self._watches_before = watches_before
+    def __init__(self, context: FollowContext, output: JobOutput, observer: Observer, reporter: StatusReporter) -> None:
+        self._api, self._state, self._options, self._log = context.api, context.state, context.options, context.log
+        self._output, self._observer, self._reporter = output, observer, reporter
+        self._watches_before = self._api.stats["watches"]
         self._warned_of: dict[tuple[str, str], Tally] = {}  # what was missing of each log at the last warning
         self._unread: set[tuple[str, str]] = set()  # logs that a warning has named as not read to their end
         self._keeps_open = False  # whether replicas that outlive the job are followed until the release ends them
 
     async def hand_over(self) -> Handover:
         """Stop following; the next process continues from this point."""
-        await self._output.close()
+        await self._output.follower.close()
         self._count()
         return Handover(
             cursor=self._output.cursor.to_dict(),
@@ -73,7 +58,7 @@ class Closing:
             result_line=self._output.result.line,
             result_from=self._output.result.origin,
             pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
-            queue=self._state.queue,
+            queue=self._state.queue.to_dict(),
             handed_over_at=time.time(),
             training_metrics=self._output.training_metrics.handover(),
             phases=[[name, at] for name, at in self._state.phases],
@@ -91,15 +76,12 @@ class Closing:
         if self._state.phase is Phase.SUCCEEDED and not self._options.conditions:
             await self._output.result.complete(self._unread)
 
-    async def outcome_of_condition(self, conditions: Sequence[str]) -> Outcome:
-        """The job has a condition that the task waits for.
-
-        :param conditions: that it waits for.
-        """
+    async def outcome_of_condition(self) -> Outcome:
+        """The job has a condition that the task waits for."""
         state = self._state
         if state.ended:
             await self._drain_to_the_end()
-        met = set(conditions) & shown_conditions(state.known_job, self._phase)
+        met = set(self._options.conditions) & shown_conditions(state.known_job, self._phase)
         self._log.info(f"{state.ref} has the condition {' and '.join(sorted(met))}")
         return Outcome(self._phase, True)
 
@@ -107,14 +89,17 @@ class Closing:
         """Why the job failed or is gone."""
         state = self._state
         gone = state.phase is Phase.GONE
-        return diagnosis.diagnose(state.known_job, state.pods.all, *await self._evidence(), gone=gone)
+        return diagnosis.diagnose(
+            state.known_job, state.pods.all, *await self._output.evidence.gather(self._unread), gone=gone
+        )
 
     async def last_lines_of_running_job(
         self,
     ) -> tuple[Object, list[Mapping[str, Any]], list[Object], dict[str, list[str]]]:
         """What a diagnosis needs of a job that a limit ends: job, pods, events, and last lines of logs."""
         await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
-        return self._state.known_job, self._state.pods.all, *await self._evidence()
+        evidence = await self._output.evidence.gather(self._unread)
+        return self._state.known_job, self._state.pods.all, *evidence
 
     def report_failure(self, cause: Cause) -> None:
         """Log the cause with the end of the failed replica's log.
@@ -130,12 +115,6 @@ class Closing:
     @property
     def _phase(self) -> Phase:
         return self._state.phase or Phase.PENDING
-
-    async def _evidence(self) -> tuple[list[Object], dict[str, list[str]]]:
-        pods = self._state.pods
-        return await self._output.evidence.gather(
-            self._state.ref, self._state.known_job, pods.all, pods.uids, self._unread
-        )
 
     # logs
 
@@ -221,7 +200,7 @@ class Closing:
         if not full:
             self._count()
             return replace(brief, metrics=state.metrics)
-        in_queue = requested_gpus(state) * state.seconds_in(Phase.QUEUED)
+        in_queue = state.requested_gpus * state.seconds_in(Phase.QUEUED)
         spent = state.pods.usage(now, parse_timestamp(job.get("status", {}).get("completionTime")), in_queue)
         if cause is None:
             self._log.info(summary_of_success(state.ref, state.kind, job, now))
@@ -248,7 +227,7 @@ class Closing:
     async def _last_status(self, cause: Cause | None) -> dict[str, Any]:
         """The last status for the training page. The outcome must not be lost because of it."""
         try:
-            return await in_thread(self._take_status(cause, ended=True))
+            return await in_thread(self._reporter.take(cause, ended=True))
         except Exception as e:
             self._log.warning(f"The training page shows an earlier status: the last one can't be built.\n{e}")
             return {}

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable
@@ -17,27 +16,20 @@ from typing import Any, Self
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
 from airflow_provider_ktrain.core.ending import Event
-from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.limits import Clock, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, Activity, ActivityProbe
+from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
+from airflow_provider_ktrain.engine.follow.replicas import PartialStartWarning, ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
-from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log
-from airflow_provider_ktrain.engine.wakeup import Wakeup
-from airflow_provider_ktrain.engine.warning_events import WarningEvents
-from airflow_provider_ktrain.engine.watch.job_watches import informers_of, watch_keys
+from airflow_provider_ktrain.engine.job_requests import JobRead
+from airflow_provider_ktrain.engine.watch.job_watches import watches_of
 
 log = logging.getLogger(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
@@ -62,78 +54,45 @@ class Noticed:
     cause: Cause | None = None
     loop: CrashLoop | None = None
 
-    @property
-    def key(self) -> tuple[Event, Limit | None]:
-        """What identifies the rule."""
-        return self.event, self.limit
-
 
 class Following:
     """One job that is followed in this process; a context manager.
 
-    :param api: client for the job's cluster.
-    :param ref: the job.
-    :param options: how the task wants the job to be followed.
-    :param log: where everything is logged.
-    :param handover: from the process that followed the job before.
-    :param policy: how this process follows.
-    :param cursor: positions in the logs, updated in place.
+    :param context: what its parts share.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        ref: JobRef,
-        options: Options,
-        *,
-        log: Log,
-        handover: Handover,
-        policy: FollowPolicy,
-        cursor: Cursor,
-    ) -> None:
-        self._api, self._options, self._policy, self._log = api, options, policy, log
-        self._watches_before = api.stats["watches"]
-        self.state = JobState(ref, handover)
-        self._output = JobOutput(api, self.state, options.logs, cursor, handover, log)
-        if policy.unread_log is not None:
-            self._output.follower.budget.gate.unread_log = policy.unread_log
-        self._resumed = bool(handover.handed_over_at)
-        self._news = Wakeup()
+    def __init__(self, context: FollowContext) -> None:
+        self._context, self._options, self._policy = context, context.options, context.policy
+        self.state = context.state
+        self._output = JobOutput(context)
+        if self._policy.unread_log is not None:
+            self._output.follower.budget.gate.unread_log = self._policy.unread_log
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
         self._deletion_noticed = False
-        self._unread_replicas = ""  # which replicas' logs could not be read before a limit, for the cause
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            api, state, output, log = self._api, self.state, self._output, self._log
-            stack.push_async_callback(output.close)
-            stack.callback(api.on_notice(log.warning))
-            output.warn_about_repeated_lines(self._policy)
-            informers = informers_of(api, state.ref, shared=self._policy.shared)
+            context, output = self._context, self._output
+            stack.push_async_callback(output.follower.close)
+            stack.callback(context.api.on_notice(context.log.warning))
+            output.warn_about_repeated_lines()
+            watches = watches_of(context.api, self.state.ref, shared=self._policy.shared)
             jobs, pods = [
-                await stack.enter_async_context(informer.subscribe(key=key, news=self._news))
-                for informer, key in zip(informers, watch_keys(state.ref), strict=True)
+                await stack.enter_async_context(informer.subscribe(key=key, news=context.news))
+                for informer, key in watches
             ]
-            queue = QueueFollower(api, state, log, news=self._news, may_fail=self._options.release)
-            self._queue = await stack.enter_async_context(queue)
-            warnings = await stack.enter_async_context(WarningEvents(api, state.ref.namespace, log))
-            self._observer = Observer(
-                api, state, output, informers, jobs, pods, queue=queue, news=self._news,
-                fail_fast_on_forbidden=self._policy.fail_fast_on_forbidden, log=log,
-            )  # fmt: skip
-            clocks_now = functools.partial(running_clocks, state, output, self._options)
-            self._reporter = StatusReporter(state, output, queue, clocks_now, self._policy.status_sink)
-            away = self._observer.seconds_away_since
-            self._startup = StartupChecks(state, output.evidence, warnings, log, away)
-            self._partial = PartialStartWarning(state, self._options, log)
-            self._probe = ActivityProbe(api, state, output, log)
-            self._replicas = ReplicaReporter(state, log, resumed=self._resumed)
-            self.closing = Closing(
-                api, state, output, self._observer, self._options,
-                take_status=self._reporter.take, watches_before=self._watches_before, log=log,
-            )  # fmt: skip
+            self._queue = QueueFollower(context)
+            stack.push_async_callback(self._queue.close)
+            stack.push_async_callback(output.evidence.events.close)
+            self._observer = Observer(context, output, self._queue, [informer for informer, _ in watches], jobs, pods)
+            self._reporter = StatusReporter(context, output, self._queue, self._running_clocks)
+            self._startup = StartupChecks(context, output.evidence.events, self._observer.seconds_away_since)
+            self._partial = PartialStartWarning(context)
+            self._probe = ActivityProbe(context, output)
+            self._replicas = ReplicaReporter(context)
+            self.closing = Closing(context, output, self._observer, self._reporter)
             self._stack = stack.pop_all()
         return self
 
@@ -163,7 +122,7 @@ class Following:
 
     def rest(self, noticed: Noticed, seconds: float) -> None:
         """Don't notice the same again for that many seconds, although nothing has changed."""
-        self._not_before[noticed.key] = time.time() + seconds
+        self._not_before[noticed.event, noticed.limit] = time.time() + seconds
 
     def _rests(self, event: Event, limit: Limit | None = None) -> bool:
         return self._not_before.get((event, limit), 0.0) > time.time()
@@ -220,7 +179,7 @@ class Following:
         always counts.
         """
         postponed = []
-        for clock in running_clocks(self.state, self._output, self._options):
+        for clock in self._running_clocks():
             event = Event.LIMIT
             due = clock.due
             if clock.limit is Limit.EXECUTION:
@@ -230,6 +189,23 @@ class Following:
             due = max(due, self._not_before.get((event, clock.limit), 0.0))
             postponed.append(replace(clock, due=due))
         return postponed
+
+    def _running_clocks(self) -> list[Clock]:
+        """The time limits that run now."""
+        state, options, output = self.state, self._options, self._output
+        return list(
+            clocks(
+                state.job or {},
+                state.pods.groups,
+                state.phase or Phase.PENDING,
+                options.limits,
+                deadline=options.deadline,
+                last_line=output.last_line_at,
+                progress_since=None if options.limits.progress is None else output.progress_since(),
+                has_events=output.evidence.events.exist,
+                had_pods=state.pods.any,
+            )
+        )
 
     @property
     def workload(self) -> dict[str, Any] | None:
@@ -269,9 +245,7 @@ class Following:
         clock = next((c for c in self._clocks() if c.limit is noticed.limit and c.due <= now), None)
         if clock is None or clock.limit not in LOG_LIMITS:
             return clock is not None
-        look = await self._probe.look(clock, self.state.known_job, [dict(pod) for pod in self.state.pods.live])
-        self._unread_replicas = look.note
-        return {Activity.QUIET: True, Activity.MOVED: False, Activity.UNKNOWN: None}[look.activity]
+        return await self._probe.confirms(clock)
 
     async def cause_of(self, noticed: Noticed) -> Cause:
         """Why the training is ended by a rule, with the last log lines. Reading of logs ends with this."""
@@ -283,8 +257,8 @@ class Following:
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
         cause = diagnosis.diagnose_limit(limit, noticed.amount, *seen, step=step)
-        if limit in LOG_LIMITS and self._unread_replicas:
-            cause = replace(cause, detail="\n".join(filter(None, (self._unread_replicas, cause.detail))))
+        if limit in LOG_LIMITS and (unread := self._probe.unread_replicas):
+            cause = replace(cause, detail="\n".join(filter(None, (unread, cause.detail))))
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause
 
     def with_ended_primary(self, cause: Cause) -> Cause:
@@ -322,20 +296,3 @@ class Following:
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds
-
-
-def running_clocks(state: JobState, output: JobOutput, options: Options) -> list[Clock]:
-    """The time limits that run now."""
-    return list(
-        clocks(
-            state.job or {},
-            state.pods.groups,
-            state.phase or Phase.PENDING,
-            options.limits,
-            deadline=options.deadline,
-            last_line=output.last_line_at,
-            progress_since=None if options.limits.progress is None else output.progress_since(),
-            has_events=output.evidence.has_events,
-            had_pods=state.pods.any,
-        )
-    )

@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.objects import created
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, pod_owners, read_job
+from airflow_provider_ktrain.engine.follow.state import utc_now
+from airflow_provider_ktrain.engine.job_requests import JobRead, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
-from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 from airflow_provider_ktrain.engine.watch.subscription import Subscription
@@ -30,42 +32,34 @@ Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
 FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
 POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it
+SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
 
 
 class Observer:
     """Brings the job's state and output up to date with the watches.
 
-    :param api: client for the cluster.
-    :param state: what to update.
+    :param context: with the state that is updated. Phases, and watches that fail, are logged.
     :param output: gets the pods, to follow their logs.
+    :param queue: what Kueue does with the job.
     :param informers: the watches of the job and of its pods.
     :param jobs: subscription to the first one.
     :param pods: subscription to the second one.
-    :param queue: what Kueue does with the job.
-    :param news: set when `jobs`, `pods` or `queue` have changes, and when the following is asked to stop.
-    :param fail_fast_on_forbidden: see `FollowPolicy`.
-    :param log: where phases, and watches that fail, are logged.
     """
 
     def __init__(
         self,
-        api: Api,
-        state: JobState,
+        context: FollowContext,
         output: JobOutput,
-        informers: tuple[SharedInformer, ...],
+        queue: QueueFollower,
+        informers: Sequence[SharedInformer],
         jobs: Subscription,
         pods: Subscription,
-        *,
-        queue: QueueFollower,
-        news: Wakeup,
-        fail_fast_on_forbidden: bool,
-        log: Log,
     ) -> None:
-        self._api, self._state, self._output, self._log = api, state, output, log
-        self._informers = informers
-        self._jobs, self._pods, self._queue, self._news = jobs, pods, queue, news
-        self._fail_fast = fail_fast_on_forbidden
-        self._own = OwnPods(state, pods)
+        self._api, self._state, self._log, self._news = context.api, context.state, context.log, context.news
+        self._fail_fast = context.policy.fail_fast_on_forbidden
+        self._output, self._queue, self._informers = output, queue, informers
+        self._jobs, self._pods = jobs, pods
+        self._own = OwnPods(context, pods)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
@@ -74,7 +68,6 @@ class Observer:
         await self._news.wait(timeout)
         for subscription in (self._jobs, self._pods):
             self._note(subscription)
-        await self._queue.note()
 
     def _note(self, subscription: Subscription) -> None:
         """Take deletions and errors from a watch. The objects that exist are taken by `update`."""
@@ -114,33 +107,24 @@ class Observer:
         """Bring state and output up to date. Returns whether the phase changed."""
         state = self._state
         if not state.ref.uid and self._jobs.objects:
-            state.bind(next(iter(self._jobs.objects)))
+            state.ref = replace(state.ref, uid=next(iter(self._jobs.objects)))
         job = await self._find_job()
         if job is not None and not is_older(job, state.job):
             state.job = job
         pods_known = self._pods.synced
         if state.job is not None:
-            await self._find_pod_owners()
+            await self._own.find_owners()
             pods_known = self._pods.synced
-            deleted = list(filter(state.owns, self._pods.deleted))
-            for number, pods in enumerate(self._own.changes()):
+            for pod in filter(state.owns, self._pods.deleted):
+                self._output.restarts.mark_deleted(pod)
+            for number, (pods, removed) in enumerate(self._own.changes()):
                 if number:
                     await asyncio.sleep(0)
-                changed = {u: pod for u, pod in pods.changed.items() if not is_older(pod, self._read_pods.get(u))}
-                state.pods.update(changed, pods.removed, utc_now())
-                self._output.observe(state.job, changed, pods.removed, deleted)
-                deleted = []
+                changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
+                state.pods.update(changed, removed, utc_now())
+                self._output.observe(changed, removed)
         await self._queue.update()
         return pods_known and self._update_phase()
-
-    async def _find_pod_owners(self) -> None:
-        """Ask the API server to which job pods belong that don't show it, once for each new owner."""
-        unknown = self._own.with_unknown_owner()
-        if not unknown:
-            return
-        with contextlib.suppress(ApiUnavailable, ApiStatusError):
-            self._state.pod_owners |= await pod_owners(self._api, self._state.ref, unknown)
-            self._own.note_owners(unknown)
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
@@ -176,7 +160,7 @@ class Observer:
         self._log.info(state.describe(phase))
         state.enter(phase)
         if phase in (Phase.RUNNING, Phase.RESTARTING):
-            self._output.restart_silence(time.time())  # it wrote nothing before because it didn't run
+            self._output.restart_clock(Limit.LOG_STALL, time.time())  # it wrote nothing before because it didn't run
         return True
 
     async def take(self, read: JobRead) -> None:
@@ -192,7 +176,7 @@ class Observer:
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
         state.pods.update(pods, removed, utc_now())
         if state.job is not None:
-            self._output.observe(state.job, pods, removed)
+            self._output.observe(pods, removed)
         await self._queue.update()
         self._update_phase()
 
@@ -215,3 +199,66 @@ def is_older(obj: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
     """Whether an object that a watch shows is older than what was read. resourceVersions of one kind are ordered."""
     versions = [str(((one or {}).get("metadata") or {}).get("resourceVersion") or "") for one in (obj, known)]
     return all(version.isdigit() for version in versions) and int(versions[0]) < int(versions[1])
+
+
+class OwnPods:
+    """Finds the changes of a job's pods. It looks only at pods that the watch has changed.
+
+    :param context: of the job, whose state knows its pods: see `JobState.owns`.
+    :param pods: the watch.
+    """
+
+    def __init__(self, context: FollowContext, pods: Subscription) -> None:
+        self._api, self._state, self._pods = context.api, context.state, pods
+        # dicts in place of sets, because most jobs have no pods yet, and an empty set takes three times the memory
+        self._asked = {"": None}  # owners of pods that the API server was asked about
+        self._unseen: dict[str, None] = {}  # uids of changed pods that `changes` has not looked at yet
+        self._unasked: dict[str, None] = {}  # uids of changed pods that `find_owners` has not looked at yet
+        self._own: dict[str, None] = {}  # uids
+        self._decided_by: object = None  # what the last decisions depended on
+
+    async def find_owners(self) -> None:
+        """Ask the API server to which job pods belong that don't show it, once for each new owner."""
+        ref, taken = self._state.ref, self._pods.take_changed()
+        self._unseen |= dict.fromkeys(taken)
+        if not self._state.kind.pod_owner_label:
+            return
+        self._unasked |= dict.fromkeys(taken)
+        changed = [pod for uid in self._unasked if (pod := self._pods.objects.get(uid)) is not None]
+        unknown = [pod for pod in changed if owner_of(pod, ref) not in self._asked]
+        with contextlib.suppress(ApiUnavailable, ApiStatusError):
+            if unknown:
+                self._state.pod_owners |= await pod_owners(self._api, ref, unknown)
+                self._asked |= {owner_of(pod, ref): None for pod in unknown}
+            self._unasked = {}
+
+    def changes(self) -> Iterator[tuple[dict[str, Object], list[str]]]:
+        """The changes since the last call, in parts of at most SLICE_PODS pods, oldest pods first; at least one part.
+
+        A part has new pods, and pods that have changed, by uid, and the uids of pods that the job no longer has.
+        The event loop may do something else between two parts. What the caller doesn't take remains for the next call.
+        """
+        state, pods = self._state, self._pods.objects
+        self._unseen |= dict.fromkeys(self._pods.take_changed())
+        if (decided_by := state.ownership) != self._decided_by:
+            self._decided_by = decided_by
+            self._unseen |= dict.fromkeys((*pods, *self._own))
+        uids = sorted(self._unseen, key=lambda uid: created(pods.get(uid, {})))
+        for begin in range(0, len(uids) or 1, SLICE_PODS):
+            part = uids[begin : begin + SLICE_PODS]
+            for uid in part:
+                self._unseen.pop(uid, None)
+            yield self._look_at(part)
+
+    def _look_at(self, uids: Iterable[str]) -> tuple[dict[str, Object], list[str]]:
+        changed: dict[str, Object] = {}
+        removed: list[str] = []
+        for uid in uids:
+            pod = self._pods.objects.get(uid)
+            if pod is not None and self._state.owns(pod):
+                changed[uid] = pod
+                self._own[uid] = None
+            elif uid in self._own:
+                removed.append(uid)
+                del self._own[uid]
+        return changed, removed

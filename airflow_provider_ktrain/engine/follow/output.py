@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
+from airflow_provider_ktrain.core.logs.selection import chooser, is_followed
 from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
-from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
@@ -34,37 +30,29 @@ TAKEOVER_SECONDS = 10.0
 class JobOutput:
     """Logs the lines of the job's containers, and keeps what diagnosis and result need of them.
 
-    :param api: client for the cluster.
-    :param state: the job that the output belongs to.
-    :param choice: whose logs to follow: see `core.logs.selection`.
-    :param cursor: position in each container's log; updated in place.
-    :param handover: from the process that followed the job before.
-    :param log: where lines, gaps and restarts are logged.
+    :param context: of the job. Lines, gaps and restarts are logged.
     """
 
-    def __init__(
-        self, api: Api, state: JobState, choice: LogChoice, cursor: Cursor, handover: Handover, log: Log
-    ) -> None:
-        self._state, self._choice, self._log = state, choice, log
-        self._handed_over_at = handover.handed_over_at
+    def __init__(self, context: FollowContext) -> None:
+        self._context, self._state, self.cursor = context, context.state, context.cursor
         self._chosen: Callable[[Mapping[str, Any]], bool] | None = None  # None until the job is known
         self._roles: tuple[str, ...] = ()  # of the job when it was chosen
-        self.cursor = cursor
         self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
-        self.training_metrics = TrainingMetrics(handover.training_metrics)  #: what the program reports while it runs
+        #: what the program reports while it runs
+        self.training_metrics = TrainingMetrics(self._state.handover.training_metrics)
         self._unread_until = 0.0  # until when steps may have been written that nobody can read any more, epoch seconds
         self._starts = RunStarts()
-        self.evidence = EvidenceCollector(api, state.kind, cursor, log)
-        self.restarts = RestartReporter(state.kind, self.evidence, log, handover.pod_history.get("crashes"))
+        self.evidence = EvidenceCollector(context)
+        self.restarts = RestartReporter(context, self.evidence)
         self.follower = LogFollower(
-            api,
-            LineLogger(log, state.kind),
-            kind=state.kind,
-            cursor=cursor,
+            context.api,
+            LineLogger(context.log, self._state.kind),
+            kind=self._state.kind,
+            cursor=self.cursor,
             chosen=self._is_chosen,
             inspector=self._inspector,
         )
-        self.result = PrimaryResult(api, state, cursor, self.follower.budget, handover)
+        self.result = PrimaryResult(context, self.follower.budget)
 
     def _is_chosen(self, pod: Mapping[str, Any], container: str) -> bool:
         state = self._state
@@ -72,27 +60,20 @@ class JobOutput:
             return False
         return is_followed(state.kind, state.known_job, pod, container)
 
-    async def close(self) -> None:
-        """Stop reading logs and keep their positions."""
-        await self.follower.close()
-
-    def observe(
-        self, job: Object, pods: Mapping[str, Object], removed: Sequence[str] = (), deleted: Iterable[Object] = ()
-    ) -> None:
+    def observe(self, pods: Mapping[str, Object], removed: Sequence[str] = ()) -> None:
         """Follow the chosen containers, and report restarts.
 
-        :param job: the job as it is now.
-        :param pods: its new pods, and those that have changed, by uid.
+        :param pods: the job's new pods, and those that have changed, by uid.
         :param removed: uids of pods that it no longer has. Default: none.
-        :param deleted: last states of pods that were deleted since the previous call. Default: none.
         """
+        job = self._state.known_job
         roles = tuple(sorted(self._state.kind.replicas(job)))
         if self._chosen is None or roles != self._roles:  # a TrainJob shows its launcher only in its status
             self._roles = roles
-            self._chosen = chooser(self._choice, self._state.kind, job)
+            self._chosen = chooser(self._context.options.logs, self._state.kind, job)
         if removed:
-            self.evidence.forget_all_but(self._state.pods.all)
-        self.restarts.update(job, pods, removed, deleted)
+            self.evidence.forget_others()
+        self.restarts.update(pods, removed)
         self.training_metrics.read_trainer_status(job)
         for pod in pods.values():
             self.follower.observe(pod)
@@ -126,30 +107,25 @@ class JobOutput:
         else:
             self._unread_until = max(self._unread_until, at)
 
-    def restart_silence(self, at: float) -> None:
-        """Count the time without a line from `at` on, in epoch seconds."""
-        self.last_line_at = at
-
-    def warn_about_repeated_lines(self, policy: FollowPolicy) -> None:
+    def warn_about_repeated_lines(self) -> None:
         """Log which lines may be repeated after a handover.
 
         A trigger can't ask whether another triggerer followed the job before it. The time from the handover to its
         start decides.
-
-        :param policy: of the process that follows the job.
         """
-        if self._choice == "none" or not self._handed_over_at:
+        policy, log, handed_over_at = self._context.policy, self._context.log, self._state.handover.handed_over_at
+        if self._context.options.logs == "none" or not handed_over_at:
             return
-        if policy.shared and (policy.began_at or time.time()) - self._handed_over_at > TAKEOVER_SECONDS:
-            since = datetime.datetime.fromtimestamp(self._handed_over_at, datetime.UTC)
-            self._log.warning(
+        if policy.shared and (policy.began_at or time.time()) - handed_over_at > TAKEOVER_SECONDS:
+            since = datetime.datetime.fromtimestamp(handed_over_at, datetime.UTC)
+            log.warning(
                 f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this trigger started "
                 "late."
             )
         if self.cursor.unreadable:
-            self._log.warning("The log positions that were handed over can't be read: all lines are repeated.")
+            log.warning("The log positions that were handed over can't be read: all lines are repeated.")
         elif self.cursor.omitted:
-            self._log.warning(
+            log.warning(
                 f"Lines since {self.cursor.since[11:19]} of {counted(self.cursor.omitted, 'container')} may be "
                 "repeated: their log positions don't fit into the trigger's arguments."
             )

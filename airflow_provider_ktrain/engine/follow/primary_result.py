@@ -9,12 +9,10 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, UNKNOWN, find_result, keep_result_line
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.messages import Handover
-from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter, LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 from airflow_provider_ktrain.engine.request_errors import retry_transient
@@ -29,15 +27,13 @@ MAX_READ_BYTES = 32 * 1024 * 1024
 class PrimaryResult:
     """The last result line of the primary replica.
 
-    :param api: client for the cluster.
-    :param state: the job as last observed.
-    :param cursor: positions in the logs that were followed.
+    :param context: of the job.
     :param budget: of log streams.
-    :param handover: from the process that followed the job before.
     """
 
-    def __init__(self, api: Api, state: JobState, cursor: Cursor, budget: StreamBudget, handover: Handover) -> None:
-        self._api, self._state, self._cursor, self._budget = api, state, cursor, budget
+    def __init__(self, context: FollowContext, budget: StreamBudget) -> None:
+        self._api, self._state, self._cursor, self._budget = context.api, context.state, context.cursor, budget
+        handover = context.state.handover
         self.line = handover.result_line  #: see `core.logs.result.keep_result_line`; "" if there is none
         #: where the log has it: `pod`, `container`, and `time` of the line, or of the first numbered one
         self.origin = {name: str(value) for name, value in mapping(handover.result_from).items()}

@@ -10,22 +10,17 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.formats import known_fields
-from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
 from airflow_provider_ktrain.core.state import kueue_status
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, QueueStatus, queue_status, workload_of
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import kueue
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.watch.informer import shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import by_owner
 from airflow_provider_ktrain.engine.watch.subscription import Subscription
@@ -43,58 +38,17 @@ _RESOLUTIONS = {
 _USE_ONE_CLUSTER = "Use a LocalQueue whose ClusterQueue has no admission check of MultiKueue, and set no `managedBy`."
 
 
-@dataclass(frozen=True)
-class QueueMemory:
-    """What the next process that follows the job needs to know; part of the handover. Each field may be missing.
-
-    :param phase: the phase that the queue's clock measures. Default: "", none.
-    :param since: when that phase was first seen, in epoch seconds. Default: 0.
-    :param eviction: reason and time of the last eviction that was logged. Default: "", none.
-    :param warned: whether the missing right was logged. Default: False.
-    :param gpus: the GPUs that the Workload requests; None if no Workload was seen. Default: None.
-    """
-
-    phase: str = ""
-    since: float = 0.0
-    eviction: str = ""
-    warned: bool = False
-    gpus: int | None = None
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> QueueMemory:
-        """Read what another process wrote. A value of another type counts as missing."""
-        types: dict[str, Any] = {"phase": str, "since": int | float, "eviction": str, "warned": bool, "gpus": int}
-        read = {name: value for name, value in known_fields(cls, data).items() if isinstance(value, types[name])}
-        return cls(**read)
-
-
-def requested_gpus(state: JobState) -> int:
-    """The GPUs that the job requests: by its Workload, which includes those of a runtime, or by its manifest."""
-    return max(QueueMemory.from_dict(state.queue).gpus or 0, gpus_of_job(state.known_job))
-
-
 class QueueFollower:
-    """What the queue does with one job; a context manager that ends the watch.
+    """What the queue does with one job.
 
-    :param api: client for the cluster.
-    :param state: the job. Its metrics get the numbers of evictions and preemptions, and `queue` what to hand over.
-    :param log: where the queue's state is logged.
-    :param news: set when the Workload has changed. Default: one of its own.
-    :param may_fail: whether a job that never runs fails the task. False for a job that isn't the task's, such as a
-        sensor's: somebody may activate it, or raise the quota. Default: True.
+    :param context: of the job. The state's metrics get the numbers of evictions and preemptions, and its `queue` what
+        to hand over.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        state: JobState,
-        log: Log,
-        *,
-        news: Wakeup | None = None,
-        may_fail: bool = True,
-    ) -> None:
-        self._api, self._state, self._log, self._may_fail = api, state, log, may_fail
-        self._news = news or Wakeup()
+    def __init__(self, context: FollowContext) -> None:
+        self._api, self._state, self._log, self._news = context.api, context.state, context.log, context.news
+        # a job that isn't the task's, such as a sensor's, doesn't fail: somebody may activate it, or raise the quota
+        self._may_fail = context.options.release
         self._workloads: Subscription | None = None
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
@@ -103,15 +57,9 @@ class QueueFollower:
         self._in_queue = False  # whether the job names a queue
         self._no_workload_since = time.monotonic()  # from when no Workload is known
         self._no_workload_logged = False
-        self._memory = QueueMemory.from_dict(state.queue)
 
-    async def __aenter__(self) -> QueueFollower:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._unsubscribe()
-
-    async def _unsubscribe(self) -> None:
+    async def close(self) -> None:
+        """Give up the watch of Workloads."""
         workloads, self._workloads = self._workloads, None
         if workloads is not None:
             await workloads.__aexit__()
@@ -123,24 +71,29 @@ class QueueFollower:
         found = workload_of(known, self._state.ref.uid)
         return None if found is None else dict(found)
 
-    async def note(self) -> None:
-        """Take the changes of the job's Workload, if it is watched. `update` looks at the Workload as it is then.
+    async def _note_refusal(self, workloads: Subscription) -> None:
+        """Without the right to watch, continue without it and try again later.
 
-        The watch may be rejected. Without the right to watch, continue without it and try again later. The right may be
-        granted meanwhile, and an API server may reject requests for a while after its restart.
+        The right may be granted meanwhile, and an API server may reject requests for a while after its restart.
         """
-        if self._workloads is None:
-            return
         try:
-            self._workloads.take()
+            workloads.take()
         except Exception as error:
-            if isinstance(error, ApiStatusError) and error.status == 403:
-                await self._unsubscribe()
-                self._look_at = time.monotonic() + FORBIDDEN_RETRY_SECONDS
-                self._log_missing_right(error)
+            if not isinstance(error, ApiStatusError) or error.status != 403:
+                return
+            await self.close()
+            self._look_at = time.monotonic() + FORBIDDEN_RETRY_SECONDS
+            if not self._state.queue.warned:
+                self._remember(warned=True)
+                self._log.warning(
+                    f"Can't read Kueue's Workloads in {self._state.ref.namespace}, so the log won't show why the job "
+                    f"waits. `ktrain rbac --kueue` prints the Role.\n{error}"
+                )
 
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
+        if self._workloads is not None:
+            await self._note_refusal(self._workloads)
         job, workload = self._state.job, None
         self._in_queue = bool(job is not None and self._state.ref.uid and kueue.queue_of(job))
         if self._in_queue:
@@ -156,15 +109,14 @@ class QueueFollower:
         self._no_workload_since = math.inf
         self.status = status = queue_status(workload)
         gpus = kueue_status.requested_gpus(workload)
-        if status.phase != self._memory.phase:
+        if status.phase != self._state.queue.phase:
             self._remember(phase=str(status.phase), since=time.time(), gpus=gpus)
         self._log_eviction(status)
         self._log_changes(status)
 
     def _remember(self, **changes: Any) -> None:
         """Change what is handed over to the next process."""
-        self._memory = replace(self._memory, **changes)
-        self._state.queue = asdict(self._memory)
+        self._state.queue = replace(self._state.queue, **changes)
 
     async def _subscribe(self) -> None:
         if self._workloads is not None or self._look_at is None or time.monotonic() < self._look_at:
@@ -179,17 +131,6 @@ class QueueFollower:
             informer = shared_informer(self._api, kueue.workloads_path(version, self._state.ref.namespace))
             workloads = informer.subscribe(key=by_owner(self._state.ref.uid), news=self._news)
             self._workloads = await workloads.__aenter__()
-
-    def _log_missing_right(self, error: ApiStatusError) -> None:
-        """The job is followed without its Workload, which the task has no right to watch."""
-        if self._memory.warned:
-            return
-        self._remember(warned=True)
-        namespace = self._state.ref.namespace
-        self._log.warning(
-            f"Can't read Kueue's Workloads in {namespace}, so the log won't show why the job waits. "
-            f"`ktrain rbac --kueue` prints the Role.\n{error}"
-        )
 
     @property
     def _no_workload_at(self) -> float | None:
@@ -223,7 +164,7 @@ class QueueFollower:
     def _log_eviction(self, status: QueueStatus) -> None:
         """Count and log each eviction once, also if another process has seen it before."""
         eviction = status.last_eviction
-        seen = eviction is None or f"{eviction.reason} {eviction.at}" == self._memory.eviction
+        seen = eviction is None or f"{eviction.reason} {eviction.at}" == self._state.queue.eviction
         self._count(status, more=0 if seen else 1)
         if eviction is not None:
             self._state.pods.mark_evicted()
@@ -281,7 +222,7 @@ class QueueFollower:
             return None
         if status.phase is QueuePhase.NEVER_FITS and self._ran_before:
             return None
-        waited = time.time() - self._memory.since
+        waited = time.time() - self._state.queue.since
         return max(time.monotonic() + seconds - waited, self._confirm_at)
 
     @property

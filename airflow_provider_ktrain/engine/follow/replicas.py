@@ -1,13 +1,15 @@
-"""Logs a line when replicas change their state, at a bounded rate."""
+"""Logs a line when replicas change their state, and warns of a job that holds GPUs while pods have no node."""
 
 from __future__ import annotations
 
 import time
 
+from airflow_provider_ktrain.core.state.partial_start import find_partial_start, warning_due
+from airflow_provider_ktrain.core.state.pod_groups import partial_start_since
 from airflow_provider_ktrain.core.state.replica_status import replica_status
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.state import phase_of_pod, utc_now
 
 MIN_INTERVAL_SECONDS = 10.0  #: between two lines, unless all replicas run
 MAX_LOOKED_AT_ALWAYS = 64  #: pods of a job that are looked at after each change, if no line was logged before
@@ -15,15 +17,13 @@ _SHOWN_PHASES = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
 class ReplicaReporter:
-    """Logs how many replicas run and what the others wait for.
+    """Logs how many replicas run and what the others wait for, at a bounded rate.
 
-    :param state: the job.
-    :param log: where the lines are logged.
-    :param resumed: whether another process followed the job before: it has logged that all replicas run.
+    :param context: of the job. A process that followed it before has logged that all replicas run.
     """
 
-    def __init__(self, state: JobState, log: Log, *, resumed: bool) -> None:
-        self._state, self._log, self._resumed = state, log, resumed
+    def __init__(self, context: FollowContext) -> None:
+        self._state, self._log = context.state, context.log
         self._logged: object = None  # states of the last line
         self._next = 0.0  # time.monotonic() from which the replicas are looked at again
         self._pending = False  # whether there may be a change then
@@ -44,9 +44,8 @@ class ReplicaReporter:
         now = pods.shown_version, state.kind.size(state.known_job)
         if not self._pending and self._looked_at == now:
             return
-        self._pending = False
-        if time.monotonic() < self._next and (self._all_run or not self._may_all_run):
-            self._pending = True
+        self._pending = time.monotonic() < self._next and (self._all_run or not self._may_all_run)
+        if self._pending:
             return
         self._looked_at = now
         status = replica_status(state.kind, state.known_job, pods, utc_now())
@@ -54,9 +53,9 @@ class ReplicaReporter:
             if len(pods.pods) > MAX_LOOKED_AT_ALWAYS:
                 self._next = time.monotonic() + MIN_INTERVAL_SECONDS
             return
-        known = self._logged is None and self._resumed and status.all_run
-        if not known and time.monotonic() < self._next and not status.all_run:
-            self._pending = True
+        known = self._logged is None and state.handover.handed_over_at and status.all_run
+        self._pending = not known and time.monotonic() < self._next and not status.all_run
+        if self._pending:
             return
         if not known:
             self._log.info(status.line)
@@ -67,3 +66,34 @@ class ReplicaReporter:
     def _may_all_run(self) -> bool:
         """Whether all pods run. Their containers may still wait for something."""
         return all(phase_of_pod(pod) in ("Running", "Succeeded") for pod in self._state.pods.groups.examples())
+
+
+class PartialStartWarning:
+    """Logs one warning for each partial start: see `core/state/partial_start.py`.
+
+    :param context: of the job. One that isn't released by the task gets no warning.
+    """
+
+    def __init__(self, context: FollowContext) -> None:
+        self._state, self._log = context.state, context.log
+        self._limit, self._wanted = context.options.limits.partial_start, context.options.release
+        self._since: float | None = None  # in epoch seconds
+        self._warned_since: float | None = None  # `since` of the one that was warned about
+
+    def update(self) -> None:
+        """Look at the pods, and log the warning if it is due."""
+        state = self._state
+        idle = state.phase is None or state.ended or state.phase in (Phase.QUEUED, Phase.SUSPENDED)
+        self._since = None if idle or not self._wanted else partial_start_since(state.job or {}, state.pods.groups)
+        if self.due is None or self.due > time.monotonic():
+            return
+        self._warned_since = self._since
+        if partial := find_partial_start(state.known_job, state.pods.live):
+            self._log.warning(partial.describe_partial_start(str(state.ref), self._limit))
+
+    @property
+    def due(self) -> float | None:
+        """When to warn, by `time.monotonic`; None if there is nothing to warn about."""
+        if self._since is None or self._since == self._warned_since:
+            return None
+        return time.monotonic() + warning_due(self._since, self._limit) - time.time()

@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop, Restart, RestartHistory
-from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 
 Object = dict[str, Any]
 LOG_DELAY_SECONDS = 2.0  # before a restart is reported: the failed run's log may still arrive with the reason
@@ -19,33 +18,23 @@ MAX_LOG_DELAY_SECONDS = 30.0  # if no line of the run has arrived: it may have w
 class RestartReporter:
     """Logs a warning for each restart of a container.
 
-    :param kind: kind of the job.
+    :param context: of the job. Its restarts are logged.
     :param evidence: has the last log lines of each run.
-    :param log: where restarts are logged.
-    :param handed_over: what the previous process knew, as `handover` returned it; None if there was none.
     """
 
-    def __init__(
-        self, kind: Kind, evidence: EvidenceCollector, log: Log, handed_over: Mapping[str, Any] | None
-    ) -> None:
-        self._history = RestartHistory(kind, handed_over)
-        self._evidence, self._log = evidence, log
+    def __init__(self, context: FollowContext, evidence: EvidenceCollector) -> None:
+        self._state, self._log, self._evidence = context.state, context.log, evidence
+        self._history = RestartHistory(self._state.kind, self._state.handover.pod_history.get("crashes"))
         self._unreported: list[tuple[Restart, float]] = []  # with the time.monotonic() at which each was seen
         self._next = 0.0  # time.monotonic() from which the first one is reported
 
-    def update(
-        self, job: Object, pods: Mapping[str, Object], removed: Iterable[str] = (), deleted: Iterable[Object] = ()
-    ) -> None:
+    def update(self, pods: Mapping[str, Object], removed: Iterable[str] = ()) -> None:
         """Record changes of the pods that exist.
 
-        :param job: the job as it is now.
         :param pods: its new pods, and those that have changed, by uid.
         :param removed: uids of pods that no longer exist. Default: none.
-        :param deleted: the last states of pods that were deleted since. Default: none.
         """
-        for pod in deleted:
-            self.mark_deleted(pod)
-        self._note(self._history.update(job, pods, removed))
+        self._note(self._history.update(self._state.known_job, pods, removed))
         self.report()
 
     def mark_deleted(self, pod: Object) -> None:
@@ -60,7 +49,7 @@ class RestartReporter:
         now = time.monotonic()
         while self._unreported and (at_once or (self.due or 0.0) <= now):
             restart, seen = self._unreported[0]
-            lines = self._evidence.lines_of_run(restart.pod, restart.pod_uid, restart.container, restart.run)
+            lines = self._evidence.lines_of_run(restart)
             if lines == [] and not at_once and now < seen + MAX_LOG_DELAY_SECONDS:
                 self._next = now + LOG_DELAY_SECONDS
                 return

@@ -1,6 +1,6 @@
 """Finds out whether a job that doesn't start can still start: looks at its events, less and less often.
 
-The events come from one watch for all jobs that wait in a process: see `warning_events`.
+The events come from one watch for all jobs that wait in a process: see `job_events`.
 
 The rules, with their grace periods, are in `core/diagnosis/startup_rules.py`; the time limits that the user sets, such
 as `startup_timeout`, are in `core/state/limits.py`.
@@ -20,36 +20,28 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_unstartable_command,
     restarted_often,
 )
-from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.warning_events import WarningEvents
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.job_events import JobEvents
+from airflow_provider_ktrain.engine.follow.state import utc_now
 
 Object = dict[str, Any]
 FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
 INTERVAL_FACTOR = 1.5  #: by which the interval grows after each check
 MAX_INTERVAL_SECONDS = 300.0
+_NOT_STARTED = (Phase.PENDING, Phase.STARTING)  # the job waits for nodes, images or containers
 
 
 class StartupChecks:
     """Checks the events of a job while it hasn't started.
 
-    :param state: the job.
-    :param evidence: reads the events.
-    :param warnings: the Warning events; watched from the first check until the job has started.
-    :param log: where the newest Warning event is logged.
+    :param context: of the job. The newest Warning event is logged.
+    :param events: watched from the first check until the job has started.
     :param seconds_away_since: for how long the API server was away since an epoch second: that time doesn't count.
     """
 
-    def __init__(
-        self,
-        state: JobState,
-        evidence: EvidenceCollector,
-        warnings: WarningEvents,
-        log: Log,
-        seconds_away_since: Callable[[float], float],
-    ) -> None:
-        self._state, self._evidence, self._warnings, self._log = state, evidence, warnings, log
+    def __init__(self, context: FollowContext, events: JobEvents, seconds_away_since: Callable[[float], float]) -> None:
+        self._state, self._log, self._events = context.state, context.log, events
         self._seconds_away_since = seconds_away_since
         self._checked_at = time.monotonic()
         self._interval = FIRST_INTERVAL_SECONDS
@@ -62,7 +54,7 @@ class StartupChecks:
     @property
     def due(self) -> float | None:
         """When to check next, by `time.monotonic`; None if the job has started."""
-        return self._checked_at + self._interval if self._state.not_started else None
+        return self._checked_at + self._interval if self._state.phase in _NOT_STARTED else None
 
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
         """Why the job can never start; None if it may start or no check is due.
@@ -75,7 +67,7 @@ class StartupChecks:
         ):
             return cause
         if self.due is None:
-            await self._warnings.close()
+            await self._events.close()
             return None
         if time.monotonic() < self.due and not at_once:
             return None
@@ -84,7 +76,7 @@ class StartupChecks:
         away = self._seconds_away_since(time.time() - (time.monotonic() - state.phase_since))
         waited = time.monotonic() - state.phase_since - away
         now = utc_now() - datetime.timedelta(seconds=away)
-        events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids, self._warnings)
+        events = await self._events.watched()
         cause = find_startup_cause(state.known_job, state.pods.live, events, waited, now, has_run=state.has_run)
         if cause is None:
             self._log_obstacle(events)

@@ -6,7 +6,6 @@ import datetime
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
@@ -15,12 +14,13 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
 from airflow_provider_ktrain.core.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
 from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.text import with_short_first_line
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
 from airflow_provider_ktrain.engine.job_requests import belongs
 
 Object = dict[str, Any]
@@ -31,12 +31,12 @@ REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|succe
 class JobState:
     """The job and its pods as last observed. It sends no requests: the observer updates it.
 
-    :param ref: the job. If it has no uid, `bind` adds it when the job is seen first.
+    :param ref: the job. If it has no uid, the observer adds it when it sees the job first.
     :param handover: from the process that followed the job before.
     """
 
     def __init__(self, ref: JobRef, handover: Handover) -> None:
-        self.ref = ref
+        self.ref, self.handover = ref, handover
         self.kind = kind_of(ref.kind)
         self.job: Object | None = None  #: as last seen, also after it was deleted
         self.gone = False  #: whether the job was deleted
@@ -46,17 +46,13 @@ class JobState:
         self.phase: Phase | None = None  #: None until the job and its pods are known
         self.began = self.phase_since = time.monotonic()
         self.metrics = dict(handover.metrics)
-        self.queue: dict[str, Any] = dict(mapping(handover.queue))  #: a `QueueMemory` as JSON types
+        self.queue = QueueMemory.from_dict(mapping(handover.queue))
         self.phases = list(_phases(handover.phases))  #: with the epoch seconds of each
 
     @property
     def known_job(self) -> Object:
         """The job as last seen; of a job that was never seen its kind and name."""
         return self.job or {"kind": self.ref.kind, "metadata": {"name": self.ref.name}}
-
-    def bind(self, uid: str) -> None:
-        """From now on, follow the job with this uid and not another one of the same name."""
-        self.ref = replace(self.ref, uid=uid)
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Whether the pod is the job's. A job that is followed by name has no uid until it is seen."""
@@ -94,11 +90,6 @@ class JobState:
         return "deletionTimestamp" in meta or bool(suspended_by and suspended_by == self.ref.owner)
 
     @property
-    def not_started(self) -> bool:
-        """Whether startup limits apply: the job waits for nodes, images or containers."""
-        return self.phase in (Phase.PENDING, Phase.STARTING)
-
-    @property
     def has_run(self) -> bool:
         """Whether the job was Running or Restarting, or a queue has evicted it, in any process that followed it."""
         ran = any(self.seconds_in(phase) for phase in (Phase.RUNNING, Phase.RESTARTING))
@@ -109,6 +100,11 @@ class JobState:
         """Whether the job, as last seen, belongs to another try of the task."""
         owner = Owner.of(self.job or {})
         return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
+
+    @property
+    def requested_gpus(self) -> int:
+        """The GPUs that the job requests: by its Workload, which includes those of a runtime, or by its manifest."""
+        return max(self.queue.gpus or 0, gpus_of_job(self.known_job))
 
     def enter(self, phase: Phase) -> None:
         """Change the phase and start its clock."""

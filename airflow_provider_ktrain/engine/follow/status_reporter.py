@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
@@ -19,10 +18,10 @@ from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINES, TrainingStatus, last_lines, replica_rows
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
-from airflow_provider_ktrain.engine.follow.messages import StatusSink
+from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
+from airflow_provider_ktrain.engine.follow.state import utc_now
 
 REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
@@ -31,26 +30,19 @@ _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 class StatusReporter:
     """Notices changes of one job's status.
 
-    :param state: the job as last observed.
+    :param context: of the job; the policy's `status_sink` takes the status.
     :param output: its last lines and metrics.
     :param queue: what Kueue does with the job.
     :param clocks: returns the limits that run now.
-    :param sink: takes the status. Default: None, nobody does.
     """
 
     def __init__(
-        self,
-        state: JobState,
-        output: JobOutput,
-        queue: QueueFollower,
-        clocks: Callable[[], list[Clock]],
-        sink: StatusSink | None,
+        self, context: FollowContext, output: JobOutput, queue: QueueFollower, clocks: Callable[[], list[Clock]]
     ) -> None:
-        self._state, self._output, self._queue, self._clocks = state, output, queue, clocks
-        self._sink = sink
-        self._replicas: int | None = None  # version of the replicas' states
-        self._phase: Phase | None = None
-        self._waits_for = ""  # in its queue
+        self._state, self._sink = context.state, context.policy.status_sink
+        self._output, self._queue, self._clocks = output, queue, clocks
+        # phase, version of the replicas' states, and reason for waiting in a queue, of the last status
+        self._offered: tuple[Phase | None, int, str] = (None, 0, "")
         self._offered_at = 0.0
 
     @property
@@ -63,14 +55,12 @@ class StatusReporter:
         """Offer a status if there is something new to show."""
         if self._sink is None or self._state.phase is None:
             return
-        urgent = self._phase is not self._state.phase
-        replicas = self._state.pods.groups.shown_version
+        now = self._state.phase, self._state.pods.groups.shown_version, self._queue_reason()
         refresh = self.due is not None and time.monotonic() >= self.due
-        waits_for = self._queue_reason()
-        if not urgent and not refresh and (replicas, waits_for) == (self._replicas, self._waits_for):
+        if now == self._offered and not refresh:
             return
-        self._phase, self._replicas, self._offered_at = self._state.phase, replicas, time.monotonic()
-        self._waits_for = waits_for
+        urgent = now[0] is not self._offered[0]
+        self._offered, self._offered_at = now, time.monotonic()
         self._sink.offer(self.take, urgent=urgent)
 
     def take(self, cause: Cause | None = None, *, ended: bool = False) -> Callable[[], dict[str, Any]]:
@@ -85,34 +75,30 @@ class StatusReporter:
         kind, job, ref = state.kind, state.known_job, state.ref
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
-        gpus = requested_gpus(state)
+        gpus = state.requested_gpus
         in_queue = gpus * state.seconds_in(Phase.QUEUED)
-        metrics = self._output.training_metrics.frozen()
-        status = TrainingStatus(
-            job=ref.described(code_hash(job)),
-            try_number=self._sink.try_number if self._sink else 0,
-            written_at=now.timestamp(),
-            host=self._sink.host if self._sink else "",
-            phases=list(state.phases),
-            rows=(),
-            metrics=metrics,
-            limits=[{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)],
-            queue=self._queue_reason(),
-            requested_gpus=gpus,
-            ended=ended,
-        )
+        metrics, phases, queue = self._output.training_metrics.frozen(), list(state.phases), self._queue_reason()
+        limits = [{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)]
 
         def make() -> dict[str, Any]:
             shown_lines = itertools.islice(last_lines(kind, job, pods.all, lines).items(), MAX_LINES)
             spent = pods.usage(now, completed, in_queue)
-            found = replace(
-                status,
+            return TrainingStatus(
+                job=ref.described(code_hash(job)),
+                try_number=self._sink.try_number if self._sink else 0,
+                written_at=now.timestamp(),
+                host=self._sink.host if self._sink else "",
+                phases=phases,
                 rows=replica_rows(kind, pods.all),
                 last_lines=dict(shown_lines),
                 usage={**spent.as_dict(), **metrics.steps.usage(spent.gpus, spent.held)},
+                metrics=metrics,
+                limits=limits,
+                queue=queue,
+                requested_gpus=gpus,
                 cause=None if cause is None else cause.as_dict(),
-            )
-            return found.to_dict()
+                ended=ended,
+            ).to_dict()
 
         return make
 

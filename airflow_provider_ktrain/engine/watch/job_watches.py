@@ -10,8 +10,8 @@ from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_label, by_name, by_uid
 
 
-def informers_of(api: Api, ref: JobRef, *, shared: bool) -> tuple[SharedInformer, SharedInformer]:
-    """The watches of a job and of its pods.
+def watches_of(api: Api, ref: JobRef, *, shared: bool) -> list[tuple[SharedInformer, Key]]:
+    """The watches of a job and of its pods, each with the key by which to subscribe.
 
     :param shared: use one watch for all jobs of the deployment, if the job has its label.
     """
@@ -22,11 +22,9 @@ def informers_of(api: Api, ref: JobRef, *, shared: bool) -> tuple[SharedInformer
         selector, field_selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}", ""
         # pods that may lack our labels are selected by the operator's label, whatever its value
         of_pods = selector if kind.labels_pods else kind.pod_name_label
-    job = shared_informer(api, jobs, label_selector=selector, field_selector=field_selector)
-    return job, shared_informer(api, pods, label_selector=of_pods)
-
-
-def watch_keys(ref: JobRef) -> tuple[Key, Key]:
-    """Keys by which to subscribe to the job and to its pods."""
     label, _, value = ref.pod_selector.partition("=")
-    return by_uid(ref.uid) if ref.uid else by_name(ref.name), by_label(label, value)
+    job = shared_informer(api, jobs, label_selector=selector, field_selector=field_selector)
+    return [
+        (job, by_uid(ref.uid) if ref.uid else by_name(ref.name)),
+        (shared_informer(api, pods, label_selector=of_pods), by_label(label, value)),
+    ]

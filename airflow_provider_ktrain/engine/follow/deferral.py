@@ -1,0 +1,127 @@
+"""What the process that follows a job hands over to the next one, and the arguments of a trigger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.reporting.trigger_arguments import fitted
+from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.engine.follow.options import Options
+
+
+@dataclass(frozen=True)
+class QueueMemory:
+    """What the next process that follows the job needs to know; part of the handover. Each field may be missing.
+
+    :param phase: the phase that the queue's clock measures. Default: "", none.
+    :param since: when that phase was first seen, in epoch seconds. Default: 0.
+    :param eviction: reason and time of the last eviction that was logged. Default: "", none.
+    :param warned: whether the missing right was logged. Default: False.
+    :param gpus: the GPUs that the Workload requests; None if no Workload was seen. Default: None.
+    """
+
+    phase: str = ""
+    since: float = 0.0
+    eviction: str = ""
+    warned: bool = False
+    gpus: int | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QueueMemory:
+        """Read what another process wrote. A value of another type counts as missing."""
+        types: dict[str, Any] = {"phase": str, "since": int | float, "eviction": str, "warned": bool, "gpus": int}
+        read = {name: value for name, value in known_fields(cls, data).items() if isinstance(value, types[name])}
+        return cls(**read)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types; empty if there is nothing to know."""
+        return {} if self == QueueMemory() else asdict(self)
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What the next process that follows the job needs to know; part of trigger kwargs and the task's state.
+
+    :param cursor: position in each container's log: see `core.logs.cursor`. Default: empty.
+    :param metrics: as in `Outcome`, so far. Default: empty.
+    :param result_line: last result line of the primary. Default: "", there is none.
+    :param result_from: where the log has it, if it is left out: `pod`, `container` and `time`. Default: there is none.
+    :param pod_history: counts of pods that no longer exist: see `core.state.pod_history`. Default: empty.
+    :param queue: what Kueue did with the job so far: see `QueueMemory`. Default: empty.
+    :param handed_over_at: when the handover was made, in epoch seconds. Default: 0, unknown.
+    :param training_metrics: what the program reported: see `core.state.training_metrics`. Default: nothing.
+    :param phases: the job's phases so far, each with the epoch seconds at which it began. Default: none.
+    """
+
+    cursor: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    result_line: str = ""
+    result_from: dict[str, str] = field(default_factory=dict)
+    pod_history: dict[str, Any] = field(default_factory=dict)
+    queue: dict[str, Any] = field(default_factory=dict)
+    handed_over_at: float = 0.0
+    training_metrics: dict[str, Any] = field(default_factory=dict)
+    phases: list[list[Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, without characters that Airflow's processes or its database reject."""
+        return clean({"version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | None) -> Handover:
+        """A handover of this release or another one: unknown fields are ignored, missing ones have defaults."""
+        return cls(**known_fields(cls, data))
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """Arguments of a trigger, of which a copy is stored in the task's state.
+
+    If a trigger fails, Airflow doesn't pass its arguments to the worker. The worker then reads the stored copy to go on
+    with the job.
+
+    :param job: the job to follow.
+    :param options: how to follow it.
+    :param handover: from the worker.
+    :param kubernetes_conn_id: id of the Airflow connection. Default: kubernetes_default.
+    :param cluster_context: context of the kubeconfig. Default: None, the connection's.
+    :param failures: number of triggers of this try that failed before. Default: 0.
+    """
+
+    job: JobRef
+    options: Options
+    handover: Handover
+    kubernetes_conn_id: str = "kubernetes_default"
+    cluster_context: str | None = None
+    failures: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trigger's kwargs, in the format of docs/reference/formats.md, without what doesn't fit: see `fitted`."""
+        nested = {name: getattr(self, name).to_dict() for name in ("job", "options", "handover")}
+        return fitted({"version": VERSION, **vars(self), **nested})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Deferral:
+        """Read what `to_dict` returned, in this release or another one.
+
+        :raises ValueError: it contains no job.
+        """
+        nested = {
+            "job": JobRef.from_dict(mapping(data.get("job"))),
+            "options": Options.from_dict(data.get("options")),
+            "handover": Handover.from_dict(data.get("handover")),
+        }
+        return cls(**{**known_fields(cls, data), **nested})
+
+
+def seconds_in_worker(failures: int, schedule: Sequence[float]) -> float | None:
+    """How long the worker follows a job after its trigger failed, in seconds; None to follow it to its end.
+
+    :param failures: number of triggers of this try that failed, including this one.
+    :param schedule: seconds after the first failure, the second one, and so on.
+    """
+    return schedule[failures - 1] if failures <= len(schedule) else None

@@ -1,0 +1,155 @@
+"""Collects the evidence for a diagnosis: events, and the last log lines of containers, followed or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Container, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
+from airflow_provider_ktrain.core.logs.cursor import normal_time
+from airflow_provider_ktrain.core.logs.selection import is_followed
+from airflow_provider_ktrain.core.objects import failed_runs
+from airflow_provider_ktrain.core.state.crash_loop import Restart
+from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
+from airflow_provider_ktrain.engine import api_paths
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.job_events import JobEvents
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
+from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
+
+Object = dict[str, Any]
+Pod = Mapping[str, Any]
+TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
+MAX_TAIL_BYTES = 128 * 1024  # kept of the log of a container that was not followed
+READ_TIMEOUT_SECONDS = 10.0  # for all events and logs together: the release of the GPUs waits for them
+MAX_TAILS_OF_OTHERS = 100  # containers of forgotten pods whose lines are kept: each Launcher pod has another name
+MAX_UNFOLLOWED_CONTAINERS = 10  # whose logs are read after a failure: those that failed first
+
+
+class TailLine(NamedTuple):
+    """A log line: the uid of its pod, the number of its container's run, its time in UTC, and its text.
+
+    The uid is empty if the pod was not followed.
+    """
+
+    pod_uid: str
+    run: int
+    time: str
+    text: str
+
+
+class EvidenceCollector:
+    """Keeps the last log lines of followed containers, and reads events and other logs when a diagnosis needs them.
+
+    :param context: of the job. Lines of containers that were not followed are logged.
+    """
+
+    def __init__(self, context: FollowContext) -> None:
+        self._api, self._state, self._cursor, self._log = context.api, context.state, context.cursor, context.log
+        self._tails: dict[str, deque[TailLine]] = {}  # by log_key
+        self.events = JobEvents(context)
+
+    def recorder(self, source: LogLine) -> Inspect:
+        """A function that keeps the last lines of a followed container; the log follower calls it with each line."""
+        keep = self._tails.setdefault(log_key(source.pod, source.container), deque(maxlen=TAIL_LINES)).append
+        uid = source.pod_uid
+        return lambda text, time, run: keep(
+            TailLine(uid, run, time, text if len(text) <= MAX_LINE_CHARS else clipped(text))
+        )
+
+    def forget_others(self) -> None:
+        """Forget the lines of pods that the state doesn't keep, except for the latest MAX_TAILS_OF_OTHERS."""
+        if len(self._tails) > MAX_TAILS_OF_OTHERS:
+            names = {pod["metadata"]["name"] for pod in self._state.pods.all}
+            others = [key for key in self._tails if key.partition("/")[0] not in names]
+            for key in others[:-MAX_TAILS_OF_OTHERS]:
+                del self._tails[key]
+
+    def newest_lines(self) -> dict[str, str]:
+        """The last line of each followed pod, by the pod's name."""
+        newest: dict[str, TailLine] = {}
+        for key, tail in self._tails.items():
+            pod = key.partition("/")[0]
+            if tail and (pod not in newest or tail[-1].time >= newest[pod].time):
+                newest[pod] = tail[-1]
+        return {pod: line.text for pod, line in newest.items()}
+
+    def lines_of_run(self, ended: Restart) -> list[str] | None:
+        """The last lines of the run of a container that has failed; None if its log is not followed."""
+        tail = self._tails.get(log_key(ended.pod, ended.container))
+        if tail is None:
+            return None
+        return [line.text for line in tail if (line.pod_uid, line.run) == (ended.pod_uid, ended.run)]
+
+    async def gather(self, unread: Container[tuple[str, str]]) -> tuple[list[Object], dict[str, list[str]]]:
+        """Events, and the last lines of each container by `log_key`; without what can't be read in time.
+
+        :param unread: pods and containers whose logs were followed, but not read to their end.
+        """
+        events: list[Object] = []
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+                await asyncio.gather(self.events.read(events), self._read_tails(unread))
+        except TimeoutError:
+            limit = f"{READ_TIMEOUT_SECONDS:.0f} s"
+            self._log.warning(
+                f"The diagnosis may be incomplete: events and logs of {self._state.ref} were not read within {limit}."
+            )
+        return events, {key: [line.text for line in lines] for key, lines in self._tails.items()}
+
+    async def _read_tails(self, unread: Container[tuple[str, str]]) -> None:
+        """Read the last lines of containers that failed and whose logs were not followed to their end."""
+        missing = []
+        for pod in self._state.pods.all:
+            for status in (pod.get("status") or {}).get("containerStatuses") or ():
+                container = pod["metadata"]["name"], status["name"]
+                if container in unread and not self._tails.get(log_key(*container)):
+                    self._tails.pop(log_key(*container), None)  # that no line was read doesn't mean that there is none
+                if (ended_at := _failed_at(status)) and (container in unread or log_key(*container) not in self._tails):
+                    missing.append((ended_at, pod, status))
+        first = sorted(missing, key=itemgetter(0))[:MAX_UNFOLLOWED_CONTAINERS]
+        await asyncio.gather(*(self._read_tail(pod, status, unread) for _, pod, status in first))
+
+    async def _read_tail(self, pod: Pod, status: Mapping[str, Any], unread: Container[tuple[str, str]]) -> None:
+        """Read the last lines of a container. Log them unless it was followed or is a sidecar."""
+        name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
+        path = f"{api_paths.core(self._state.ref.namespace, 'pods', name)}/log"
+        query, end = {"container": container, "tailLines": str(TAIL_LINES), "timestamps": "true"}, bytearray()
+        if (status.get("state") or {}).get("running"):  # the container was restarted: the previous run failed
+            query["previous"] = "true"
+        try:
+            async with self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as answer:
+                async for block in answer.content.iter_any():
+                    end += block
+                    del end[:-MAX_TAIL_BYTES]
+        except (ApiStatusError, ApiUnavailable):
+            return
+        lines = [_parted(line) for line in end.decode(errors="replace").split("\n") if line]
+        self._tails[log_key(name, container)] = deque(
+            (TailLine("", 0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
+        )
+        kind = self._state.kind
+        followed = self._cursor.has(uid, container) or (name, container) in unread
+        if followed or not is_followed(kind, self._state.known_job, pod, container):
+            return
+        role, index = kind.pod_role(pod["metadata"].get("labels") or {})
+        log_line = LineLogger(self._log, kind)
+        for time, text in lines:
+            log_line(LogLine(name, container, role, index, 0, time, text))
+
+
+def _parted(line: str) -> tuple[str, str]:
+    """Time and text of a line; the first one may be cut, so that it has no time."""
+    stamp, _, text = line.partition(" ")
+    time = normal_time(stamp)
+    return (time, text) if time else ("", line)
+
+
+def _failed_at(container_status: Mapping[str, Any]) -> str:
+    """The time of a container's first failure in its status; empty if it did not fail."""
+    ends = failed_runs(container_status, include_recovered=True)
+    return min((str(end.get("finishedAt")) for end in ends), default="")

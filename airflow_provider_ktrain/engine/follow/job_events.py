@@ -1,0 +1,120 @@
+"""The events of a job: those of a job that waits for its start by one watch for all such jobs of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from airflow_provider_ktrain.core.objects import created_at
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine import api_paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared_informer
+from airflow_provider_ktrain.engine.watch.object_keys import Key, by_involved_name, by_involved_uid, by_uid
+from airflow_provider_ktrain.engine.watch.subscription import Subscription
+
+Object = dict[str, Any]
+FIRST_LIST_SECONDS = 10.0  #: for the first list of the watch, after which the events are listed for the job
+FORBIDDEN_RETRY_SECONDS = 600.0  #: until the watch is tried again after the API server rejected it (403)
+MAX_OBJECTS = 20  #: whose events are listed: the job and its pods, existing ones first
+NO_OBJECT: Key = by_uid("")  #: of a subscription that keeps the watch open and gets no events
+#: for each client, the namespaces whose events it may not watch, with the time.monotonic() of the next attempt
+_refused: WeakKeyDictionary[Api, dict[str, float]] = WeakKeyDictionary()
+
+
+class JobEvents:
+    """The events of a job, its pods and what is between.
+
+    :param context: of the job. A missing right is logged, to watch events once for each client.
+    """
+
+    def __init__(self, context: FollowContext) -> None:
+        self._api, self._state, self._log = context.api, context.state, context.log
+        self._informer: SharedInformer | None = None
+        self._subscription: Subscription | None = None
+        self.exist = True  #: whether there are any; True until they are read
+
+    async def close(self) -> None:
+        """Give up the watch: it ends some seconds after the last job has given it up."""
+        subscription, self._informer, self._subscription = self._subscription, None, None
+        if subscription is not None:
+            await subscription.__aexit__()
+
+    async def watched(self) -> list[Object]:
+        """The Warning events, which are enough for a job that doesn't start; without the right to watch, all events.
+
+        The watch stays open until `close`.
+        """
+        state = self._state
+        found: list[Object] = []
+        if (informer := await self._watch()) is None:
+            await self.read(found)
+            return found
+        uids, began = {state.ref.uid, *state.pods.uids}, created_at(state.known_job) or 0.0
+        between = [by_involved_name(kind, name) for kind, name in state.kind.objects_with_events(state.known_job)]
+        known = informer.objects_of([*map(by_involved_uid, uids), *between])
+        found += [event for event in known if event["involvedObject"].get("uid") in uids or _time_of(event) >= began]
+        self.exist = bool(found)
+        return found
+
+    async def read(self, found: list[Object]) -> None:
+        """Add the events to `found`, as far as they can be read: a diagnosis can do without."""
+        ref, job = self._state.ref, self._state.known_job
+        path = api_paths.core(ref.namespace, "events")
+        began = created_at(job) or 0.0  # objects of an earlier job had the same names
+        between = [
+            f"involvedObject.kind={kind},involvedObject.name={name}"
+            for kind, name in self._state.kind.objects_with_events(job)
+        ]
+        by_uid = [f"involvedObject.uid={uid}" for uid in (ref.uid, *self._state.pods.uids)]
+        for selector in [*between, *by_uid][:MAX_OBJECTS]:
+            try:
+                answer = await self._api.request("GET", path, query={"fieldSelector": selector})
+            except (ApiStatusError, ApiUnavailable) as e:
+                self._log.warning(f"Can't read the events of {ref}.\n{e}")
+                if isinstance(e, ApiStatusError) and e.status == 403:
+                    self.exist = False  # they are never known: a job without pods then has its startup limit
+                return
+            found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
+        self.exist = bool(found)
+
+    async def _watch(self) -> SharedInformer | None:
+        """The watch of the namespace's Warning events, after its first list; None if they can't be watched."""
+        namespace = self._state.ref.namespace
+        if time.monotonic() < _refused.get(self._api, {}).get(namespace, 0.0):
+            return None
+        if self._informer is None:
+            path = api_paths.core(namespace, "events")
+            informer = shared_informer(self._api, path, field_selector="type=Warning", refusal_level=logging.DEBUG)
+            self._subscription = await informer.subscribe(key=NO_OBJECT).__aenter__()
+            self._informer = informer
+        informer, end = self._informer, time.monotonic() + FIRST_LIST_SECONDS
+        while not informer.is_watching and informer.failure is None and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        if informer.failure is not None:
+            await self.close()
+            if isinstance(informer.failure, ApiStatusError) and informer.failure.status == 403:
+                self._note_refusal(informer.failure)
+        return informer if informer.is_watching else None
+
+    def _note_refusal(self, error: ApiStatusError) -> None:
+        """The API server rejects the watch of events; jobs are followed with a list of the events of each."""
+        namespace, refused = self._state.ref.namespace, _refused.setdefault(self._api, {})
+        if namespace not in refused:
+            self._log.info(
+                f"Events are listed for each job in {namespace} that doesn't start: the right to watch events "
+                f"is missing. `ktrain rbac` prints the Role.\n{error}"
+            )
+        refused[namespace] = time.monotonic() + FORBIDDEN_RETRY_SECONDS
+
+
+def _time_of(event: Mapping[str, Any]) -> float:
+    """When the event was last seen, in epoch seconds. JobSet's events have fractions of a second, the job has not."""
+    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    return next((seconds for time in times if (seconds := epoch_seconds(time)) is not None), math.inf)

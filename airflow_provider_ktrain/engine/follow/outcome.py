@@ -1,0 +1,105 @@
+"""How following a job ended, and the event by which a trigger reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.text import clean, shown
+
+#: cause of a failed outcome without one
+UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outcome contains no cause"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How following ended; the trigger's event. Its texts are `shown`; the user's own values are as they were reported.
+
+    :param phase: the job's last phase.
+    :param succeeded: whether the training succeeded.
+    :param superseded: whether another try owns the job; then nothing was released. Default: False.
+    :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
+    :param released: log line about the release. Default: "", nothing was released.
+    :param release_error: why the release failed; the caller must try again. Default: "", it didn't fail.
+    :param kept: `JobRef`, as a dict, of an ended job that the caller must delete at the very end. If this outcome never
+        arrives, the job's status is the only proof of how it ended. Default: None.
+    :param usage: GPU-seconds: see `core.state.usage`. Default: empty.
+    :param result: the result that the primary printed: see `core.logs.result`. Default: None.
+    :param result_error: what is wrong with the result. Default: "".
+    :param metrics: seconds per phase, log lines and bytes, and watch requests, of all processes that followed the job.
+    :param exit_code: with which the primary replica of a failed job ended: see `core.diagnosis.exit_code`. Default:
+        None, unknown.
+    :param training_metrics: last and best value of each metric that the program reported. Default: none.
+    :param status: for the training page: see `core.state.status_document`. Default: empty.
+    :param step: the highest step that the program reported in its log. Default: None, it reported none.
+    :param has_result: whether the program reported a result; None may be one. Default: True, as of older releases.
+    """
+
+    phase: str
+    succeeded: bool
+    superseded: bool = False
+    cause: dict[str, Any] | None = None
+    released: str = ""
+    release_error: str = ""
+    kept: dict[str, str] | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    result: Any = None
+    result_error: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    exit_code: int | None = None
+    training_metrics: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    step: float | None = None
+    has_result: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("cause", "released", "release_error", "result_error", "status"):
+            object.__setattr__(self, name, shown(getattr(self, name)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, without characters that Airflow's processes or its database reject."""
+        return clean(asdict(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
+        """Read what `to_dict` returned, in this release or another one.
+
+        :raises ValueError: `succeeded` is missing.
+        """
+        fields = known_fields(cls, data)
+        if not isinstance(fields.get("succeeded"), bool):
+            raise ValueError(f"expected a boolean `succeeded` in the outcome, found the fields {sorted(fields)}")
+        fields.setdefault("phase", "Succeeded" if fields["succeeded"] else "Failed")
+        if fields.get("cause") is not None:
+            fields["cause"] = {**UNKNOWN_CAUSE, **mapping(fields["cause"])}
+        return cls(**fields)
+
+
+def cause_of(outcome: Outcome) -> Cause:
+    """The cause of an outcome, of this release or another one."""
+    given = {**UNKNOWN_CAUSE, **(outcome.cause or {})}
+    category = given["category"]
+    known = Category(category) if category in list(Category) else Category.UNKNOWN
+    return Cause(**{**known_fields(Cause, given), "category": known})
+
+
+def event_of(ended: Outcome | str) -> dict[str, Any]:
+    """The event with which a trigger ends: the outcome, or why the trigger can't follow the job any more."""
+    content = {"error": shown(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
+    return {"version": VERSION, **content}
+
+
+def read_event(event: Any) -> Outcome | str:
+    """The outcome in a trigger's event, or the trigger's error. An unreadable event counts as an error."""
+    content = mapping(event)
+    if "outcome" in content:
+        try:
+            return Outcome.from_dict(content["outcome"])
+        except ValueError as e:
+            return f"its event can't be read: {e}"
+    return str(
+        content.get("error") or f"its event can't be read: expected `outcome`, found {sorted(map(str, content))}"
+    )
