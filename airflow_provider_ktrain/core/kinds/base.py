@@ -11,16 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN, Manifest, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
-from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged
-
-if TYPE_CHECKING:  # only a task with code needs it
-    from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 
 OPERATOR_LABEL = "training.kubeflow.org"
 JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
@@ -261,8 +257,9 @@ class Kind:
             if isinstance(spec, dict):
                 yield role, mapping_at(spec, "template")
 
-    def add_templates(self, manifest: dict[str, Any]) -> None:
-        """Add the pod templates that options are applied to, if manifests of this kind may have none."""
+    def option_templates(self, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Role and pod template of those that options are applied to; missing ones are added to the manifest."""
+        return self.templates(manifest)
 
     def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
         """A manifest with these roles, one replica each, to which `core/manifest/overlay.py` applies the options."""
@@ -322,37 +319,9 @@ class Kind:
         """
         return self.main_container(spec, pod, role)
 
-    def run_with_code(self, manifest: dict[str, Any], code: PodCode) -> None:
-        """Let the main container of each pod unpack the code, and then run its command with it.
-
-        :raises ManifestError: a container has no command.
-        """
-        spec, version = mapping_at(manifest, "spec"), str(manifest.get("apiVersion")).rpartition("/")[2]
-        for role, template in self.templates(manifest):
-            pod = mapping_at(template, "spec")
-            container = self.main_container(spec, pod, role)
-            default = () if container.get("args") else self.default_command(role, version)
-            where = f"$.spec.{self.replica_specs}.{role}"
-            container["command"] = code.command(container.get("command") or default, where)
-            code.mount(pod, container)
-
     def default_command(self, role: str, version: str) -> Sequence[str]:
         """The command that the operator sets in a container without command and args; empty if it sets none."""
         return ()
-
-    def require_code(self, served: Served | None) -> None:
-        """Check that jobs can get code in this cluster.
-
-        :param served: what the cluster serves for the job. None: the kind has no runtimes.
-        :raises RuntimeMismatchError: the Trainer is too old, or the runtime doesn't allow it.
-        """
-
-    def set_runtime(self, spec: dict[str, Any], runtime: str | Mapping[str, Any]) -> None:
-        """Set the runtime that the job refers to.
-
-        :raises ManifestError: the kind has no runtimes.
-        """
-        raise ManifestError(f"a {self.name} has no runtime", where="runtime", remedy="remove it")
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Set the number of replicas by role.
@@ -400,25 +369,8 @@ class Kind:
         """What to change in a manifest that was written for another version than the served one."""
         return f"write the manifest for {self.group}/{version}"
 
-    def runtime_ref(self, manifest: Mapping[str, Any]) -> RuntimeRef | None:
-        """The runtime that the job refers to. None: it has none, or of a kind that we don't know."""
-        return None
-
-    def expand(self, manifest: Manifest, served: Served, *, name_length: int, policy: str = "") -> Manifest:
-        """The manifest with what depends on the served schema and the job's runtime.
-
-        :param name_length: number of characters of the job's name.
-        :param policy: the ML policy that the runtime must have, such as `torch`. Default: empty, any.
-        :raises RuntimeMismatchError: the job doesn't fit them.
-        """
-        return manifest
-
-    def limits_of(self, served: Served) -> str:
-        """What a job lacks because of what the cluster serves, for the log; empty if that is nothing."""
-        return ""
-
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, served: Served | None) -> None:
-        """Let the cluster end the job by itself, if it serves the fields; see `core/manifest/transform.py: backstop`.
+    def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
+        """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.
 
         The job's activeDeadlineSeconds alone is only checked when the operator reconciles the job. The pods' own
         deadlines, a little later, make it reconcile; with cleanPodPolicy Running every pod is then deleted (recorded

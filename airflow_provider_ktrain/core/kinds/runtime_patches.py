@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
-from airflow_provider_ktrain.core.kinds.runtime_policy import node_count
+from airflow_provider_ktrain.core.kinds.runtime_policy import node_count, policy_of, require_policy
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.strategic_merge import merged
 
@@ -29,12 +29,6 @@ OVERRIDES = (PATCHES, "podTemplateOverrides", "podSpecOverrides")  #: of Trainer
 SINCE = "Trainer 2.2 or newer"
 #: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
 ROLES_ANNOTATION = "ktrain.airflow/roles"
-#: what a patch can set in a pod and in a container (2.3; trainjob_types.go)
-POD_FIELDS = (
-    "affinity", "containers", "imagePullSecrets", "initContainers", "nodeSelector", "schedulingGates",
-    "securityContext", "serviceAccountName", "terminationGracePeriodSeconds", "tolerations", "volumes",
-)  # fmt: skip
-CONTAINER_FIELDS = ("env", "name", "securityContext", "volumeMounts")
 #: containers whose environment the webhook doesn't let patches set, and the field that does
 ENV_FIELDS = {
     NODE: "spec.trainer.env",
@@ -68,10 +62,16 @@ def limits_of(served: Served) -> str:
 
 
 def our_templates(manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name of the replicated job and patch of its pod template, for each in our entry of runtimePatches."""
-    entry = _our_entry(manifest)
-    for replicated in _jobs_of(entry or {}):
-        yield str(replicated.get("name")), _pod_template(replicated)
+    """Name of the replicated job and patch of its pod template, for each in our entry of runtimePatches.
+
+    :raises ManifestError: if another type of value is in place of a template.
+    """
+    for entry in _entries(manifest):
+        for replicated in _jobs_of(entry) if entry.get("manager") == MANAGER else ():
+            yield (
+                str(replicated.get("name")),
+                mapping_at(mapping_at(mapping_at(replicated, "template"), "spec"), "template"),
+            )
 
 
 def add_template(manifest: dict[str, Any], job: str = ANY_JOB) -> dict[str, Any]:
@@ -79,21 +79,23 @@ def add_template(manifest: dict[str, Any], job: str = ANY_JOB) -> dict[str, Any]
 
     :param job: its name. Default: ANY_JOB.
     """
-    found = next((template for name, template in our_templates(manifest) if name == job), None)
-    if found is not None:
-        return found
-    spec = mapping_at(manifest, "spec")
-    entry = _our_entry(manifest)
-    if entry is None:
-        entry = {"manager": MANAGER}
-        spec[PATCHES] = [*(spec.get(PATCHES) or []), entry]
-    template = mapping_at(mapping_at(mapping_at(entry, "trainingRuntimeSpec"), "template"), "spec")
-    added: dict[str, Any] = {"name": job}
-    template["replicatedJobs"] = [*(template.get("replicatedJobs") or []), added]
-    return _pod_template(added)
+    templates = dict(our_templates(manifest))
+    if job not in templates:
+        templates[job] = {}
+        _set_templates(mapping_at(manifest, "spec"), templates)
+    return templates[job]
 
 
-def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> Manifest:
+def _set_templates(spec: dict[str, Any], templates: Mapping[str, dict[str, Any]]) -> None:
+    """Let our entry, the last of runtimePatches, have these pod templates; without any there is no entry."""
+    jobs = [{"name": name, "template": {"spec": {"template": template}}} for name, template in templates.items()]
+    ours = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    others = [e for e in spec.pop(PATCHES, None) or () if not (isinstance(e, Mapping) and e.get("manager") == MANAGER)]
+    if others or jobs:
+        spec[PATCHES] = [*others, ours] if jobs else others
+
+
+def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, policy: str = "") -> Manifest:
     """The manifest with patches of the replicated jobs that the runtime has, in place of ANY_JOB.
 
     Without runtimePatches, or if the runtime can't be read, our entry is removed: the pods then have none of our
@@ -102,13 +104,17 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
 
     :param served: what the cluster serves.
     :param name_length: number of characters of the job's name.
+    :param policy: the ML policy that the runtime must have, such as `torch`. Default: empty, any.
     :raises RuntimeMismatchError: the manifest or the options need what this cluster doesn't serve; a patch names a job,
         container or volume that the runtime doesn't have; the pods' names would be too long.
     """
     result: Manifest = copy.deepcopy(dict(manifest))
-    spec = mapping_at(result, "spec")
-    template = _take_template(result)
-    _require_fields(spec, template, served)
+    spec, templates = mapping_at(result, "spec"), dict(our_templates(result))
+    options = templates.pop(ANY_JOB, {})
+    _set_templates(spec, templates)
+    if policy and served.runtime is not None:
+        require_policy(result, served.runtime, policy)
+    _require_fields(spec, options, served)
     if served.runtime is None:
         return result
     runtime = served.runtime
@@ -122,15 +128,12 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
         return result
     for problem in (*mismatches(result, runtime), *long_names(result, runtime, name_length)):
         raise problem
-    patched = patched_template(result, runtime)
-    jobs = [_patch(replicated, template) for replicated in replicated_jobs(patched)]
-    _require_containers(template, patched)
-    ours = {"template": {"spec": {"replicatedJobs": jobs}}}
-    entry = _our_entry(result)
-    if entry is None:
-        spec[PATCHES] = [*(spec.get(PATCHES) or []), {"manager": MANAGER, "trainingRuntimeSpec": ours}]
-    else:
-        entry["trainingRuntimeSpec"] = merged(entry.get("trainingRuntimeSpec") or {}, ours)
+    jobs = replicated_jobs(patched_template(result, runtime))
+    _require_containers(options, jobs)
+    for replicated in jobs:
+        name = str(replicated.get("name"))
+        templates[name] = merged(templates.get(name) or {}, _patch(replicated, options))
+    _set_templates(spec, templates)
     return result
 
 
@@ -149,35 +152,32 @@ def patched_template(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) ->
 def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Iterator[RuntimeMismatchError]:
     """Patches of jobs and containers that the runtime doesn't have, and mounts of volumes that aren't there."""
     template = (runtime.get("spec") or {}).get("template") or {}
-    known = {str(r.get("name")): r for r in replicated_jobs(template)}
-    patched = {str(r.get("name")): r for r in replicated_jobs(patched_template(manifest, runtime))}
+    known = {str(r.get("name")): pod_of(r) for r in replicated_jobs(template)}
+    patched = {str(r.get("name")): pod_of(r) for r in replicated_jobs(patched_template(manifest, runtime))}
     for at, entry in enumerate(_entries(manifest)):
+        where = f"$.spec.{PATCHES}[{at}]"
         for replicated in _jobs_of(entry):
             name = str(replicated.get("name"))
-            where = f"$.spec.{PATCHES}[{at}]"
-            if name == ANY_JOB:
-                continue
-            if name not in known:
+            if name in known:
+                volumes = _names(patched[name], "volumes")
+                yield from _mismatches_of_job(where, name, pod_of(replicated), known[name], volumes)
+            elif name != ANY_JOB:
                 yield _unknown(f"the runtime has no job named {name}", where, name, known)
-                continue
-            for key in ("containers", "initContainers"):
-                has = {str(c.get("name")): c for c in _items(pod_of(known[name]), key)}
-                for container in _items(pod_of(replicated), key):
-                    if container.get("name") not in has:
-                        message = f"the runtime's job {name} has no container named {container.get('name')} in {key}"
-                        yield _unknown(message, where, str(container.get("name")), has)
-            yield from _missing_volumes(where, name, replicated, patched[name])
 
 
-def _missing_volumes(
-    where: str, name: str, patch: Mapping[str, Any], patched: Mapping[str, Any]
+def _mismatches_of_job(
+    where: str, name: str, patch: Mapping[str, Any], pod: Mapping[str, Any], volumes: set[str]
 ) -> Iterator[RuntimeMismatchError]:
-    volumes = {str(v.get("name")) for v in _items(pod_of(patched), "volumes")} | TRAINER_VOLUMES
-    for container in (*_items(pod_of(patch), "containers"), *_items(pod_of(patch), "initContainers")):
-        for mount in _items(container, "volumeMounts"):
-            if mount.get("name") not in volumes:
-                message = f"the pods of job {name} have no volume named {mount.get('name')}"
-                yield _unknown(message, where, str(mount.get("name")), volumes - TRAINER_VOLUMES)
+    for key in CONTAINER_LISTS:
+        containers = _names(pod, key)
+        for container in _items(patch, key):
+            if container.get("name") not in containers:
+                message = f"the runtime's job {name} has no container named {container.get('name')} in {key}"
+                yield _unknown(message, where, str(container.get("name")), containers)
+            for mount in _items(container, "volumeMounts"):
+                if mount.get("name") not in volumes | TRAINER_VOLUMES:
+                    message = f"the pods of job {name} have no volume named {mount.get('name')}"
+                    yield _unknown(message, where, str(mount.get("name")), volumes)
 
 
 def long_names(
@@ -203,47 +203,49 @@ def long_names(
             )
 
 
-def require_mounts_of_code(served: Served | None) -> None:
-    """Check that this cluster's Trainer can mount the volumes of code.
+def require_code(served: Served) -> None:
+    """Check that a job can get code: volumes need runtimePatches, and MPI nodes a command that can't be changed.
 
-    :param served: what the cluster serves. None: it was not read.
-    :raises RuntimeMismatchError: it is too old, or the connection can't read the runtime.
+    :param served: what the cluster serves.
+    :raises RuntimeMismatchError: the Trainer is too old, or the runtime can't be read or is for MPI.
     """
-    if served is None:
-        return
-    if served.fields is not None and override_field(served) != PATCHES:
-        raise _too_old("code", served)
-    if served.fields is None or served.runtime is None:
-        raise _unreadable("code", served)
+    _require_patches("code", served)
+    if "mpi" in policy_of(served.runtime or {}):
+        raise RuntimeMismatchError(
+            "code can't be used with an MPI runtime: its nodes run a command that a TrainJob can't change",
+            where="$.spec.runtimeRef",
+            remedy="put the code into the image, use MPIJobOperator, or use another runtime",
+        )
 
 
-def _require_fields(spec: Mapping[str, Any], template: Mapping[str, Any], served: Served) -> None:
+def _require_fields(spec: Mapping[str, Any], options: Mapping[str, Any], served: Served) -> None:
     """:raises RuntimeMismatchError: for what only a newer Trainer serves, or needs a runtime that can't be read."""
-    if spec.get(DEADLINE) is not None and served.fields is not None and DEADLINE not in served.fields:
-        raise _too_old(DEADLINE, served)
-    options = _named(template)
-    if served.fields is not None and override_field(served) != PATCHES and (options or spec.get(PATCHES)):
-        raise _too_old(options or PATCHES, served)
-    if options and (served.fields is None or served.runtime is None):
-        raise _unreadable(options, served)
+    if named := _named(options):
+        _require_patches(named, served)
+    for field in (DEADLINE, PATCHES):
+        if spec.get(field):
+            _require_field(field, field, served)
 
 
-def _unreadable(what: str, served: Served) -> RuntimeMismatchError:
-    """The error for options of pods that aren't known."""
-    return RuntimeMismatchError(
-        f"{what} can't be applied, because the cluster doesn't show which pods the job has",
-        found=served.unreadable or "the schema of TrainJob can't be read",
-        expected="the rights to read the TrainJob's schema and its runtime",
-        remedy="grant them (`ktrain rbac --cluster-runtimes` prints them), or leave the options out",
-    )
+def _require_patches(what: str, served: Served) -> None:
+    """:raises RuntimeMismatchError: the pods can't be patched, because the Trainer is too old or they aren't known."""
+    _require_field(PATCHES, what, served)
+    if served.fields is None or served.runtime is None:
+        raise RuntimeMismatchError(
+            f"{what} can't be applied, because the cluster doesn't show which pods the job has",
+            found=served.unreadable or "the schema of TrainJob can't be read",
+            expected="the rights to read the TrainJob's schema and its runtime",
+            remedy="grant them (`ktrain rbac --cluster-runtimes` prints them), or leave the options out",
+        )
 
 
-def _too_old(what: str, served: Served) -> RuntimeMismatchError:
-    """The error for a Trainer that has no field for an option."""
-    found = override_field(served) or "no overrides"
-    return RuntimeMismatchError(
-        f"{what} needs {SINCE}; this cluster serves {found}", remedy="upgrade the Trainer, or leave it out"
-    )
+def _require_field(field: str, what: str, served: Served) -> None:
+    """:raises RuntimeMismatchError: the Trainer doesn't serve a field that is needed for something."""
+    if served.fields is not None and field not in served.fields:
+        found = override_field(served) or "no overrides"
+        raise RuntimeMismatchError(
+            f"{what} needs {SINCE}; this cluster serves {found}", remedy="upgrade the Trainer, or leave it out"
+        )
 
 
 def _named(template: Mapping[str, Any]) -> str:
@@ -252,97 +254,68 @@ def _named(template: Mapping[str, Any]) -> str:
     return ", ".join("volumeMounts" if f == "containers" else f for f in fields)
 
 
-def _take_template(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The pod template of ANY_JOB, removed from our entry; the entry is removed if nothing else is in it."""
-    entry = _our_entry(manifest)
-    if entry is None:
-        return {}
-    pod_template: dict[str, Any] = next((t for name, t in our_templates(manifest) if name == ANY_JOB), {})
-    jobs = [r for r in _jobs_of(entry) if r.get("name") != ANY_JOB]
-    template = (entry.get("trainingRuntimeSpec") or {}).get("template") or {}
-    if "replicatedJobs" in (template.get("spec") or {}):
-        template["spec"]["replicatedJobs"] = jobs
-    if not jobs and not template.get("metadata"):
-        spec = manifest["spec"]
-        spec[PATCHES] = [e for e in spec[PATCHES] if e is not entry]
-        if not spec[PATCHES]:
-            del spec[PATCHES]
-    return pod_template
-
-
 def _patch(replicated: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch of one replicated job, so that its pods get the changes and keep their other values.
+    """The patch of one job's pod template, so that its pods get the changes and keep their other values.
 
     :param replicated: the job with the user's patches applied.
     :param change: the pod template with the values that the options set.
     """
     pod, options = pod_of(replicated), change.get("spec") or {}
-    spec = {key: value for key, value in copy.deepcopy(options).items() if key not in (*CONTAINER_LISTS, "volumes")}
-    if options.get("tolerations"):
-        present = list(pod.get("tolerations") or ())
-        spec["tolerations"] = [*present, *(t for t in options["tolerations"] if t not in present)]
-    if options.get("affinity"):
-        spec["affinity"] = _both(pod.get("affinity") or {}, options["affinity"])
+    spec = {key: value for key, value in options.items() if key not in (*CONTAINER_LISTS, "volumes")}
+    for key in ("tolerations", "affinity"):
+        if options.get(key):
+            spec[key] = _both(pod.get(key), options[key])
     for key in CONTAINER_LISTS:
-        known = {c.get("name") for c in _items(pod, key)}
-        if containers := [c for c in _items(options, key) if c.get("name") in known]:
-            spec[key] = copy.deepcopy(containers)
-    names = {v.get("name") for v in _items(pod, "volumes")}
+        if containers := [c for c in _items(options, key) if str(c.get("name")) in _names(pod, key)]:
+            spec[key] = containers
     patched = any(key in spec for key in CONTAINER_LISTS)
-    if volumes := [v for v in _items(options, "volumes") if patched or v.get("name") in names]:
-        spec["volumes"] = [_compatible(volume, pod) for volume in volumes]
-    template = {"metadata": copy.deepcopy(change.get("metadata") or {})} | ({"spec": spec} if spec else {})
-    return {"name": replicated.get("name"), "template": {"spec": {"template": template}}}
+    volumes = [v for v in _items(options, "volumes") if patched or str(v.get("name")) in _names(pod, "volumes")]
+    if volumes:
+        _require_same_sources(volumes, pod)
+        spec["volumes"] = volumes
+    return {"metadata": change.get("metadata") or {}} | ({"spec": spec} if spec else {})
 
 
-def _require_containers(wanted: Mapping[str, Any], patched: Mapping[str, Any]) -> None:
-    """:raises RuntimeMismatchError: a container that is to be changed is in no job of the runtime.
-
-    :param wanted: the pod template of ANY_JOB.
-    :param patched: the runtime's JobSet template.
-    """
+def _require_containers(options: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> None:
+    """:raises RuntimeMismatchError: a container that the options change is in no job of the runtime."""
     for key in CONTAINER_LISTS:
-        known = {str(c.get("name")) for r in replicated_jobs(patched) for c in _items(pod_of(r), key)}
-        for container in _items(wanted.get("spec") or {}, key):
-            if container.get("name") not in known:
-                raise RuntimeMismatchError(
-                    f"the runtime has no container named {container.get('name')} in {key}, and a patch can't add one",
-                    found=", ".join(sorted(known)) or "no containers",
-                    expected=str(container.get("name")),
-                    remedy="use another runtime",
-                )
+        known = {name for replicated in jobs for name in _names(pod_of(replicated), key)}
+        for name in sorted(_names(options.get("spec") or {}, key) - known):
+            raise RuntimeMismatchError(
+                f"the runtime has no container named {name} in {key}, and a patch can't add one",
+                found=", ".join(sorted(known)) or "no containers",
+                expected=name,
+                remedy="use another runtime",
+            )
 
 
-def _compatible(volume: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:
-    """The volume, unless the pod has one of this name from another source: a merged volume would have both.
-
-    :raises RuntimeMismatchError: the pod has such a volume.
-    """
-    same = next((v for v in _items(pod, "volumes") if v.get("name") == volume.get("name")), None)
-    if same is not None and same.keys() != volume.keys():
-        raise RuntimeMismatchError(
-            f"the runtime has another volume named {volume.get('name')}",
-            found=", ".join(sorted(same.keys() - {"name"})),
-            expected=", ".join(sorted(volume.keys() - {"name"})),
-            remedy="leave it out, or rename it in the runtime",
-        )
-    return copy.deepcopy(dict(volume))
+def _require_same_sources(volumes: Sequence[Mapping[str, Any]], pod: Mapping[str, Any]) -> None:
+    """:raises RuntimeMismatchError: the pod has a volume of the same name from another source; merged it has both."""
+    present = {v.get("name"): v for v in _items(pod, "volumes")}
+    for volume in volumes:
+        same = present.get(volume.get("name"), volume)
+        if same.keys() != volume.keys():
+            raise RuntimeMismatchError(
+                f"the runtime has another volume named {volume.get('name')}",
+                found=", ".join(sorted(same.keys() - {"name"})),
+                expected=", ".join(sorted(volume.keys() - {"name"})),
+                remedy="leave it out, or rename it in the runtime",
+            )
 
 
 def _both(one: Any, other: Any, key: str = "") -> Any:
-    """An affinity that demands what both demand.
+    """Tolerations of both, or an affinity that demands what both demand.
 
     The terms of a node selector are alternatives, so each of one is combined with each of the other. All other lists
     are demands or preferences that add up.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        shared = {k: _both(one[k], other[k], k) for k in one if k in other}
-        return copy.deepcopy({**one, **other, **shared})
+        return {**one, **other, **{k: _both(one[k], other[k], k) for k in one if k in other}}
     if isinstance(one, list) and isinstance(other, list):
         if key == "nodeSelectorTerms" and one and other:
             return [_both(a, b) for a in one for b in other]
-        return copy.deepcopy([*one, *(item for item in other if item not in one)])
-    return copy.deepcopy(other)
+        return [*one, *(item for item in other if item not in one)]
+    return other
 
 
 def _unknown(message: str, where: str, found: str, known: Any) -> RuntimeMismatchError:
@@ -366,26 +339,18 @@ def _items(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _our_entry(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-    return next((e for e in _entries(manifest) if e.get("manager") == MANAGER), None)
+def _names(holder: Mapping[str, Any], key: str) -> set[str]:
+    """The names of the mappings in the list at a key."""
+    return {str(item.get("name")) for item in _items(holder, key)}
 
 
 def _jobs_of(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    template = (entry.get("trainingRuntimeSpec") or {}).get("template") or {}
-    return replicated_jobs(template)
+    return replicated_jobs((entry.get("trainingRuntimeSpec") or {}).get("template") or {})
 
 
 def replicated_jobs(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The replicated jobs of a JobSet template."""
     return _items(template.get("spec") or {}, "replicatedJobs")
-
-
-def _pod_template(replicated: dict[str, Any]) -> dict[str, Any]:
-    """The pod template of a replicated job, added if it is missing.
-
-    :raises ManifestError: if another type of value is in its place.
-    """
-    return mapping_at(mapping_at(mapping_at(replicated, "template"), "spec"), "template")
 
 
 def pod_of(replicated: Mapping[str, Any]) -> Mapping[str, Any]:

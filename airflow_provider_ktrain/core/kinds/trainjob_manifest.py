@@ -7,19 +7,16 @@ nodes; everything else about the pods is set by patches of the runtime.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
-from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import runtime_patches
 from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.pod_override import all_patches
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE
-from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
+from airflow_provider_ktrain.core.kinds.served import RuntimeRef
 from airflow_provider_ktrain.core.strategic_merge import merged, removals
-
-if TYPE_CHECKING:  # only a task with code needs it
-    from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 
 RUNTIME_GROUP = "trainer.kubeflow.org"
 CLUSTER_RUNTIME = "ClusterTrainingRuntime"
@@ -81,18 +78,14 @@ class TrainJobManifest(Kind):
         """The patches of pod templates in our entry of runtimePatches."""
         return runtime_patches.our_templates(manifest)
 
-    def add_templates(self, manifest: dict[str, Any]) -> None:
-        """Add a patch for all pods to our entry of runtimePatches: its jobs aren't known yet."""
-        runtime_patches.add_template(manifest)
+    def option_templates(self, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A patch for all pods, added to our entry of runtimePatches: its jobs aren't known yet."""
+        yield ANY_JOB, runtime_patches.add_template(manifest)
 
     def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
         """A job that runs nothing yet: the runtime brings the image and the command."""
         spec: Manifest = {"runtimeRef": {"name": DEFAULT_RUNTIME}, "trainer": {}}
         return {"apiVersion": api_version, "kind": self.name, "metadata": {}, "spec": spec}
-
-    def set_runtime(self, spec: dict[str, Any], runtime: str | Mapping[str, Any]) -> None:
-        """Set runtimeRef: a mapping as it is, or the name of a ClusterTrainingRuntime."""
-        spec["runtimeRef"] = {"name": runtime} if isinstance(runtime, str) else dict(runtime)
 
     def program(self, spec: dict[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
         """`spec.trainer`: the Trainer copies it into container `node`."""
@@ -107,26 +100,6 @@ class TrainJobManifest(Kind):
             assert isinstance(pod, dict)
             pod["containers"] = [*(containers or ()), found]
         return found
-
-    def run_with_code(self, manifest: dict[str, Any], code: PodCode) -> None:
-        """Set the command of `spec.trainer`, and patch the container `node` of all jobs.
-
-        :raises ManifestError: the trainer has no command.
-        """
-        trainer = mapping_at(mapping_at(manifest, "spec"), "trainer")
-        trainer["command"] = code.command(trainer.get("command") or (), "$.spec.trainer")
-        pod = mapping_at(runtime_patches.add_template(manifest), "spec")
-        code.mount(pod, self.main_container(manifest["spec"], pod, NODE))
-
-    def require_code(self, served: Served | None) -> None:
-        """Volumes need runtimePatches, and the nodes of an MPI runtime run its own command, which can't be changed."""
-        runtime_patches.require_mounts_of_code(served)
-        if served is not None and "mpi" in runtime_policy.policy_of(served.runtime or {}):
-            raise RuntimeMismatchError(
-                "code can't be used with an MPI runtime: its nodes run a command that a TrainJob can't change",
-                where="$.spec.runtimeRef",
-                remedy="put the code into the image, use MPIJobOperator, or use another runtime",
-            )
 
     def override_pods(self, manifest: dict[str, Any], override: Mapping[str, Any]) -> None:
         """Merge a pod template into our patch of the runtime's, and its container `node` into `spec.trainer`.
@@ -193,29 +166,19 @@ class TrainJobManifest(Kind):
         if spec.get("trainer") is None:
             spec["trainer"] = {}
 
-    def runtime_ref(self, manifest: Mapping[str, Any]) -> RuntimeRef | None:
-        """The ClusterTrainingRuntime or TrainingRuntime of runtimeRef."""
-        ref = (manifest.get("spec") or {}).get("runtimeRef") or {}
-        kind = ref.get("kind") or CLUSTER_RUNTIME
-        if not ref.get("name") or kind not in RUNTIMES or ref.get("apiGroup") not in (None, "", RUNTIME_GROUP):
-            return None
-        plural, namespaced = RUNTIMES[kind]
-        return RuntimeRef(kind, plural, namespaced, ref["name"])
-
-    def expand(self, manifest: Manifest, served: Served, *, name_length: int, policy: str = "") -> Manifest:
-        """Patch the pods of the runtime's jobs; see `runtime_patches.expand`."""
-        if policy and served.runtime is not None:
-            runtime_policy.require_policy(manifest, served.runtime, policy)
-        return runtime_patches.expand(manifest, served, name_length=name_length)
-
-    def limits_of(self, served: Served) -> str:
-        """Labels of pods and the deadline need Trainer 2.2 or newer."""
-        return runtime_patches.limits_of(served)
-
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, served: Served | None) -> None:
+    def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
         """Trainer 2.2 and newer have a timer for it, which counts from the last resumption (recordings 54, 54b)."""
-        if served is None or runtime_patches.DEADLINE in (served.fields or ()):
-            lower_deadline(mapping_at(manifest, "spec"), seconds)
+        lower_deadline(mapping_at(manifest, "spec"), seconds)
+
+
+def runtime_ref(manifest: Mapping[str, Any]) -> RuntimeRef | None:
+    """The ClusterTrainingRuntime or TrainingRuntime of runtimeRef. None: there is none, or of an unknown kind."""
+    ref = (manifest.get("spec") or {}).get("runtimeRef") or {}
+    kind = ref.get("kind") or CLUSTER_RUNTIME
+    if not ref.get("name") or kind not in RUNTIMES or ref.get("apiGroup") not in (None, "", RUNTIME_GROUP):
+        return None
+    plural, namespaced = RUNTIMES[kind]
+    return RuntimeRef(kind, plural, namespaced, ref["name"])
 
 
 def _without_program(patch: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any], str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
+from airflow_provider_ktrain.core.kinds.runtime_patches import DEADLINE
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest.loader import plain
 
@@ -119,13 +120,14 @@ def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | No
     """Let the cluster end the job by itself after some time, in case no task is left to do it.
 
     A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `Kind.set_backstop`; why:
-    `core/deadline.py`. An operator that doesn't serve the fields for it gets the manifest unchanged.
+    `core/deadline.py`. A Trainer that doesn't serve the field for it gets the manifest unchanged.
 
     :param seconds: from the job's start to its deadline.
     :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
     """
     result: Manifest = plain(manifest)
-    kind_of(result.get("kind")).set_backstop(result, seconds, served)
+    if served is None or DEADLINE in (served.fields or ()):
+        kind_of(result.get("kind")).set_backstop(result, seconds)
     return result
 
 
