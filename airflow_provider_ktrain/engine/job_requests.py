@@ -64,7 +64,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
     group = await discover(f"/apis/{kind.group}")
     offered = [v["version"] for v in group.get("versions") or ()]
     raise OperatorMissingError(
-        f"the cluster doesn't serve {kind.name}. Install {' or '.join(kind.operators)}, or check the connection. "
+        f"the cluster doesn't serve {kind.name}. Install {' or '.join(operator.name for operator in kind.operators)}, or check the connection. "
         f"Expected {' or '.join(kind.api_versions)}, found "
         f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}"
     )

@@ -180,7 +180,6 @@ def test_the_deadline_is_in_spec() -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 300
     assert "runPolicy" not in job["spec"]
     assert backstop(job, 500)["spec"]["activeDeadlineSeconds"] == 300
-    assert TRAINJOB.deadline_seconds(job) == 300
 
 
 def test_trainer_is_always_sent() -> None:

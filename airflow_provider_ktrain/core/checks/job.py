@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.kinds.base import OperatorVersion
 from airflow_provider_ktrain.core.manifest.resources import is_gpu
 from airflow_provider_ktrain.core.strategic_merge import member
 
@@ -149,6 +150,11 @@ class Job:
     root: Field
     kind: Kind
     version: str
+
+    @property
+    def operator(self) -> OperatorVersion:
+        """The operator of the job's API version."""
+        return self.kind.operator_of(self.version)
 
     @property
     def spec(self) -> Field:

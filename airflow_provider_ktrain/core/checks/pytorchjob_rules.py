@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
-from airflow_provider_ktrain.core.kinds.pytorchjob import LEGACY_RUN_POLICY, PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 
 
 @rule("master-count", ERROR, PYTORCHJOB)
@@ -68,7 +68,7 @@ def elastic_policy(job: Job) -> Iterator[Finding]:
 @rule("legacy-run-policy", WARNING, PYTORCHJOB)
 def legacy_run_policy(job: Job) -> Iterator[Finding]:
     """Fields of the run policy are under spec.runPolicy."""
-    for key in LEGACY_RUN_POLICY:
+    for key in job.operator.ignored:
         if job.spec[key].present:
             yield Finding(
                 job.spec[key],

@@ -209,7 +209,8 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
         return None
     if any(f.reason != "DeadlineExceeded" for f in evidence.failures):
         return None
-    seconds = evidence.kind.deadline_seconds(evidence.job)
+    spec = evidence.job.get("spec") or {}
+    seconds = (spec.get("runPolicy") or spec).get("activeDeadlineSeconds")
     return Cause(
         Category.TIMEOUT,
         f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}",

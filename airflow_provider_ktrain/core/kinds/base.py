@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
@@ -24,6 +24,42 @@ _RAN = ("Running", "Restarting")  # conditions of a job that runs or has run
 
 
 @dataclass(frozen=True)
+class OperatorVersion:
+    """The operator that serves one API version of a kind, and how it behaves.
+
+    :param version: the API version, without the group.
+    :param name: of the operator.
+    :param default_restart_policy: the restartPolicy of a replica spec that sets none.
+    :param restart_policies: the values of a replica's restartPolicy with which it runs and ends a job.
+    :param run_policy: of a job that is built without a manifest.
+    :param ignored: fields of the run policy that it ignores at the top of `spec`, where an older operator reads them.
+    :param defaults: fields of `spec` that are sent unless the manifest sets them.
+    :param peer_command: the command that it sets in a container without command and args whose role doesn't run the
+        program.
+    :param limits_restarts: whether it limits restarts where the job sets no backoffLimit.
+    :param rejects_after_creation: whether it validates a job itself, after the API server accepted it: the job then
+        never starts.
+    :param recreates_pods: whether it recreates deleted pods of a failed job without a completionTime.
+    :param expires: whether it deletes the job and its pods after ttlSecondsAfterFinished.
+    :param rewrite_hint: what to change in a manifest that was written for another version. Default: the apiVersion.
+    """
+
+    version: str
+    name: str
+    default_restart_policy: str
+    restart_policies: tuple[str, ...] = ("Always", "OnFailure", "Never", "ExitCode")
+    run_policy: Mapping[str, Any] = field(default_factory=lambda: {"cleanPodPolicy": "Running"}, compare=False)
+    ignored: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    peer_command: tuple[str, ...] = ()
+    limits_restarts: bool = False
+    rejects_after_creation: bool = False
+    recreates_pods: bool = False
+    expires: bool = False
+    rewrite_hint: str = ""
+
+
+@dataclass(frozen=True)
 class Kind:
     """One kind of training job.
 
@@ -31,20 +67,14 @@ class Kind:
 
     :param name: the resource's `kind`.
     :param plural: the resource's path segment.
-    :param versions: API versions that we can write, newest first; which one is used is discovered from the cluster.
-    :param operators: the operator that serves each of `versions`.
+    :param operators: of the API versions that we can write, newest first; which one is used is discovered from the
+        cluster.
     :param replica_specs: the key of `spec` that maps roles to replica specs.
     :param roles: the replica types, in order of rank.
     :param primaries: roles whose end is the job's end, in order of preference: the first that the job has.
     :param container: the name that one container of each pod must have, or None.
     :param processes_field: the key of `spec` that holds the number of processes in each pod.
-    :param default_restart_policy: the restartPolicy of a replica spec that sets none.
     :param required_roles: roles without which nothing runs.
-    :param limits_restarts: versions whose operator limits restarts where the job sets no backoffLimit.
-    :param rejects_after_creation: versions whose operator itself validates the job, after the API server accepted it:
-        it then never starts.
-    :param recreates_pods: versions whose operator recreates deleted pods of a failed job without a completionTime.
-    :param expires: whether the operator deletes the job and its pods after ttlSecondsAfterFinished.
     :param group: the API group.
     :param has_runtimes: whether jobs refer to a runtime, which has their image and pod templates. It is read before a
         job is sent.
@@ -72,19 +102,13 @@ class Kind:
 
     name: str
     plural: str
-    versions: tuple[str, ...]
-    operators: tuple[str, ...]
+    operators: tuple[OperatorVersion, ...]
     replica_specs: str
     roles: tuple[str, ...]
     primaries: tuple[str, ...]
     container: str | None
     processes_field: str
-    default_restart_policy: str
     required_roles: tuple[str, ...] = ()
-    limits_restarts: tuple[str, ...] = ()
-    rejects_after_creation: tuple[str, ...] = ()
-    recreates_pods: tuple[str, ...] = ()
-    expires: bool = False
     group: str = "kubeflow.org"
     has_runtimes: bool = False
     platform_hint: str = ""
@@ -103,6 +127,16 @@ class Kind:
     failure_deletes_peers: bool = False
     pod_owner: str = ""
     pod_owner_label: str = ""
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The API versions that we can write, newest first, without the group."""
+        return tuple(operator.version for operator in self.operators)
+
+    def operator_of(self, version: str) -> OperatorVersion:
+        """The operator of an API version, which may have its group; of the newest if we don't know it."""
+        name = version.rpartition("/")[2]
+        return next((operator for operator in self.operators if operator.version == name), self.operators[0])
 
     @property
     def api_versions(self) -> tuple[str, ...]:
@@ -268,7 +302,7 @@ class Kind:
             "kind": self.name,
             "metadata": {},
             "spec": {
-                "runPolicy": self.default_run_policy(api_version.rpartition("/")[2]),
+                "runPolicy": dict(self.operator_of(api_version).run_policy),
                 self.replica_specs: {
                     role: {
                         "replicas": 1,
@@ -292,10 +326,6 @@ class Kind:
                 template.clear()
                 template.update(changed)
 
-    def default_run_policy(self, version: str) -> dict[str, Any]:
-        """The run policy of a job that is built without a manifest."""
-        return {"cleanPodPolicy": "Running"}
-
     def main_container(self, spec: Mapping[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
         """The container that trains: the one that the operator looks for by name, else the first.
 
@@ -318,10 +348,6 @@ class Kind:
         :raises ManifestError: if the pod has no container.
         """
         return self.main_container(spec, pod, role)
-
-    def default_command(self, role: str, version: str) -> Sequence[str]:
-        """The command that the operator sets in a container without command and args; empty if it sets none."""
-        return ()
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Set the number of replicas by role.
@@ -350,24 +376,16 @@ class Kind:
         """
         spec[self.processes_field] = str(count)
 
-    def modernize(self, spec: dict[str, Any]) -> tuple[str, ...]:
-        """Rewrite fields that only an older operator reads; returns one note for each."""
-        return ()
-
-    def fit(self, spec: dict[str, Any], version: str) -> None:
-        """Rewrite what the operator of this version would drop or refuse, although its meaning is clear."""
+    def fit(self, spec: dict[str, Any]) -> None:
+        """Rewrite what the operator would refuse, although its meaning is clear."""
 
     def change_version(self, manifest: dict[str, Any], api_version: str) -> None:
         """Rewrite a manifest that `skeleton` began for another version: replace the defaults of its run policy."""
-        before, after = (self.default_run_policy(v.rpartition("/")[2]) for v in (manifest["apiVersion"], api_version))
+        before, after = (self.operator_of(v).run_policy for v in (manifest["apiVersion"], api_version))
         policy = manifest["spec"].get("runPolicy") or {}
         kept = {key: value for key, value in policy.items() if key not in before or value != before[key]}
         manifest["spec"]["runPolicy"] = {**after, **kept}
         manifest["apiVersion"] = api_version
-
-    def rewrite_hint(self, version: str) -> str:
-        """What to change in a manifest that was written for another version than the served one."""
-        return f"write the manifest for {self.group}/{version}"
 
     def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
         """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.
@@ -389,10 +407,6 @@ class Kind:
         """The part of `spec` that suspends or resumes a job."""
         return {"runPolicy": {"suspend": suspend}}
 
-    def deadline_seconds(self, job: Mapping[str, Any]) -> Any:
-        """The job's activeDeadlineSeconds; None if it has none."""
-        return ((job.get("spec") or {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
-
     # ---- what the operator does
 
     def cleans_up_pods(self, job: Mapping[str, Any]) -> bool:
@@ -400,18 +414,10 @@ class Kind:
         policy = ((job.get("spec") or {}).get("runPolicy") or {}).get("cleanPodPolicy")
         return policy in ("Running", "All")
 
-    def restart_policies(self, version: str) -> tuple[str, ...]:
-        """The values of a replica's restartPolicy with which the operator runs and ends the job."""
-        return ("Always", "OnFailure", "Never", "ExitCode")
-
     # ---- scaling
 
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
         """Whether the training continues with fewer Workers."""
-        return False
-
-    def keeps_world_size(self, job: Mapping[str, Any]) -> bool:
-        """Whether running pods keep the number of peers that they were started with when the job is scaled."""
         return False
 
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:

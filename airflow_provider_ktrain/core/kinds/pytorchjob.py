@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.base import Kind
-
-#: fields that the legacy pytorch-operator read at the top of `spec`
-LEGACY_RUN_POLICY = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
+from airflow_provider_ktrain.core.kinds.base import Kind, OperatorVersion
 
 _ALWAYS_SET = frozenset({"PET_NNODES", "PET_NPROC_PER_NODE"})
 _SET_WITH_MASTER = frozenset(
@@ -39,17 +36,7 @@ class PyTorchJob(Kind):
         else:
             super().set_processes(spec, count)
 
-    def modernize(self, spec: dict[str, Any]) -> tuple[str, ...]:
-        """Fields of the run policy that the legacy pytorch-operator read at the top of `spec`."""
-        legacy = {key: spec.pop(key) for key in LEGACY_RUN_POLICY if key in spec}
-        if legacy:
-            spec["runPolicy"] = legacy | (spec.get("runPolicy") or {})
-        return tuple(
-            f"Moved spec.{key} to spec.runPolicy.{key}: training-operator ignores it at the top of spec"
-            for key in legacy
-        )
-
-    def fit(self, spec: dict[str, Any], version: str) -> None:
+    def fit(self, spec: dict[str, Any]) -> None:
         """The webhook of training-operator 1.9 refuses a Worker with 0 replicas, so it is left out."""
         specs = spec.get(self.replica_specs) or {}
         if "Master" in specs and (specs.get("Worker") or {}).get("replicas") == 0:
@@ -63,13 +50,6 @@ class PyTorchJob(Kind):
         """With an elasticPolicy, torchrun continues with the Workers that are left."""
         return isinstance((job.get("spec") or {}).get("elasticPolicy"), Mapping)
 
-    def keeps_world_size(self, job: Mapping[str, Any]) -> bool:
-        """With a Master, the operator sets WORLD_SIZE when it creates a pod, and never updates it.
-
-        An elastic program does not read it; any other program waits for the number of peers that it was started with.
-        """
-        return "Master" in self.replicas(job) and not self.is_elastic(job)
-
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
         """From elasticPolicy; as in training-operator, minReplicas and maxReplicas default to each other."""
         policy = (job.get("spec") or {}).get("elasticPolicy")
@@ -79,19 +59,25 @@ class PyTorchJob(Kind):
         return low or high or 1, high or low
 
 
+_TRAINING_OPERATOR = OperatorVersion(
+    version="v1",
+    name="training-operator",
+    default_restart_policy="OnFailure",
+    # the legacy pytorch-operator read them there
+    ignored=("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
+    expires=True,  # recording 12-pt-ttl
+)
+
 PYTORCHJOB = PyTorchJob(
     name="PyTorchJob",
     plural="pytorchjobs",
-    versions=("v1",),
-    operators=("training-operator",),
+    operators=(_TRAINING_OPERATOR,),
     replica_specs="pytorchReplicaSpecs",
     roles=("Master", "Worker"),
     primaries=("Master", "Worker"),
     container="pytorch",
     processes_field="nprocPerNode",
-    default_restart_policy="OnFailure",
     main_containers=("pytorch",),
-    expires=True,  # recording 12-pt-ttl
     # kubeflow/community-distribution, pull request 3540
     platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "
     "PyTorchJobs. Their training jobs are TrainJobs (TrainJobOperator)",

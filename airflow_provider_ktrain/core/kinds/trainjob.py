@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from airflow_provider_ktrain.core.kinds.base import OperatorVersion
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, ROLES_ANNOTATION
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import TrainJobManifest
 
-V1ALPHA1 = "v1alpha1"
 JOBSET = "jobset.sigs.k8s.io"
 JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: on pods: the JobSet's name, which is the TrainJob's
 ROLE_LABEL = f"{JOBSET}/replicatedjob-name"
@@ -136,10 +136,6 @@ class TrainJob(TrainJobManifest):
         """`suspend` is a field of `spec` itself."""
         return {"suspend": suspend}
 
-    def deadline_seconds(self, job: Mapping[str, Any]) -> Any:
-        """The field stands in `spec` itself."""
-        return (job.get("spec") or {}).get("activeDeadlineSeconds")
-
     # ---- what the operator does
 
     def cleans_up_pods(self, job: Mapping[str, Any]) -> bool:
@@ -156,19 +152,24 @@ def _jobs_status(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [entry for entry in (job.get("status") or {}).get("jobsStatus") or () if isinstance(entry, Mapping)]
 
 
+_TRAINER = OperatorVersion(
+    version="v1alpha1",
+    name="Kubeflow Trainer 2",
+    default_restart_policy="OnFailure",
+    defaults={"trainer": {}},  # without it the Trainer sets no PET_* variables (recording 50b)
+    limits_restarts=True,  # by the backoffLimit of the batch Jobs, 6 by default
+    recreates_pods=True,  # if its JobSet is deleted, the job trains again (recordings 53e, 60b)
+)
+
 TRAINJOB = TrainJob(
     name="TrainJob",
     plural="trainjobs",
-    versions=(V1ALPHA1,),
-    operators=("Kubeflow Trainer 2",),
+    operators=(_TRAINER,),
     replica_specs="",
     roles=(NODE, LAUNCHER, *INITIALIZERS),
     primaries=(LAUNCHER, NODE),
     container=NODE,
     processes_field="numProcPerNode",
-    default_restart_policy="OnFailure",
-    limits_restarts=(V1ALPHA1,),  # by the backoffLimit of the batch Jobs, 6 by default
-    recreates_pods=(V1ALPHA1,),  # if its JobSet is deleted, the job trains again (recordings 53e, 60b)
     group="trainer.kubeflow.org",
     has_runtimes=True,
     resources_field="resourcesPerNode",

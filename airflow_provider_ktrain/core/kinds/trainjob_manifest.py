@@ -161,11 +161,6 @@ class TrainJobManifest(Kind):
             )
         trainer["numProcPerNode"] = int(count)
 
-    def fit(self, spec: dict[str, Any], version: str) -> None:
-        """Without `spec.trainer` the Trainer sets no PET_* variables (recording 50b), so it is always there."""
-        if spec.get("trainer") is None:
-            spec["trainer"] = {}
-
     def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
         """Trainer 2.2 and newer have a timer for it, which counts from the last resumption (recordings 54, 54b)."""
         lower_deadline(mapping_at(manifest, "spec"), seconds)

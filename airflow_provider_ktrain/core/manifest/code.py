@@ -174,12 +174,13 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
     """
     result: Manifest = plain(manifest)
     kind, spec = kind_of(result.get("kind")), mapping_at(result, "spec")
-    version = str(result.get("apiVersion")).rpartition("/")[2]
+    peer_command = kind.operator_of(str(result.get("apiVersion"))).peer_command
     archive, code = _VOLUMES
     for role, template in kind.option_templates(result):
         pod = mapping_at(template, "spec")
         container, program = kind.main_container(spec, pod, role), kind.program(spec, pod, role)
-        command = program.get("command") or ([] if program.get("args") else kind.default_command(role, version))
+        needs_command = program.get("args") or kind.runs_program(role)
+        command = program.get("command") or ([] if needs_command else peer_command)
         if not command:
             raise ManifestError(
                 "code needs a command, because the image's own ENTRYPOINT isn't known",

@@ -7,6 +7,7 @@ manifest and leaves its argument unchanged. What differs between kinds is in `co
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,11 +38,19 @@ def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
     """Rewrite fields that only an older operator reads; returns the manifest and one note for each change.
 
     The legacy pytorch-operator read the run policy at the top of spec; training-operator drops it there without an
-    error. A field that is set in both places keeps the value under runPolicy.
+    error. A field that is set in both places keeps the value under runPolicy. Also cleanPodPolicy of an MPIJob v2beta1.
     """
     result: Manifest = plain(manifest)
     kind, spec = KINDS.get(str(result.get("kind"))), result.get("spec")
-    return result, kind.modernize(spec) if kind and isinstance(spec, dict) else ()
+    if kind is None or not isinstance(spec, dict):
+        return result, ()
+    operator = kind.operator_of(str(result.get("apiVersion")))
+    moved = {key: spec.pop(key) for key in operator.ignored if key in spec}
+    if moved:
+        spec["runPolicy"] = moved | (spec.get("runPolicy") or {})
+    return result, tuple(
+        f"Moved spec.{key} to spec.runPolicy.{key}: {operator.name} ignores it at the top of spec" for key in moved
+    )
 
 
 def change_version(manifest: Mapping[str, Any], served: str) -> Manifest:
@@ -63,7 +72,7 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
     """
     result: Manifest = plain(manifest)
     given = result.setdefault("apiVersion", served)
-    name, spec, version = result.get("kind"), result.get("spec"), served.rpartition("/")[2]
+    name, spec = result.get("kind"), result.get("spec")
     kind = KINDS.get(str(name))
     if given != served:
         raise VersionNotServedError(
@@ -71,10 +80,13 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
             where="$.apiVersion",
             found=str(given),
             expected=served,
-            remedy=kind.rewrite_hint(version) if kind else f"write the manifest for {served}",
+            remedy=(kind.operator_of(served).rewrite_hint if kind else "") or f"write the manifest for {served}",
         )
     if kind and isinstance(spec, dict):
-        kind.fit(spec, version)
+        kind.fit(spec)
+        for key, value in kind.operator_of(served).defaults.items():
+            if spec.get(key) is None:
+                spec[key] = copy.deepcopy(value)
     return result
 
 
@@ -139,7 +151,7 @@ def expire(manifest: Mapping[str, Any], seconds: int) -> Manifest:
     :param seconds: from the job's end to its deletion.
     """
     result: Manifest = plain(manifest)
-    if kind_of(result.get("kind")).expires:
+    if kind_of(result.get("kind")).operator_of(str(result.get("apiVersion"))).expires:
         spec = result.setdefault("spec", {})
         spec["runPolicy"] = {**(spec.get("runPolicy") or {}), TTL: seconds}
     return result
