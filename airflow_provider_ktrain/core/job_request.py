@@ -23,8 +23,8 @@ from airflow_provider_ktrain.core.identity import (
 )
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
-from airflow_provider_ktrain.core.kinds.runtime_patches import expand, limits_of, require_code
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.patches import expand, limits_of, require_code
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name, run_with_code

@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.checks.server_rules import (
 from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
 from airflow_provider_ktrain.core.identity import code_hash
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.runtime_patches import expand
+from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere

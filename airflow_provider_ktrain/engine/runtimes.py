@@ -9,9 +9,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.runtime_patches import limits_of
-from airflow_provider_ktrain.core.kinds.served import Served
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import runtime_ref
+from airflow_provider_ktrain.core.kinds.trainjob.patches import limits_of
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served, runtime_ref
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, TRAINJOB
-from airflow_provider_ktrain.core.kinds.runtime_patches import ROLES_ANNOTATION
+from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION
 from airflow_provider_ktrain.core.logs.selection import check_choice
 from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import backstop, fit

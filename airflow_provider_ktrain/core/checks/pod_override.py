@@ -13,8 +13,8 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, all_patches, pod_patches
-from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE, PATCHES
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import TRAINER_FIELDS
+from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINER_FIELDS
+from airflow_provider_ktrain.core.kinds.trainjob.patches import ANY_JOB, NODE, PATCHES
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.strategic_merge import MERGE_KEYS, identity_of, member, merged

@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.checks.trainjob_rules import without_torchrun
-from airflow_provider_ktrain.core.kinds.runtime_patches import (
+from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     NODE,
     long_names,
     mismatches,
@@ -17,8 +17,14 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     pod_of,
     replicated_jobs,
 )
-from airflow_provider_ktrain.core.kinds.runtime_policy import DEPRECATED, SUPPORT_LABEL, TORCH, node_count, policy_of
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
+    DEPRECATED,
+    RESERVED_ENVIRONMENT,
+    SUPPORT_LABEL,
+    TORCH,
+    node_count,
+    policy_of,
+)
 from airflow_provider_ktrain.core.text import counted
 
 LAUNCHER = "launcher"

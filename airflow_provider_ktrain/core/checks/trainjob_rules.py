@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds import TRAINJOB
-from airflow_provider_ktrain.core.kinds.runtime_patches import (
+from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     ENV_FIELDS,
     OVERRIDES,
     PATCHES,
     SINCE,
 )
-from airflow_provider_ktrain.core.kinds.runtime_policy import python_without_torchrun
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import (
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     CLUSTER_RUNTIME,
     DEFAULT_RUNTIME,
     RESERVED_ENVIRONMENT,
     RUNTIME_GROUP,
     RUNTIMES,
+    python_without_torchrun,
 )
 from airflow_provider_ktrain.core.manifest.schema import compiled
 

@@ -74,6 +74,8 @@ class Kind:
     :param primaries: roles whose end is the job's end, in order of preference: the first that the job has.
     :param container: the name that one container of each pod must have, or None.
     :param processes_field: the key of `spec` that holds the number of processes in each pod.
+    :param schema_types: the types of its manifests, in the notation of `core/manifest/schema.py`. A whole manifest has
+        the type `<name>/<version>`, or `<name>` if all versions have the same fields.
     :param required_roles: roles without which nothing runs.
     :param group: the API group.
     :param has_runtimes: whether jobs refer to a runtime, which has their image and pod templates. It is read before a
@@ -108,6 +110,7 @@ class Kind:
     primaries: tuple[str, ...]
     container: str | None
     processes_field: str
+    schema_types: Mapping[str, str] = field(compare=False, repr=False)
     required_roles: tuple[str, ...] = ()
     group: str = "kubeflow.org"
     has_runtimes: bool = False
@@ -276,13 +279,6 @@ class Kind:
         return found[1] if found else ""
 
     # ---- manifests
-
-    def schema_types(self) -> Mapping[str, str]:
-        """The types of this kind's manifests, in the notation of `core/manifest/schema.py`.
-
-        A whole manifest has the type `<name>/<version>`, or `<name>` if all versions have the same fields.
-        """
-        raise NotImplementedError
 
     def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Role and pod template of each replica spec; a missing template is added to the manifest."""

@@ -27,18 +27,6 @@ class MPIJob(Kind):
         """The Workers, and the Launcher only with `runLauncherAsWorker` (v2beta1)."""
         return role != "Launcher" or bool(spec.get("runLauncherAsWorker"))
 
-    def schema_types(self) -> Mapping[str, str]:
-        """v1 and v2beta1 have different fields."""
-        return {
-            "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
-            "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
-            "runPolicy:RunPolicy",
-            "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
-            "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
-            "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
-            "mpiImplementation:OpenMPI|Intel|MPICH",
-        }
-
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
         """Slots are a number: unlike a PyTorchJob's nprocPerNode, they can't be `auto` or `gpu`."""
         if not str(count).isdigit():
@@ -117,6 +105,15 @@ MPIJOB = MPIJob(
     primaries=("Launcher",),
     container=None,
     processes_field="slotsPerWorker",
+    schema_types={
+        "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
+        "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
+        "runPolicy:RunPolicy",
+        "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
+        "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
+        "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
+        "mpiImplementation:OpenMPI|Intel|MPICH",
+    },
     required_roles=("Launcher", "Worker"),
     empty_roles=("Worker",),
     launchers=("Launcher",),

@@ -17,17 +17,6 @@ _SET_IF_ELASTIC = frozenset({"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"})
 class PyTorchJob(Kind):
     """A Master and Workers, or Workers alone."""
 
-    def schema_types(self) -> Mapping[str, str]:
-        """`nprocPerNode` is text, because it can be `auto`, `cpu` or `gpu`."""
-        return {
-            "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
-            "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
-            "nprocPerNode:s",
-            "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s "
-            "rdzvConf:[RdzvConf] standalone:b nProcPerNode:i maxRestarts:i metrics:any",
-            "RdzvConf": "key:s value:s",
-        }
-
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
         """In elasticPolicy if the number is set there: the webhook refuses a job that sets both fields."""
         elastic = spec.get("elasticPolicy")
@@ -77,6 +66,14 @@ PYTORCHJOB = PyTorchJob(
     primaries=("Master", "Worker"),
     container="pytorch",
     processes_field="nprocPerNode",
+    schema_types={
+        "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
+        "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
+        "nprocPerNode:s",
+        "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s "
+        "rdzvConf:[RdzvConf] standalone:b nProcPerNode:i maxRestarts:i metrics:any",
+        "RdzvConf": "key:s value:s",
+    },
     main_containers=("pytorch",),
     # kubeflow/community-distribution, pull request 3540
     platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "

@@ -15,7 +15,7 @@ NODE_NAME = "metadata.name"  #: the only field that matchFields may name
 def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     """The manifest with a node affinity against these nodes in each pod template.
 
-    The affinity of a TrainJob is added to that of its runtime later, by `runtime_patches.expand`.
+    The affinity of a TrainJob is added to that of its runtime later, by `trainjob/patches.py: expand`.
 
     :param names: of the nodes.
     """

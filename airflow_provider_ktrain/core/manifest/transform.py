@@ -13,8 +13,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.runtime_patches import DEADLINE
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.loader import plain
 
 TTL = "ttlSecondsAfterFinished"

@@ -17,8 +17,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
-from airflow_provider_ktrain.core.kinds.runtime_policy import node_count, policy_of, require_policy
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served, node_count, policy_of, require_policy
 from airflow_provider_ktrain.core.strategic_merge import merged
 
 MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
