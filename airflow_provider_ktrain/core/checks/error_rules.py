@@ -255,7 +255,7 @@ def restart_policy(job: Job) -> Iterator[Finding]:
     for replica in job.replicas.values():
         policy = replica.at["restartPolicy"]
         if policy.text and policy.text not in allowed:
-            message = f"{job.kind.name} {job.version} does not support this restartPolicy"
+            message = f"{job.kind.name} {job.operator.version} does not support this restartPolicy"
             yield Finding(policy, message, policy.text, " or ".join(allowed), "write Never: Airflow retries the task")
 
 

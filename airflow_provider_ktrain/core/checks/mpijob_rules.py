@@ -45,7 +45,7 @@ def worker_count(job: Job) -> Iterator[Finding]:
 def top_clean_pod_policy(job: Job) -> Iterator[Finding]:
     """Under v2beta1, cleanPodPolicy is under spec.runPolicy."""
     top = job.spec["cleanPodPolicy"]
-    if top.present and "cleanPodPolicy" not in spec_fields(schema_of(job.kind.name, job.version)):
+    if top.present and "cleanPodPolicy" not in spec_fields(schema_of(job.kind.name, job.operator.version)):
         yield Finding(
             top,
             "mpi-operator drops cleanPodPolicy at the top of spec, and the Workers keep running",

@@ -112,7 +112,7 @@ Place = tuple[str, Any, Any, str]  #: path and value in the manifest, value and 
 def _places(manifest: Mapping[str, Any], override: Mapping[str, Any]) -> Iterator[Place]:
     """The places of the manifest that the parameter was merged into."""
     kind = KINDS[str(manifest.get("kind"))]
-    job = Job(Field(manifest), kind, kind.versions[0])
+    job = Job(Field(manifest), kind)
     if not job.kind.has_runtimes:
         for role, replica in job.replicas.items():
             template = replica.at["template"]

@@ -79,10 +79,18 @@ def legacy_run_policy(job: Job) -> Iterator[Finding]:
             )
 
 
+_ALWAYS_SET = frozenset({"PET_NNODES", "PET_NPROC_PER_NODE"})
+_SET_WITH_MASTER = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "WORLD_SIZE", "RANK", "PET_NODE_RANK"}
+)
+_SET_IF_ELASTIC = frozenset({"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"})
+
+
 @rule("reserved-env", WARNING, PYTORCHJOB)
 def reserved_env(job: Job) -> Iterator[Finding]:
     """No variable is set that the operator overrides."""
-    names = PYTORCHJOB.reserved_environment("Master" in job.replicas, job.spec["elasticPolicy"].present)
+    with_master = _SET_WITH_MASTER if "Master" in job.replicas else set()
+    names = _ALWAYS_SET | with_master | (_SET_IF_ELASTIC if job.spec["elasticPolicy"].present else set())
     for replica in job.replicas.values():
         for env in (e for c in replica.containers for e in c["env"]):
             if env["name"].text in names:

@@ -8,7 +8,6 @@ recordings of a real cluster.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,6 @@ from airflow_provider_ktrain.core.strategic_merge import merged
 
 OPERATOR_LABEL = "training.kubeflow.org"
 JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
-_RAN = ("Running", "Restarting")  # conditions of a job that runs or has run
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,7 @@ class Kind:
     :param labels_pods: whether the pods certainly have the labels of the manifest that we send.
     :param empty_roles: roles without pods if their replica spec doesn't set `replicas`; others have one.
     :param launchers: roles whose program needs the pods of other roles.
+    :param auxiliary_roles: roles whose command is neither the training program nor its launcher.
     :param single_roles: roles with one pod, which is shown without its index.
     :param main_containers: containers whose failure fails the job, others being sidecars. Default: empty, all.
     :param fixed_size_reason: why a job can't be scaled; empty if it can.
@@ -97,6 +96,7 @@ class Kind:
     :param restarts_failed_jobs: whether a failed job may train again, unless it is suspended: its condition Failed then
         vanishes.
     :param failure_deletes_peers: whether the operator deletes the pods of all replicas when one fails for good.
+    :param failed_role: regular expression of the message of the condition Failed; its group is the role that failed.
     :param pod_owner: `group/version/plural` of the object between the job and its pods, which has the job's name; empty
         if the job owns its pods.
     :param pod_owner_label: the label of pods with the uid of that object.
@@ -122,12 +122,14 @@ class Kind:
     labels_pods: bool = True
     empty_roles: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
+    auxiliary_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()
     main_containers: tuple[str, ...] = ()
     fixed_size_reason: str = ""
     reports_phases: bool = True
     restarts_failed_jobs: bool = False
     failure_deletes_peers: bool = False
+    failed_role: str = r"(\w+) replica\(s\) failed"
     pod_owner: str = ""
     pod_owner_label: str = ""
 
@@ -226,7 +228,7 @@ class Kind:
 
     def runs_program(self, role: str) -> bool:
         """Whether the command of this role's pods is the training program or its launcher."""
-        return True
+        return role not in self.auxiliary_roles
 
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
         """Whether training processes run in this role's pods, so that they need its GPUs and memory."""
@@ -258,25 +260,12 @@ class Kind:
         """
         return False
 
-    def was_running(self, job: Mapping[str, Any]) -> bool:
-        """Whether the job's conditions prove that it runs or has run.
-
-        mpi-operator writes Running False also for a job that it suspends before its first start (recording 74e).
-        """
-        found = (c for c in (job.get("status") or {}).get("conditions") or () if c.get("type") in _RAN)
-        return any(str(c.get("status")) == "True" or c.get("reason") != "MPIJobSuspended" for c in found)
-
     def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
         """Whether the job starts again after a failure although no condition shows it.
 
         :param pods: its pods.
         """
         return False
-
-    def failed_role(self, message: str) -> str:
-        """The role that the message of the condition Failed names; empty if it names none."""
-        found = re.search(r"(\w+) replica\(s\) failed", message)
-        return found[1] if found else ""
 
     # ---- manifests
 
@@ -322,7 +311,7 @@ class Kind:
                 template.clear()
                 template.update(changed)
 
-    def main_container(self, spec: Mapping[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+    def main_container(self, spec: Mapping[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
         """The container that trains: the one that the operator looks for by name, else the first.
 
         :raises ManifestError: if the pod has no container.
@@ -338,7 +327,7 @@ class Kind:
             )
         return found
 
-    def program(self, spec: dict[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+    def program(self, spec: dict[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
         """The mapping that holds image, command, args, env and resources of the main container.
 
         :raises ManifestError: if the pod has no container.
@@ -374,14 +363,6 @@ class Kind:
 
     def fit(self, spec: dict[str, Any]) -> None:
         """Rewrite what the operator would refuse, although its meaning is clear."""
-
-    def change_version(self, manifest: dict[str, Any], api_version: str) -> None:
-        """Rewrite a manifest that `skeleton` began for another version: replace the defaults of its run policy."""
-        before, after = (self.operator_of(v).run_policy for v in (manifest["apiVersion"], api_version))
-        policy = manifest["spec"].get("runPolicy") or {}
-        kept = {key: value for key, value in policy.items() if key not in before or value != before[key]}
-        manifest["spec"]["runPolicy"] = {**after, **kept}
-        manifest["apiVersion"] = api_version
 
     def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
         """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.

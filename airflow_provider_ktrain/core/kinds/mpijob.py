@@ -19,10 +19,6 @@ class MPIJob(Kind):
     Under v2beta1 the launcher is a batch Job, and mpi-operator validates the job in its controller.
     """
 
-    def runs_program(self, role: str) -> bool:
-        """Only the Launcher: its mpirun starts the processes in the Workers."""
-        return role == "Launcher"
-
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
         """The Workers, and the Launcher only with `runLauncherAsWorker` (v2beta1)."""
         return role != "Launcher" or bool(spec.get("runLauncherAsWorker"))
@@ -117,5 +113,6 @@ MPIJOB = MPIJob(
     required_roles=("Launcher", "Worker"),
     empty_roles=("Worker",),
     launchers=("Launcher",),
+    auxiliary_roles=("Worker",),  # mpirun of the Launcher starts the processes in them
     single_roles=("Launcher",),
 )

@@ -7,12 +7,6 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds.base import Kind, OperatorVersion
 
-_ALWAYS_SET = frozenset({"PET_NNODES", "PET_NPROC_PER_NODE"})
-_SET_WITH_MASTER = frozenset(
-    {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "WORLD_SIZE", "RANK", "PET_NODE_RANK"}
-)
-_SET_IF_ELASTIC = frozenset({"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"})
-
 
 class PyTorchJob(Kind):
     """A Master and Workers, or Workers alone."""
@@ -30,10 +24,6 @@ class PyTorchJob(Kind):
         specs = spec.get(self.replica_specs) or {}
         if "Master" in specs and (specs.get("Worker") or {}).get("replicas") == 0:
             spec[self.replica_specs] = {"Master": specs["Master"]}
-
-    def reserved_environment(self, has_master: bool, elastic: bool) -> frozenset[str]:
-        """Variables that the operator appends to every container, so that values of the manifest have no effect."""
-        return _ALWAYS_SET | (_SET_WITH_MASTER if has_master else set()) | (_SET_IF_ELASTIC if elastic else set())
 
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
         """With an elasticPolicy, torchrun continues with the Workers that are left."""

@@ -176,6 +176,11 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
     kind, spec = kind_of(result.get("kind")), mapping_at(result, "spec")
     peer_command = kind.operator_of(str(result.get("apiVersion"))).peer_command
     archive, code = _VOLUMES
+    volumes = ({"name": archive, "configMap": {"name": config_map}}, {"name": code, "emptyDir": {}})
+    mounts = (
+        {"name": archive, "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
+        {"name": code, "mountPath": CODE_DIRECTORY},
+    )
     for role, template in kind.option_templates(result):
         pod = mapping_at(template, "spec")
         container, program = kind.main_container(spec, pod, role), kind.program(spec, pod, role)
@@ -190,16 +195,8 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
                 remedy="set command",
             )
         program["command"] = [*_start_command(_START), *command]
-        pod["volumes"] = [
-            *(pod.get("volumes") or ()),
-            {"name": archive, "configMap": {"name": config_map}},
-            {"name": code, "emptyDir": {}},
-        ]
-        container["volumeMounts"] = [
-            *(container.get("volumeMounts") or ()),
-            {"name": archive, "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
-            {"name": code, "mountPath": CODE_DIRECTORY},
-        ]
+        pod["volumes"] = [*(pod.get("volumes") or ()), *plain(volumes)]
+        container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *plain(mounts)]
     return result
 
 

@@ -56,11 +56,18 @@ def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
 def change_version(manifest: Mapping[str, Any], served: str) -> Manifest:
     """A manifest that was built from options alone, for the API version that the cluster serves.
 
+    The defaults of its run policy are replaced.
+
     :param served: API version, such as `kubeflow.org/v1`.
     """
     result: Manifest = plain(manifest)
-    if result.get("apiVersion") != served:
-        kind_of(result.get("kind")).change_version(result, served)
+    kind, given = kind_of(result.get("kind")), result["apiVersion"]
+    if given != served:
+        before = kind.operator_of(given).run_policy
+        policy = result["spec"].get("runPolicy") or {}
+        kept = {key: value for key, value in policy.items() if key not in before or value != before[key]}
+        result["spec"]["runPolicy"] = {**kind.operator_of(served).run_policy, **kept}
+        result["apiVersion"] = served
     return result
 
 

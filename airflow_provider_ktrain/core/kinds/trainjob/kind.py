@@ -90,10 +90,6 @@ class TrainJob(Kind):
         """JobSet creates the pods of a restart under new names."""
         return True
 
-    def runs_program(self, role: str) -> bool:
-        """All pods but those of the initializers."""
-        return role not in INITIALIZERS
-
     def _roles(self, job: Mapping[str, Any]) -> list[str]:
         """The status lists all from the start, though not in the runtime's order (recording 50d).
 
@@ -135,11 +131,6 @@ class TrainJob(Kind):
         labels = ((pod.get("metadata") or {}).get("labels") or {} for pod in pods)
         return any(at.get(ATTEMPT_LABEL, "0") != "0" for at in labels)
 
-    def failed_role(self, message: str) -> str:
-        """From the name of the batch Job: `jobset failed due to ... (first failed job: train-node-0)`."""
-        found = re.search(rf"first failed job: \S+?-({'|'.join(self.roles)})-0\)", message)
-        return found[1] if found else ""
-
     # ---- manifests
 
     def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -155,18 +146,16 @@ class TrainJob(Kind):
         spec: Manifest = {"runtimeRef": {"name": DEFAULT_RUNTIME}, "trainer": {}}
         return {"apiVersion": api_version, "kind": self.name, "metadata": {}, "spec": spec}
 
-    def program(self, spec: dict[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+    def program(self, spec: dict[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
         """`spec.trainer`: the Trainer copies it into container `node`."""
         return mapping_at(spec, "trainer")
 
-    def main_container(self, spec: Mapping[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+    def main_container(self, spec: Mapping[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
         """The patch of the container in which the trainer runs, added to the patch of the pod."""
-        containers = pod.get("containers")
-        found = next((c for c in containers or () if c.get("name") == NODE), None)
+        containers = pod["containers"] = pod.get("containers") or []
+        found: dict[str, Any] | None = next((c for c in containers if c.get("name") == NODE), None)
         if found is None:
-            found = {"name": NODE}
-            assert isinstance(pod, dict)
-            pod["containers"] = [*(containers or ()), found]
+            containers.append(found := {"name": NODE})
         return found
 
     def override_pods(self, manifest: dict[str, Any], override: Mapping[str, Any]) -> None:
@@ -326,11 +315,14 @@ TRAINJOB = TrainJob(
     pod_name_label=JOBSET_NAME_LABEL,
     labels_pods=False,
     launchers=(LAUNCHER,),
+    auxiliary_roles=INITIALIZERS,
     single_roles=(LAUNCHER, *INITIALIZERS),
     main_containers=(NODE, *INITIALIZERS),
     reports_phases=False,
     failure_deletes_peers=True,  # and with maxRestarts of the runtime recreates them
     restarts_failed_jobs=True,  # when its JobSet is deleted, for example by a TTL of the runtime (recording 60b)
+    # by the name of the batch Job: `jobset failed due to ... (first failed job: train-node-0)`
+    failed_role=rf"first failed job: \S+?-({'|'.join((NODE, LAUNCHER, *INITIALIZERS))})-0\)",
     pod_owner="jobset.x-k8s.io/v1alpha2/jobsets",
     pod_owner_label=f"{JOBSET}/jobset-uid",  # JobSet 0.10 and newer
     fixed_size_reason="Kubeflow Trainer cannot change the number of nodes of a TrainJob (KEP-2903 plans it)",

@@ -125,7 +125,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, pol
     metadata["annotations"] = {**(metadata.get("annotations") or {}), ROLES_ANNOTATION: ",".join(names)}
     if override_field(served) != PATCHES:
         return result
-    for problem in (*mismatches(result, runtime), *long_names(result, runtime, name_length)):
+    for problem in mismatches(result, runtime, name_length):
         raise problem
     jobs = replicated_jobs(patched_template(result, runtime))
     _require_containers(options, jobs)
@@ -148,10 +148,15 @@ def patched_template(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) ->
     return template
 
 
-def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Iterator[RuntimeMismatchError]:
-    """Patches of jobs and containers that the runtime doesn't have, and mounts of volumes that aren't there."""
-    template = (runtime.get("spec") or {}).get("template") or {}
-    known = {str(r.get("name")): pod_of(r) for r in replicated_jobs(template)}
+def mismatches(
+    manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_length: int
+) -> Iterator[RuntimeMismatchError]:
+    """Patches of jobs and containers that the runtime doesn't have, mounts of volumes that aren't there, long names.
+
+    :param name_length: number of characters of the job's name.
+    """
+    jobs = replicated_jobs((runtime.get("spec") or {}).get("template") or {})
+    known = {str(r.get("name")): pod_of(r) for r in jobs}
     patched = {str(r.get("name")): pod_of(r) for r in replicated_jobs(patched_template(manifest, runtime))}
     for at, entry in enumerate(_entries(manifest)):
         where = f"$.spec.{PATCHES}[{at}]"
@@ -162,6 +167,7 @@ def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Itera
                 yield from _mismatches_of_job(where, name, pod_of(replicated), known[name], volumes)
             elif name != ANY_JOB:
                 yield _unknown(f"the runtime has no job named {name}", where, name, known)
+    yield from _long_names(jobs, node_count(manifest, runtime) or 1, name_length)
 
 
 def _mismatches_of_job(
@@ -179,18 +185,12 @@ def _mismatches_of_job(
                     yield _unknown(message, where, str(mount.get("name")), volumes)
 
 
-def long_names(
-    manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_length: int
-) -> Iterator[RuntimeMismatchError]:
+def _long_names(jobs: Sequence[Mapping[str, Any]], count: int, name_length: int) -> Iterator[RuntimeMismatchError]:
     """Replicated jobs whose pods' names, `<job>-<replicated job>-0-<index>-xxxxx`, would exceed 63 characters.
 
     JobSet refuses such a job, which only an event shows (recording 55b).
-
-    :param name_length: number of characters of the job's name.
     """
-    template = (runtime.get("spec") or {}).get("template") or {}
-    count = node_count(manifest, runtime) or 1
-    for replicated in replicated_jobs(template):
+    for replicated in jobs:
         index = len(str(max(count - 1, 0))) if node_container(replicated) is not None else 1
         longest = _MAX_POD_NAME - name_length - _POD_SUFFIX - index
         if len(str(replicated.get("name"))) > longest:
