@@ -72,7 +72,7 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("engine/operations", "resume"): "info",
     ("operators/checkpoint_listing", "describe"): "info",
     ("operators/submission", "try_out"): "info",
-    ("core/kinds/runtime_patches", "limits_of"): "info",
+    ("core/kinds/trainjob/patches", "limits_of"): "info",
 }
 
 

@@ -43,9 +43,8 @@ def model_uri(result: Any) -> str:
 def checkpoint_dir(kind: Kind, job: Mapping[str, Any]) -> str:
     """The value of KTRAIN_CHECKPOINT_DIR in a job; empty if it isn't set, or is set by a reference."""
     copied = {"spec": copy.deepcopy(dict(mapping(job.get("spec"))))}  # the kind adds missing fields
-    kind.add_templates(copied)
     with contextlib.suppress(ManifestError):
-        for role, template in kind.templates(copied):
+        for role, template in kind.option_templates(copied):
             program = kind.program(copied["spec"], template.get("spec") or {}, role)
             for variable in program.get("env") or ():
                 if variable.get("name") == CHECKPOINT_DIR:

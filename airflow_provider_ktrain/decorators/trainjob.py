@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.kinds.runtime_policy import TORCH
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import TORCH
 from airflow_provider_ktrain.core.manifest.program import command
 from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
 from airflow_provider_ktrain.operators.training import TrainJobOperator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.kinds.served import RuntimeRef
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import RuntimeRef
 
 
 def jobs(kind: Kind, version: str, namespace: str, name: str = "") -> str:

@@ -63,8 +63,9 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
             return version
     group = await discover(f"/apis/{kind.group}")
     offered = [v["version"] for v in group.get("versions") or ()]
+    operators = " or ".join(operator.name for operator in kind.operators)
     raise OperatorMissingError(
-        f"the cluster doesn't serve {kind.name}. Install {' or '.join(kind.operators)}, or check the connection. "
+        f"the cluster doesn't serve {kind.name}. Install {operators}, or check the connection. "
         f"Expected {' or '.join(kind.api_versions)}, found "
         f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}"
     )

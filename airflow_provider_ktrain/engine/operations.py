@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
-from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
@@ -81,7 +81,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
             await api.request("PATCH", api_paths.job(ref), body=body, content_type=MERGE_PATCH)
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
             return before, STARTS_WHEN_RESUMED
-        return before, KEEPS_WORLD_SIZE if before != workers and kind.keeps_world_size(job) else ""
+        return before, KEEPS_WORLD_SIZE if before != workers and keeps_world_size(kind, job) else ""
 
     before, remark = await _fenced(api, ref, write, end)
     done = f"{ref} scaled from {before} to {counted(workers, 'Worker')}{remark}"
@@ -100,6 +100,15 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         scaled, end, f"{ref}: after {timeout:.0f} s, the number of running Workers is still not {workers}"
     )
     return done
+
+
+def keeps_world_size(kind: Kind, job: Object) -> bool:
+    """Whether running pods keep the number of peers that they were started with when the job is scaled.
+
+    With a Master, the operator sets WORLD_SIZE when it creates a pod, and never updates it. An elastic program does not
+    read it; any other program waits for the number of peers that it was started with.
+    """
+    return "Master" in kind.replicas(job) and not kind.is_elastic(job)
 
 
 async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:

@@ -22,6 +22,7 @@ from airflow_provider_ktrain.core.checks.server_rules import (
 from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
 from airflow_provider_ktrain.core.identity import code_hash
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere
@@ -87,7 +88,7 @@ async def _on_runtime(
         if served.runtime is not None:
             problems += judge_runtime(manifest, served.runtime, name_length)
         if not any(p.level is ERROR for p in problems):
-            manifest = kind.expand(manifest, served, name_length=name_length)
+            manifest = expand(manifest, served, name_length=name_length)
     except RuntimeMismatchError as e:
         problems.append(Problem.of("runtime", e, "$.spec"))
     return manifest, problems

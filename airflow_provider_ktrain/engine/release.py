@@ -111,7 +111,7 @@ def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mo
 
 def _recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any]) -> bool:
     """Whether the operator recreates deleted pods of this ended job."""
-    recreates = ref.version in kind_of(ref.kind).recreates_pods and phase_of(job) is Phase.FAILED
+    recreates = kind_of(ref.kind).operator_of(ref.version).recreates_pods and phase_of(job) is Phase.FAILED
     return recreates and not (job.get("status") or {}).get("completionTime")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.patches import limits_of
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served, runtime_ref
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -46,7 +47,7 @@ async def read_served(
     read = functools.partial(_get, api, time.monotonic() + patience, log)
     fields = await _spec_fields(read, kind, version)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
-    if ref := kind.runtime_ref(manifest):
+    if ref := runtime_ref(manifest):
         runtime, status = await read(api_paths.runtime(kind, version, ref, namespace))
         if status == 404:
             where = f" in namespace {namespace}" if ref.namespaced else ""
@@ -60,7 +61,7 @@ async def read_served(
         if runtime is None:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
     served = Served(fields, runtime, unreadable)
-    if log is not None and (limits := kind.limits_of(served)):
+    if log is not None and (limits := limits_of(served)):
         log.info(limits)
     return served
 

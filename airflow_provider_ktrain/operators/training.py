@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
-from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
+from airflow_provider_ktrain.core.kinds.trainjob.patches import NODE
 from airflow_provider_ktrain.operators.base import TrainingJobOperator
 
 if TYPE_CHECKING:

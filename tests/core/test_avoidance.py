@@ -19,8 +19,8 @@ from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, failed_nodes,
 from airflow_provider_ktrain.core.identity import Owner
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
-from airflow_provider_ktrain.core.kinds.runtime_patches import patched_template
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.patches import patched_template
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes, avoided_nodes
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.checks import Problem, check, raise_errors, rules
 from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
-from airflow_provider_ktrain.core.kinds import TRAINJOB
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.manifest.schema import published, schema_of
 
@@ -346,7 +346,7 @@ def test_broken_trainjobs_can_be_checked(place: tuple[str | int, ...], value: An
         return  # this value isn't compared with the runtime
     assert all(p.path.startswith("$") for p in judge_runtime(broken, RUNTIME, 33))
     with contextlib.suppress(RuntimeMismatchError):
-        TRAINJOB.expand(broken, Served(frozenset({"runtimePatches"}), RUNTIME), name_length=33)
+        expand(broken, Served(frozenset({"runtimePatches"}), RUNTIME), name_length=33)
 
 
 def check_broken(job: Any, place: tuple[str | int, ...], value: Any) -> tuple[Any, list[Problem]]:

@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchEr
 from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, MANIFEST_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.code import (
     ARCHIVE_DIRECTORY,
     CODE_DIRECTORY,

@@ -11,6 +11,7 @@ import pytest
 import airflow_provider_ktrain
 from airflow_provider_ktrain.core.errors import ManifestError, UnknownKindError
 from airflow_provider_ktrain.core.kinds import KINDS, MPIJOB, PYTORCHJOB, Kind, kind_of
+from airflow_provider_ktrain.engine.operations import keeps_world_size
 
 from .manifests import mpijob, pytorchjob
 
@@ -139,12 +140,12 @@ def test_worker_bounds_of_an_mpijob_count_processes(
 
 def test_a_job_with_a_master_and_no_elastic_policy_keeps_its_world_size() -> None:
     job = pytorchjob()
-    assert PYTORCHJOB.keeps_world_size(job)
+    assert keeps_world_size(PYTORCHJOB, job)
     job["spec"]["elasticPolicy"] = {}
-    assert not PYTORCHJOB.keeps_world_size(job)
+    assert not keeps_world_size(PYTORCHJOB, job)
     del job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Master"]
-    assert not PYTORCHJOB.keeps_world_size(job)
-    assert not MPIJOB.keeps_world_size(mpijob())
+    assert not keeps_world_size(PYTORCHJOB, job)
+    assert not keeps_world_size(MPIJOB, mpijob())
 
 
 # ---- the operators
@@ -161,9 +162,10 @@ def test_a_job_with_a_master_and_no_elastic_policy_keeps_its_world_size() -> Non
 def test_served_version_determines_operator_behaviour(
     kind: Kind, version: str, policies: tuple[str, ...], limited: bool, recreates: bool
 ) -> None:
-    assert kind.restart_policies(version) == policies
-    assert (version in kind.limits_restarts) is limited
-    assert (version in kind.recreates_pods) is (version in kind.rejects_after_creation) is recreates
+    operator = kind.operator_of(version)
+    assert operator.restart_policies == policies
+    assert operator.limits_restarts is limited
+    assert operator.recreates_pods is operator.rejects_after_creation is recreates
 
 
 # ---- code that differs between kinds is in core/kinds

@@ -240,14 +240,14 @@ def test_legacy_run_policy_is_moved_with_a_note() -> None:
 def test_mpijob_is_converted_for_the_served_version() -> None:
     manifest = mpijob("v2beta1")
     manifest["spec"]["cleanPodPolicy"] = "Running"
-    fitted = fit(manifest, "kubeflow.org/v2beta1")["spec"]
+    fitted = fit(modernize(manifest)[0], "kubeflow.org/v2beta1")["spec"]
     assert fitted["runPolicy"] == {"cleanPodPolicy": "Running"}
     assert "cleanPodPolicy" not in fitted
     assert fitted["launcherCreationPolicy"] == "WaitForWorkersReady"
 
     manifest["spec"]["launcherCreationPolicy"] = "AtStartup"
     manifest["spec"]["runPolicy"] = {"cleanPodPolicy": "None"}
-    fitted = fit(manifest, "kubeflow.org/v2beta1")["spec"]
+    fitted = fit(modernize(manifest)[0], "kubeflow.org/v2beta1")["spec"]
     assert (fitted["launcherCreationPolicy"], fitted["runPolicy"]) == ("AtStartup", {"cleanPodPolicy": "None"})
 
     guide = load(DATA / "mpi-operator-guide.yaml")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import TRAINJOB
-from airflow_provider_ktrain.core.kinds.runtime_patches import (
+from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     ANY_JOB,
     MANAGER,
     PATCHES,
@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     expand,
     patched_template,
 )
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.transform import backstop, stamp
 from airflow_provider_ktrain.volumes import ClaimVolume, SharedMemory

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
-from airflow_provider_ktrain.core.kinds.runtime_policy import python_without_torchrun, require_policy
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import python_without_torchrun, require_policy
 
 from .manifests import trainjob
 

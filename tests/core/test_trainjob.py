@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, TRAINJOB
-from airflow_provider_ktrain.core.kinds.runtime_patches import ROLES_ANNOTATION
+from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION
 from airflow_provider_ktrain.core.logs.selection import check_choice
 from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import backstop, fit
@@ -180,7 +180,6 @@ def test_the_deadline_is_in_spec() -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 300
     assert "runPolicy" not in job["spec"]
     assert backstop(job, 500)["spec"]["activeDeadlineSeconds"] == 300
-    assert TRAINJOB.deadline_seconds(job) == 300
 
 
 def test_trainer_is_always_sent() -> None:

@@ -400,7 +400,8 @@ async def test_unreachable_cluster_is_an_error() -> None:
     ("group", "found"), [("absent.example", "no version of absent.example"), ("kubeflow.org", "kubeflow.org/v1")]
 )
 async def test_missing_operator_is_an_error_with_the_served_versions(task: Task, group: str, found: str) -> None:
-    kind = dataclasses.replace(PYTORCHJOB, group=group, versions=("v9",))
+    operator = dataclasses.replace(PYTORCHJOB.operators[0], version="v9")
+    kind = dataclasses.replace(PYTORCHJOB, group=group, operators=(operator,))
     with pytest.raises(OperatorMissingError, match=f"Expected {group}/v9, found .*{found}"):
         await served_version(task.api, kind)
 

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
-from airflow_provider_ktrain.core.manifest.transform import fit
+from airflow_provider_ktrain.core.manifest.transform import fit, modernize
 from tests.job_control.following import Lines, follow_to_the_end, owned
 from tests.job_control.jobs import Jobs, Object
 
@@ -25,8 +25,12 @@ def mpijob(jobs: Jobs, program: str) -> Object:
     return manifest
 
 
+def fitted(manifest: Object) -> Object:
+    return fit(modernize(manifest)[0], "kubeflow.org/v2beta1")
+
+
 async def test_workers_are_deleted_by_the_top_level_clean_pod_policy(jobs_v2: Jobs) -> None:
-    manifest = fit(mpijob(jobs_v2, "exit 0"), "kubeflow.org/v2beta1")
+    manifest = fitted(mpijob(jobs_v2, "exit 0"))
     assert "cleanPodPolicy" not in manifest["spec"]
     assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
     job = jobs_v2.submit(manifest)  # the job isn't followed
@@ -37,13 +41,13 @@ async def test_workers_are_deleted_by_the_top_level_clean_pod_policy(jobs_v2: Jo
 async def test_launcher_waits_for_its_workers(jobs_v2: Jobs) -> None:
     """The workers can't be scheduled. By default there is no launcher then; a manifest can change this."""
     unplaced = overlay(mpijob(jobs_v2, "exit 1"), JobOptions(node_selector={"no": "such"}))
-    job = jobs_v2.submit(fit(unplaced, "kubeflow.org/v2beta1"))
+    job = jobs_v2.submit(fitted(unplaced))
     assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
     name = job["metadata"]["name"]
     jobs_v2.wait_exactly(job, [f"{name}-worker-0", f"{name}-worker-1"])
     unplaced["metadata"]["name"] += "-at-once"
     unplaced["spec"]["launcherCreationPolicy"] = "AtStartup"
-    at_once = jobs_v2.submit(fit(unplaced, "kubeflow.org/v2beta1"))
+    at_once = jobs_v2.submit(fitted(unplaced))
     jobs_v2.wait_number(at_once, 3)
     assert jobs_v2.pods(job) == [f"{name}-worker-0", f"{name}-worker-1"]
 
@@ -52,7 +56,7 @@ async def test_log_of_a_deleted_launcher_is_kept(jobs_v2: Jobs) -> None:
     """With OnFailure, a batch Job deletes the pod that has reached the backoffLimit."""
     manifest = mpijob(jobs_v2, "echo no data >&2; exit 3")
     manifest["spec"]["runPolicy"]["backoffLimit"] = 1
-    manifest = fit(manifest, "kubeflow.org/v2beta1")
+    manifest = fitted(manifest)
     job, ref = owned(jobs_v2, manifest)
     outcome = await follow_to_the_end(jobs_v2, ref, log := Lines())
     assert outcome.cause

@@ -65,10 +65,11 @@ def check(
     if name not in KINDS or (kind and name != kind):
         return identity
     known = KINDS[name]
-    version = root["apiVersion"].text.rpartition("/")[2]
-    job = Job(root, known, version if version in known.versions else known.versions[0])
+    job = Job(root, known)
     strict = schema is not None
-    shape = [_mismatch(m, strict) for m in schemas.compare(manifest, schema or schemas.schema_of(name, job.version))]
+    shape = [
+        _mismatch(m, strict) for m in schemas.compare(manifest, schema or schemas.schema_of(name, job.operator.version))
+    ]
     found = [problem for rule in rules() for problem in rule.problems(job)]
     return sorted([*identity, *_without_consequences(found, shape)], key=lambda p: p.level is not ERROR)
 

@@ -251,18 +251,18 @@ def volume_exists(job: Job) -> Iterator[Finding]:
 @rule("restart-policy", ERROR)
 def restart_policy(job: Job) -> Iterator[Finding]:
     """The operator runs and ends the job with this restartPolicy."""
-    allowed = job.kind.restart_policies(job.version)
+    allowed = job.operator.restart_policies
     for replica in job.replicas.values():
         policy = replica.at["restartPolicy"]
         if policy.text and policy.text not in allowed:
-            message = f"{job.kind.name} {job.version} does not support this restartPolicy"
+            message = f"{job.kind.name} {job.operator.version} does not support this restartPolicy"
             yield Finding(policy, message, policy.text, " or ".join(allowed), "write Never: Airflow retries the task")
 
 
 @rule("clean-pod-policy", WARNING)
 def clean_pod_policy(job: Job) -> Iterator[Finding]:
     """The cleanPodPolicy is one that the operator knows."""
-    late = job.version in job.kind.rejects_after_creation
+    late = job.operator.rejects_after_creation
     consequence = "the operator never starts the job" if late else "the operator applies All"
     for policy in (job.spec["cleanPodPolicy"], job.spec["runPolicy"]["cleanPodPolicy"]):
         if policy.text and policy.text not in CLEAN_POD_POLICIES:

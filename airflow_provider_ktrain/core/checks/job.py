@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.kinds.base import OperatorVersion
 from airflow_provider_ktrain.core.manifest.resources import is_gpu
 from airflow_provider_ktrain.core.strategic_merge import member
 
@@ -143,12 +144,15 @@ class Job:
 
     :param root: the whole manifest.
     :param kind: its kind.
-    :param version: its API version (`v1`); the newest that we can write if the manifest names none of the kind's.
     """
 
     root: Field
     kind: Kind
-    version: str
+
+    @property
+    def operator(self) -> OperatorVersion:
+        """The operator of the job's API version; of the newest if the manifest names none that we know."""
+        return self.kind.operator_of(self.root["apiVersion"].text)
 
     @property
     def spec(self) -> Field:

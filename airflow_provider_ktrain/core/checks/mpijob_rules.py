@@ -35,7 +35,7 @@ def worker_count(job: Job) -> Iterator[Finding]:
         message = "the MPIJob has no Workers: the Launcher runs alone"
         yield Finding(job.replica_specs["Worker"], message, "nothing", "Worker", "add Workers", WARNING)
     elif worker and worker.count == 0:
-        level = ERROR if job.version in job.kind.rejects_after_creation else WARNING
+        level = ERROR if job.operator.rejects_after_creation else WARNING
         found = str(worker.count) if worker.at["replicas"].present else "nothing, which means 0"
         message = "the MPIJob has no Workers"
         yield Finding(worker.at["replicas"], message, found, "at least 1", "set Worker.replicas", level)
@@ -45,7 +45,7 @@ def worker_count(job: Job) -> Iterator[Finding]:
 def top_clean_pod_policy(job: Job) -> Iterator[Finding]:
     """Under v2beta1, cleanPodPolicy is under spec.runPolicy."""
     top = job.spec["cleanPodPolicy"]
-    if top.present and "cleanPodPolicy" not in spec_fields(schema_of(job.kind.name, job.version)):
+    if top.present and "cleanPodPolicy" not in spec_fields(schema_of(job.kind.name, job.operator.version)):
         yield Finding(
             top,
             "mpi-operator drops cleanPodPolicy at the top of spec, and the Workers keep running",

@@ -13,8 +13,8 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, all_patches, pod_patches
-from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE, PATCHES
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import TRAINER_FIELDS
+from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINER_FIELDS
+from airflow_provider_ktrain.core.kinds.trainjob.patches import ANY_JOB, NODE, PATCHES
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.strategic_merge import MERGE_KEYS, identity_of, member, merged
@@ -112,7 +112,7 @@ Place = tuple[str, Any, Any, str]  #: path and value in the manifest, value and 
 def _places(manifest: Mapping[str, Any], override: Mapping[str, Any]) -> Iterator[Place]:
     """The places of the manifest that the parameter was merged into."""
     kind = KINDS[str(manifest.get("kind"))]
-    job = Job(Field(manifest), kind, kind.versions[0])
+    job = Job(Field(manifest), kind)
     if not job.kind.has_runtimes:
         for role, replica in job.replicas.items():
             template = replica.at["template"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
-from airflow_provider_ktrain.core.kinds.pytorchjob import LEGACY_RUN_POLICY, PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 
 
 @rule("master-count", ERROR, PYTORCHJOB)
@@ -68,7 +68,7 @@ def elastic_policy(job: Job) -> Iterator[Finding]:
 @rule("legacy-run-policy", WARNING, PYTORCHJOB)
 def legacy_run_policy(job: Job) -> Iterator[Finding]:
     """Fields of the run policy are under spec.runPolicy."""
-    for key in LEGACY_RUN_POLICY:
+    for key in job.operator.ignored:
         if job.spec[key].present:
             yield Finding(
                 job.spec[key],
@@ -79,10 +79,18 @@ def legacy_run_policy(job: Job) -> Iterator[Finding]:
             )
 
 
+_ALWAYS_SET = frozenset({"PET_NNODES", "PET_NPROC_PER_NODE"})
+_SET_WITH_MASTER = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "WORLD_SIZE", "RANK", "PET_NODE_RANK"}
+)
+_SET_IF_ELASTIC = frozenset({"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"})
+
+
 @rule("reserved-env", WARNING, PYTORCHJOB)
 def reserved_env(job: Job) -> Iterator[Finding]:
     """No variable is set that the operator overrides."""
-    names = PYTORCHJOB.reserved_environment("Master" in job.replicas, job.spec["elasticPolicy"].present)
+    with_master = _SET_WITH_MASTER if "Master" in job.replicas else set()
+    names = _ALWAYS_SET | with_master | (_SET_IF_ELASTIC if job.spec["elasticPolicy"].present else set())
     for replica in job.replicas.values():
         for env in (e for c in replica.containers for e in c["env"]):
             if env["name"].text in names:

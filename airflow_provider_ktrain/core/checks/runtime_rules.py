@@ -8,17 +8,22 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.checks.trainjob_rules import without_torchrun
-from airflow_provider_ktrain.core.kinds.runtime_patches import (
+from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     NODE,
-    long_names,
     mismatches,
     node_container,
     patched_template,
     pod_of,
     replicated_jobs,
 )
-from airflow_provider_ktrain.core.kinds.runtime_policy import DEPRECATED, SUPPORT_LABEL, TORCH, node_count, policy_of
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
+    DEPRECATED,
+    RESERVED_ENVIRONMENT,
+    SUPPORT_LABEL,
+    TORCH,
+    node_count,
+    policy_of,
+)
 from airflow_provider_ktrain.core.text import counted
 
 LAUNCHER = "launcher"
@@ -34,7 +39,7 @@ def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_
     :param runtime: as the cluster has it.
     :param name_length: number of characters of the job's name.
     """
-    for error in (*mismatches(manifest, runtime), *long_names(manifest, runtime, name_length)):
+    for error in mismatches(manifest, runtime, name_length):
         yield Problem.of("runtime-patch" if error.where else "name-length", error, "$.spec.runtimeRef")
     template = patched_template(manifest, runtime)
     spec = Field(manifest)["spec"]

@@ -8,22 +8,21 @@ from collections.abc import Iterator
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds import TRAINJOB
-from airflow_provider_ktrain.core.kinds.runtime_patches import (
-    CONTAINER_FIELDS,
+from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     ENV_FIELDS,
     OVERRIDES,
     PATCHES,
-    POD_FIELDS,
     SINCE,
 )
-from airflow_provider_ktrain.core.kinds.runtime_policy import python_without_torchrun
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import (
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     CLUSTER_RUNTIME,
     DEFAULT_RUNTIME,
     RESERVED_ENVIRONMENT,
     RUNTIME_GROUP,
     RUNTIMES,
+    python_without_torchrun,
 )
+from airflow_provider_ktrain.core.manifest.schema import compiled
 
 #: `<job>-node-0-<index>-xxxxx` has at most 63 characters (recording 55b)
 MAX_NAME = 48
@@ -161,18 +160,18 @@ def runtime_patches(job: Job) -> Iterator[Finding]:
 
 def _patched_pod(pod: Field) -> Iterator[Finding]:
     """A patch of a pod has only what the Trainer accepts."""
-    yield from _only(pod, POD_FIELDS, "a pod")
+    yield from _only(pod, "PodPatchSpec", "a pod")
     for container in (*pod["containers"], *pod["initContainers"]):
         name = container["name"].text
-        yield from _only(container, CONTAINER_FIELDS, f"container {name}")
+        yield from _only(container, "ContainerPatch", f"container {name}")
         if container["env"].value and name in ENV_FIELDS:
             message = f"the Trainer refuses patches of the environment of container {name}"
             yield Finding(container["env"], message, "env", ENV_FIELDS[name], f"move it to {ENV_FIELDS[name]}")
 
 
-def _only(holder: Field, allowed: tuple[str, ...], what: str) -> Iterator[Finding]:
+def _only(holder: Field, schema: str, what: str) -> Iterator[Finding]:
     """A patch has only fields that the Trainer accepts."""
     for key, value in holder.members():
-        if key not in allowed and value.present:
+        if key not in compiled(schema)["properties"] and value.present:
             hint = _INSTEAD.get(key, "set it in the runtime")
             yield Finding(value, f"a TrainJob can't set {key} of {what}", key, "a field that patches have", hint)

@@ -160,12 +160,12 @@ def endless_restarts(job: Job) -> Iterator[Finding]:
     Without backoffLimit, training-operator lets the kubelet restart a failing program without limit, and the job stays
     Running. Elastic jobs are exempt: they restart by design.
     """
-    kind = job.kind
-    limited = job.version in kind.limits_restarts or job.spec["runPolicy"]["backoffLimit"].present
+    operator = job.operator
+    limited = operator.limits_restarts or job.spec["runPolicy"]["backoffLimit"].present
     if limited or job.spec["elasticPolicy"].present:
         return
-    replicas = [r for role, r in job.replicas.items() if role in kind.roles]
-    restarted = [r for r in replicas if (r.at["restartPolicy"].text or kind.default_restart_policy) == "OnFailure"]
+    replicas = [r for role, r in job.replicas.items() if role in job.kind.roles]
+    restarted = [r for r in replicas if (r.at["restartPolicy"].text or operator.default_restart_policy) == "OnFailure"]
     if restarted:
         roles = " and ".join(r.role for r in restarted)
         by_default = "" if any(r.at["restartPolicy"].present for r in restarted) else " by default"

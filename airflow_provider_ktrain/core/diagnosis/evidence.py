@@ -45,7 +45,7 @@ class Evidence:
     @property
     def operators(self) -> str:
         """The operators that may serve the kind."""
-        return " or ".join(dict.fromkeys(self.kind.operators))
+        return " or ".join(operator.name for operator in self.kind.operators)
 
     @property
     def title(self) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
-from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.objects import Json
 
@@ -30,9 +28,8 @@ def primary_exit_code(kind: Kind, job: Json, pods: Sequence[Json]) -> int | None
         pod = by_name[failure.pod]
         if objects.disruption_of(pod)[0]:
             continue
-        with contextlib.suppress(ManifestError):  # the pod has no containers
-            if failure.container == kind.main_container(job.get("spec") or {}, pod.get("spec") or {}, role)["name"]:
-                return failure.exit_code
+        if failure.container == kind.main_container_name(job, pod):
+            return failure.exit_code
     return None
 
 

@@ -209,7 +209,8 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
         return None
     if any(f.reason != "DeadlineExceeded" for f in evidence.failures):
         return None
-    seconds = evidence.kind.deadline_seconds(evidence.job)
+    spec = evidence.job.get("spec") or {}
+    seconds = (spec.get("runPolicy") or spec).get("activeDeadlineSeconds")
     return Cause(
         Category.TIMEOUT,
         f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}",
@@ -237,7 +238,8 @@ def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
 def _pod_deleted(evidence: Evidence) -> Cause | None:
     """Operators count a pod that is being deleted as failed; under restartPolicy Never the job fails with it."""
     failed = evidence.failed_condition
-    role = evidence.kind.failed_role(failed.message) if failed else ""
+    found = re.search(evidence.kind.failed_role, failed.message) if failed else None
+    role = found[1] if found else ""
     deletions = [(at, evidence.replica_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))]
     of_failed_role = [(at, replica) for at, replica in deletions if role and replica.startswith(role)]
     if not failed or not of_failed_role:

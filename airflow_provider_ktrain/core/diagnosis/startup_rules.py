@@ -58,12 +58,22 @@ def _has_run(evidence: Evidence) -> bool:
     An operator that can't create all pods writes no status, although the first pods run (recording 21c).
     """
     kind, primary = evidence.kind, evidence.kind.primary(evidence.job)
-    return kind.was_running(evidence.job) or any(
+    return _was_running(evidence.job) or any(
         _longest_run(status, evidence.now) >= LONG_RUN_SECONDS
         for pod in evidence.pods
         if kind.pod_role(objects.labels_of(pod))[0] == primary
         for status in objects.main_containers(pod)
     )
+
+
+def _was_running(job: Json) -> bool:
+    """Whether the job's conditions prove that it runs or has run.
+
+    mpi-operator writes Running False also for a job that it suspends before its first start (recording 74e).
+    """
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    found = [c for c in conditions if c.get("type") in ("Running", "Restarting")]
+    return any(str(c.get("status")) == "True" or c.get("reason") != "MPIJobSuspended" for c in found)
 
 
 def _longest_run(container: Json, now: datetime | None) -> float:

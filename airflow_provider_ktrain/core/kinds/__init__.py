@@ -7,7 +7,7 @@ from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL, OPERATOR_LAB
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
-from airflow_provider_ktrain.core.kinds.trainjob import TRAINJOB
+from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINJOB
 
 __all__ = [
     "JOB_NAME_LABEL",

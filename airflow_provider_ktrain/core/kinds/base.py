@@ -8,23 +8,53 @@ recordings of a real cluster.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN, Manifest, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
-from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged
-
-if TYPE_CHECKING:  # only a task with code needs it
-    from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 
 OPERATOR_LABEL = "training.kubeflow.org"
 JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
-_RAN = ("Running", "Restarting")  # conditions of a job that runs or has run
+
+
+@dataclass(frozen=True)
+class OperatorVersion:
+    """The operator that serves one API version of a kind, and how it behaves.
+
+    :param version: the API version, without the group.
+    :param name: of the operator.
+    :param default_restart_policy: the restartPolicy of a replica spec that sets none.
+    :param restart_policies: the values of a replica's restartPolicy with which it runs and ends a job.
+    :param run_policy: of a job that is built without a manifest.
+    :param ignored: fields of the run policy that it ignores at the top of `spec`, where an older operator reads them.
+    :param defaults: fields of `spec` that are sent unless the manifest sets them.
+    :param peer_command: the command that it sets in a container without command and args whose role doesn't run the
+        program.
+    :param limits_restarts: whether it limits restarts where the job sets no backoffLimit.
+    :param rejects_after_creation: whether it validates a job itself, after the API server accepted it: the job then
+        never starts.
+    :param recreates_pods: whether it recreates deleted pods of a failed job without a completionTime.
+    :param expires: whether it deletes the job and its pods after ttlSecondsAfterFinished.
+    :param rewrite_hint: what to change in a manifest that was written for another version. Default: the apiVersion.
+    """
+
+    version: str
+    name: str
+    default_restart_policy: str
+    restart_policies: tuple[str, ...] = ("Always", "OnFailure", "Never", "ExitCode")
+    run_policy: Mapping[str, Any] = field(default_factory=lambda: {"cleanPodPolicy": "Running"}, compare=False)
+    ignored: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    peer_command: tuple[str, ...] = ()
+    limits_restarts: bool = False
+    rejects_after_creation: bool = False
+    recreates_pods: bool = False
+    expires: bool = False
+    rewrite_hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,20 +65,16 @@ class Kind:
 
     :param name: the resource's `kind`.
     :param plural: the resource's path segment.
-    :param versions: API versions that we can write, newest first; which one is used is discovered from the cluster.
-    :param operators: the operator that serves each of `versions`.
+    :param operators: of the API versions that we can write, newest first; which one is used is discovered from the
+        cluster.
     :param replica_specs: the key of `spec` that maps roles to replica specs.
     :param roles: the replica types, in order of rank.
     :param primaries: roles whose end is the job's end, in order of preference: the first that the job has.
     :param container: the name that one container of each pod must have, or None.
     :param processes_field: the key of `spec` that holds the number of processes in each pod.
-    :param default_restart_policy: the restartPolicy of a replica spec that sets none.
+    :param schema_types: the types of its manifests, in the notation of `core/manifest/schema.py`. A whole manifest has
+        the type `<name>/<version>`, or `<name>` if all versions have the same fields.
     :param required_roles: roles without which nothing runs.
-    :param limits_restarts: versions whose operator limits restarts where the job sets no backoffLimit.
-    :param rejects_after_creation: versions whose operator itself validates the job, after the API server accepted it:
-        it then never starts.
-    :param recreates_pods: versions whose operator recreates deleted pods of a failed job without a completionTime.
-    :param expires: whether the operator deletes the job and its pods after ttlSecondsAfterFinished.
     :param group: the API group.
     :param has_runtimes: whether jobs refer to a runtime, which has their image and pod templates. It is read before a
         job is sent.
@@ -62,6 +88,7 @@ class Kind:
     :param labels_pods: whether the pods certainly have the labels of the manifest that we send.
     :param empty_roles: roles without pods if their replica spec doesn't set `replicas`; others have one.
     :param launchers: roles whose program needs the pods of other roles.
+    :param auxiliary_roles: roles whose command is neither the training program nor its launcher.
     :param single_roles: roles with one pod, which is shown without its index.
     :param main_containers: containers whose failure fails the job, others being sidecars. Default: empty, all.
     :param fixed_size_reason: why a job can't be scaled; empty if it can.
@@ -69,6 +96,7 @@ class Kind:
     :param restarts_failed_jobs: whether a failed job may train again, unless it is suspended: its condition Failed then
         vanishes.
     :param failure_deletes_peers: whether the operator deletes the pods of all replicas when one fails for good.
+    :param failed_role: regular expression of the message of the condition Failed; its group is the role that failed.
     :param pod_owner: `group/version/plural` of the object between the job and its pods, which has the job's name; empty
         if the job owns its pods.
     :param pod_owner_label: the label of pods with the uid of that object.
@@ -76,19 +104,14 @@ class Kind:
 
     name: str
     plural: str
-    versions: tuple[str, ...]
-    operators: tuple[str, ...]
+    operators: tuple[OperatorVersion, ...]
     replica_specs: str
     roles: tuple[str, ...]
     primaries: tuple[str, ...]
     container: str | None
     processes_field: str
-    default_restart_policy: str
+    schema_types: Mapping[str, str] = field(compare=False, repr=False)
     required_roles: tuple[str, ...] = ()
-    limits_restarts: tuple[str, ...] = ()
-    rejects_after_creation: tuple[str, ...] = ()
-    recreates_pods: tuple[str, ...] = ()
-    expires: bool = False
     group: str = "kubeflow.org"
     has_runtimes: bool = False
     platform_hint: str = ""
@@ -99,14 +122,26 @@ class Kind:
     labels_pods: bool = True
     empty_roles: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
+    auxiliary_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()
     main_containers: tuple[str, ...] = ()
     fixed_size_reason: str = ""
     reports_phases: bool = True
     restarts_failed_jobs: bool = False
     failure_deletes_peers: bool = False
+    failed_role: str = r"(\w+) replica\(s\) failed"
     pod_owner: str = ""
     pod_owner_label: str = ""
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The API versions that we can write, newest first, without the group."""
+        return tuple(operator.version for operator in self.operators)
+
+    def operator_of(self, version: str) -> OperatorVersion:
+        """The operator of an API version, which may have its group; of the newest if we don't know it."""
+        name = version.rpartition("/")[2]
+        return next((operator for operator in self.operators if operator.version == name), self.operators[0])
 
     @property
     def api_versions(self) -> tuple[str, ...]:
@@ -193,7 +228,7 @@ class Kind:
 
     def runs_program(self, role: str) -> bool:
         """Whether the command of this role's pods is the training program or its launcher."""
-        return True
+        return role not in self.auxiliary_roles
 
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
         """Whether training processes run in this role's pods, so that they need its GPUs and memory."""
@@ -225,14 +260,6 @@ class Kind:
         """
         return False
 
-    def was_running(self, job: Mapping[str, Any]) -> bool:
-        """Whether the job's conditions prove that it runs or has run.
-
-        mpi-operator writes Running False also for a job that it suspends before its first start (recording 74e).
-        """
-        found = (c for c in (job.get("status") or {}).get("conditions") or () if c.get("type") in _RAN)
-        return any(str(c.get("status")) == "True" or c.get("reason") != "MPIJobSuspended" for c in found)
-
     def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
         """Whether the job starts again after a failure although no condition shows it.
 
@@ -240,19 +267,7 @@ class Kind:
         """
         return False
 
-    def failed_role(self, message: str) -> str:
-        """The role that the message of the condition Failed names; empty if it names none."""
-        found = re.search(r"(\w+) replica\(s\) failed", message)
-        return found[1] if found else ""
-
     # ---- manifests
-
-    def schema_types(self) -> Mapping[str, str]:
-        """The types of this kind's manifests, in the notation of `core/manifest/schema.py`.
-
-        A whole manifest has the type `<name>/<version>`, or `<name>` if all versions have the same fields.
-        """
-        raise NotImplementedError
 
     def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Role and pod template of each replica spec; a missing template is added to the manifest."""
@@ -261,8 +276,9 @@ class Kind:
             if isinstance(spec, dict):
                 yield role, mapping_at(spec, "template")
 
-    def add_templates(self, manifest: dict[str, Any]) -> None:
-        """Add the pod templates that options are applied to, if manifests of this kind may have none."""
+    def option_templates(self, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Role and pod template of those that options are applied to; missing ones are added to the manifest."""
+        return self.templates(manifest)
 
     def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
         """A manifest with these roles, one replica each, to which `core/manifest/overlay.py` applies the options."""
@@ -271,7 +287,7 @@ class Kind:
             "kind": self.name,
             "metadata": {},
             "spec": {
-                "runPolicy": self.default_run_policy(api_version.rpartition("/")[2]),
+                "runPolicy": dict(self.operator_of(api_version).run_policy),
                 self.replica_specs: {
                     role: {
                         "replicas": 1,
@@ -295,11 +311,7 @@ class Kind:
                 template.clear()
                 template.update(changed)
 
-    def default_run_policy(self, version: str) -> dict[str, Any]:
-        """The run policy of a job that is built without a manifest."""
-        return {"cleanPodPolicy": "Running"}
-
-    def main_container(self, spec: Mapping[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+    def main_container(self, spec: Mapping[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
         """The container that trains: the one that the operator looks for by name, else the first.
 
         :raises ManifestError: if the pod has no container.
@@ -315,44 +327,12 @@ class Kind:
             )
         return found
 
-    def program(self, spec: dict[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+    def program(self, spec: dict[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
         """The mapping that holds image, command, args, env and resources of the main container.
 
         :raises ManifestError: if the pod has no container.
         """
         return self.main_container(spec, pod, role)
-
-    def run_with_code(self, manifest: dict[str, Any], code: PodCode) -> None:
-        """Let the main container of each pod unpack the code, and then run its command with it.
-
-        :raises ManifestError: a container has no command.
-        """
-        spec, version = mapping_at(manifest, "spec"), str(manifest.get("apiVersion")).rpartition("/")[2]
-        for role, template in self.templates(manifest):
-            pod = mapping_at(template, "spec")
-            container = self.main_container(spec, pod, role)
-            default = () if container.get("args") else self.default_command(role, version)
-            where = f"$.spec.{self.replica_specs}.{role}"
-            container["command"] = code.command(container.get("command") or default, where)
-            code.mount(pod, container)
-
-    def default_command(self, role: str, version: str) -> Sequence[str]:
-        """The command that the operator sets in a container without command and args; empty if it sets none."""
-        return ()
-
-    def require_code(self, served: Served | None) -> None:
-        """Check that jobs can get code in this cluster.
-
-        :param served: what the cluster serves for the job. None: the kind has no runtimes.
-        :raises RuntimeMismatchError: the Trainer is too old, or the runtime doesn't allow it.
-        """
-
-    def set_runtime(self, spec: dict[str, Any], runtime: str | Mapping[str, Any]) -> None:
-        """Set the runtime that the job refers to.
-
-        :raises ManifestError: the kind has no runtimes.
-        """
-        raise ManifestError(f"a {self.name} has no runtime", where="runtime", remedy="remove it")
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Set the number of replicas by role.
@@ -381,44 +361,11 @@ class Kind:
         """
         spec[self.processes_field] = str(count)
 
-    def modernize(self, spec: dict[str, Any]) -> tuple[str, ...]:
-        """Rewrite fields that only an older operator reads; returns one note for each."""
-        return ()
+    def fit(self, spec: dict[str, Any]) -> None:
+        """Rewrite what the operator would refuse, although its meaning is clear."""
 
-    def fit(self, spec: dict[str, Any], version: str) -> None:
-        """Rewrite what the operator of this version would drop or refuse, although its meaning is clear."""
-
-    def change_version(self, manifest: dict[str, Any], api_version: str) -> None:
-        """Rewrite a manifest that `skeleton` began for another version: replace the defaults of its run policy."""
-        before, after = (self.default_run_policy(v.rpartition("/")[2]) for v in (manifest["apiVersion"], api_version))
-        policy = manifest["spec"].get("runPolicy") or {}
-        kept = {key: value for key, value in policy.items() if key not in before or value != before[key]}
-        manifest["spec"]["runPolicy"] = {**after, **kept}
-        manifest["apiVersion"] = api_version
-
-    def rewrite_hint(self, version: str) -> str:
-        """What to change in a manifest that was written for another version than the served one."""
-        return f"write the manifest for {self.group}/{version}"
-
-    def runtime_ref(self, manifest: Mapping[str, Any]) -> RuntimeRef | None:
-        """The runtime that the job refers to. None: it has none, or of a kind that we don't know."""
-        return None
-
-    def expand(self, manifest: Manifest, served: Served, *, name_length: int, policy: str = "") -> Manifest:
-        """The manifest with what depends on the served schema and the job's runtime.
-
-        :param name_length: number of characters of the job's name.
-        :param policy: the ML policy that the runtime must have, such as `torch`. Default: empty, any.
-        :raises RuntimeMismatchError: the job doesn't fit them.
-        """
-        return manifest
-
-    def limits_of(self, served: Served) -> str:
-        """What a job lacks because of what the cluster serves, for the log; empty if that is nothing."""
-        return ""
-
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, served: Served | None) -> None:
-        """Let the cluster end the job by itself, if it serves the fields; see `core/manifest/transform.py: backstop`.
+    def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
+        """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.
 
         The job's activeDeadlineSeconds alone is only checked when the operator reconciles the job. The pods' own
         deadlines, a little later, make it reconcile; with cleanPodPolicy Running every pod is then deleted (recorded
@@ -437,10 +384,6 @@ class Kind:
         """The part of `spec` that suspends or resumes a job."""
         return {"runPolicy": {"suspend": suspend}}
 
-    def deadline_seconds(self, job: Mapping[str, Any]) -> Any:
-        """The job's activeDeadlineSeconds; None if it has none."""
-        return ((job.get("spec") or {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
-
     # ---- what the operator does
 
     def cleans_up_pods(self, job: Mapping[str, Any]) -> bool:
@@ -448,18 +391,10 @@ class Kind:
         policy = ((job.get("spec") or {}).get("runPolicy") or {}).get("cleanPodPolicy")
         return policy in ("Running", "All")
 
-    def restart_policies(self, version: str) -> tuple[str, ...]:
-        """The values of a replica's restartPolicy with which the operator runs and ends the job."""
-        return ("Always", "OnFailure", "Never", "ExitCode")
-
     # ---- scaling
 
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
         """Whether the training continues with fewer Workers."""
-        return False
-
-    def keeps_world_size(self, job: Mapping[str, Any]) -> bool:
-        """Whether running pods keep the number of peers that they were started with when the job is scaled."""
         return False
 
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds.base import Kind, OperatorVersion
 
-_V2BETA1 = "v2beta1"
 _MIN_FLAGS = ("--min-np", "--min-num-proc")  # of horovodrun
 _MAX_FLAGS = ("--max-np", "--max-num-proc")
-_REWRITE_HINTS = {
-    "v1": "the cluster runs training-operator: write apiVersion: kubeflow.org/v1, leave out sshAuthMountPath, "
-    "launcherCreationPolicy, runLauncherAsWorker and mpiImplementation, and use an image whose mpirun starts its ranks "
-    "by /etc/mpi/kubexec.sh; or install mpi-operator instead",
-    _V2BETA1: "the cluster runs mpi-operator: write apiVersion: kubeflow.org/v2beta1, put cleanPodPolicy under "
-    "spec.runPolicy, and use an image whose Workers run sshd; or install training-operator",
-}
 
 
 class MPIJob(Kind):
@@ -27,39 +19,9 @@ class MPIJob(Kind):
     Under v2beta1 the launcher is a batch Job, and mpi-operator validates the job in its controller.
     """
 
-    def runs_program(self, role: str) -> bool:
-        """Only the Launcher: its mpirun starts the processes in the Workers."""
-        return role == "Launcher"
-
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
         """The Workers, and the Launcher only with `runLauncherAsWorker` (v2beta1)."""
         return role != "Launcher" or bool(spec.get("runLauncherAsWorker"))
-
-    def default_command(self, role: str, version: str) -> Sequence[str]:
-        """Of Workers: the SSH server (mpi-operator 0.8), or nothing, as mpirun uses exec (training-operator 1.9)."""
-        if self.runs_program(role):
-            return ()
-        return ("/usr/sbin/sshd", "-De") if version == _V2BETA1 else ("sleep", "365d")
-
-    def schema_types(self) -> Mapping[str, str]:
-        """v1 and v2beta1 have different fields."""
-        return {
-            "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
-            "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
-            "runPolicy:RunPolicy",
-            "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
-            "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
-            "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
-            "mpiImplementation:OpenMPI|Intel|MPICH",
-        }
-
-    def default_run_policy(self, version: str) -> dict[str, Any]:
-        """The launcher's batch Job creates new pods under Never, six by default, so backoffLimit is 0.
-
-        Under training-operator backoffLimit must not be set: when it is reached, the pods are deleted with their logs.
-        """
-        policy = super().default_run_policy(version)
-        return policy | {"backoffLimit": 0} if version == _V2BETA1 else policy
 
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
         """Slots are a number: unlike a PyTorchJob's nprocPerNode, they can't be `auto` or `gpu`."""
@@ -70,27 +32,6 @@ class MPIJob(Kind):
                 expected=f"a number ({self.processes_field})",
             )
         spec[self.processes_field] = int(count)
-
-    def fit(self, spec: dict[str, Any], version: str) -> None:
-        """mpi-operator drops a cleanPodPolicy at the top of spec, and the Workers would keep running: it is moved.
-
-        The launcher waits for its Workers unless the manifest sets launcherCreationPolicy: otherwise it would start,
-        and could fail, while they are not scheduled yet. training-operator (v1) reads both places; runPolicy wins.
-        """
-        if version != _V2BETA1:
-            return
-        if "cleanPodPolicy" in spec:
-            policy = {"cleanPodPolicy": spec.pop("cleanPodPolicy")}
-            spec["runPolicy"] = policy | (spec.get("runPolicy") or {})
-        spec.setdefault("launcherCreationPolicy", "WaitForWorkersReady")
-
-    def rewrite_hint(self, version: str) -> str:
-        """Names the fields that differ between v1 and v2beta1."""
-        return _REWRITE_HINTS.get(version) or super().rewrite_hint(version)
-
-    def restart_policies(self, version: str) -> tuple[str, ...]:
-        """ExitCode never ends an MPIJob: v2beta1 does not start it, v1 restarts it without limit."""
-        return ("OnFailure", "Never") if version == _V2BETA1 else ("Always", "OnFailure", "Never")
 
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
         """horovodrun is elastic with `--min-np` or `--max-np`."""
@@ -119,24 +60,59 @@ def _flag(words: list[str], flags: tuple[str, ...]) -> int | None:
     return None
 
 
+_MPI_OPERATOR = OperatorVersion(
+    version="v2beta1",
+    name="mpi-operator",
+    default_restart_policy="Never",
+    restart_policies=("OnFailure", "Never"),  # it doesn't start a job with ExitCode
+    # the launcher's batch Job creates new pods under Never, six by default
+    run_policy={"cleanPodPolicy": "Running", "backoffLimit": 0},
+    ignored=("cleanPodPolicy",),  # the Workers would keep running
+    # else the launcher would start, and could fail, while its Workers are not scheduled yet
+    defaults={"launcherCreationPolicy": "WaitForWorkersReady"},
+    peer_command=("/usr/sbin/sshd", "-De"),  # mpi-operator 0.8
+    limits_restarts=True,  # a batch Job's backoffLimit is 6 by default
+    rejects_after_creation=True,  # mpi-operator has no webhook: it validates a job when it reconciles it
+    recreates_pods=True,  # after an eviction
+    # mpi-operator's TTL deletes the launcher and leaves the MPIJob (recording 40c-mpi-deadline-ttl)
+    expires=False,
+    rewrite_hint="the cluster runs mpi-operator: write apiVersion: kubeflow.org/v2beta1, put cleanPodPolicy under "
+    "spec.runPolicy, and use an image whose Workers run sshd; or install training-operator",
+)
+# It reads cleanPodPolicy in both places. Its run policy has no backoffLimit: when it is reached, the pods are deleted
+# with their logs.
+_TRAINING_OPERATOR = OperatorVersion(
+    version="v1",
+    name="training-operator",
+    default_restart_policy="Never",
+    restart_policies=("Always", "OnFailure", "Never"),  # it restarts a job with ExitCode without limit
+    peer_command=("sleep", "365d"),  # training-operator 1.9: mpirun uses exec
+    rewrite_hint="the cluster runs training-operator: write apiVersion: kubeflow.org/v1, leave out sshAuthMountPath, "
+    "launcherCreationPolicy, runLauncherAsWorker and mpiImplementation, and use an image whose mpirun starts its ranks "
+    "by /etc/mpi/kubexec.sh; or install mpi-operator instead",
+)
+
 MPIJOB = MPIJob(
     name="MPIJob",
     plural="mpijobs",
-    versions=(_V2BETA1, "v1"),
-    operators=("mpi-operator", "training-operator"),
+    operators=(_MPI_OPERATOR, _TRAINING_OPERATOR),
     replica_specs="mpiReplicaSpecs",
     roles=("Launcher", "Worker"),
     primaries=("Launcher",),
     container=None,
     processes_field="slotsPerWorker",
-    default_restart_policy="Never",
+    schema_types={
+        "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
+        "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
+        "runPolicy:RunPolicy",
+        "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
+        "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
+        "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
+        "mpiImplementation:OpenMPI|Intel|MPICH",
+    },
     required_roles=("Launcher", "Worker"),
-    limits_restarts=(_V2BETA1,),  # a batch Job's backoffLimit is 6 by default
-    rejects_after_creation=(_V2BETA1,),  # mpi-operator has no webhook: it validates a job when it reconciles it
-    recreates_pods=(_V2BETA1,),  # after an eviction
-    # mpi-operator's TTL deletes the launcher and leaves the MPIJob (recording 40c-mpi-deadline-ttl)
-    expires=False,
     empty_roles=("Worker",),
     launchers=("Launcher",),
+    auxiliary_roles=("Worker",),  # mpirun of the Launcher starts the processes in them
     single_roles=("Launcher",),
 )

@@ -5,31 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.base import Kind
-
-#: fields that the legacy pytorch-operator read at the top of `spec`
-LEGACY_RUN_POLICY = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
-
-_ALWAYS_SET = frozenset({"PET_NNODES", "PET_NPROC_PER_NODE"})
-_SET_WITH_MASTER = frozenset(
-    {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "WORLD_SIZE", "RANK", "PET_NODE_RANK"}
-)
-_SET_IF_ELASTIC = frozenset({"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"})
+from airflow_provider_ktrain.core.kinds.base import Kind, OperatorVersion
 
 
 class PyTorchJob(Kind):
     """A Master and Workers, or Workers alone."""
-
-    def schema_types(self) -> Mapping[str, str]:
-        """`nprocPerNode` is text, because it can be `auto`, `cpu` or `gpu`."""
-        return {
-            "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
-            "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
-            "nprocPerNode:s",
-            "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s "
-            "rdzvConf:[RdzvConf] standalone:b nProcPerNode:i maxRestarts:i metrics:any",
-            "RdzvConf": "key:s value:s",
-        }
 
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
         """In elasticPolicy if the number is set there: the webhook refuses a job that sets both fields."""
@@ -39,36 +19,15 @@ class PyTorchJob(Kind):
         else:
             super().set_processes(spec, count)
 
-    def modernize(self, spec: dict[str, Any]) -> tuple[str, ...]:
-        """Fields of the run policy that the legacy pytorch-operator read at the top of `spec`."""
-        legacy = {key: spec.pop(key) for key in LEGACY_RUN_POLICY if key in spec}
-        if legacy:
-            spec["runPolicy"] = legacy | (spec.get("runPolicy") or {})
-        return tuple(
-            f"Moved spec.{key} to spec.runPolicy.{key}: training-operator ignores it at the top of spec"
-            for key in legacy
-        )
-
-    def fit(self, spec: dict[str, Any], version: str) -> None:
+    def fit(self, spec: dict[str, Any]) -> None:
         """The webhook of training-operator 1.9 refuses a Worker with 0 replicas, so it is left out."""
         specs = spec.get(self.replica_specs) or {}
         if "Master" in specs and (specs.get("Worker") or {}).get("replicas") == 0:
             spec[self.replica_specs] = {"Master": specs["Master"]}
 
-    def reserved_environment(self, has_master: bool, elastic: bool) -> frozenset[str]:
-        """Variables that the operator appends to every container, so that values of the manifest have no effect."""
-        return _ALWAYS_SET | (_SET_WITH_MASTER if has_master else set()) | (_SET_IF_ELASTIC if elastic else set())
-
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
         """With an elasticPolicy, torchrun continues with the Workers that are left."""
         return isinstance((job.get("spec") or {}).get("elasticPolicy"), Mapping)
-
-    def keeps_world_size(self, job: Mapping[str, Any]) -> bool:
-        """With a Master, the operator sets WORLD_SIZE when it creates a pod, and never updates it.
-
-        An elastic program does not read it; any other program waits for the number of peers that it was started with.
-        """
-        return "Master" in self.replicas(job) and not self.is_elastic(job)
 
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
         """From elasticPolicy; as in training-operator, minReplicas and maxReplicas default to each other."""
@@ -79,19 +38,33 @@ class PyTorchJob(Kind):
         return low or high or 1, high or low
 
 
+_TRAINING_OPERATOR = OperatorVersion(
+    version="v1",
+    name="training-operator",
+    default_restart_policy="OnFailure",
+    # the legacy pytorch-operator read them there
+    ignored=("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
+    expires=True,  # recording 12-pt-ttl
+)
+
 PYTORCHJOB = PyTorchJob(
     name="PyTorchJob",
     plural="pytorchjobs",
-    versions=("v1",),
-    operators=("training-operator",),
+    operators=(_TRAINING_OPERATOR,),
     replica_specs="pytorchReplicaSpecs",
     roles=("Master", "Worker"),
     primaries=("Master", "Worker"),
     container="pytorch",
     processes_field="nprocPerNode",
-    default_restart_policy="OnFailure",
+    schema_types={
+        "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
+        "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
+        "nprocPerNode:s",
+        "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s "
+        "rdzvConf:[RdzvConf] standalone:b nProcPerNode:i maxRestarts:i metrics:any",
+        "RdzvConf": "key:s value:s",
+    },
     main_containers=("pytorch",),
-    expires=True,  # recording 12-pt-ttl
     # kubeflow/community-distribution, pull request 3540
     platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "
     "PyTorchJobs. Their training jobs are TrainJobs (TrainJobOperator)",

@@ -15,16 +15,15 @@ NODE_NAME = "metadata.name"  #: the only field that matchFields may name
 def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     """The manifest with a node affinity against these nodes in each pod template.
 
-    The affinity of a TrainJob is added to that of its runtime later, by `Kind.expand`.
+    The affinity of a TrainJob is added to that of its runtime later, by `trainjob/patches.py: expand`.
 
     :param names: of the nodes.
     """
     result: Manifest = plain(manifest)
     kind = kind_of(result.get("kind"))
-    kind.add_templates(result)
     # an entry of matchFields has one value (ValidateNodeFieldSelectorRequirement in Kubernetes' core/validation)
     entries = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in names]
-    for _, template in kind.templates(result):
+    for _, template in kind.option_templates(result):
         add_to_node_terms(mapping_at(template, "spec"), "matchFields", entries)
     return result
 

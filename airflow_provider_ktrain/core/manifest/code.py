@@ -18,7 +18,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.pod_code import PodCode
+from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.text import counted, readable_size
 
@@ -173,13 +173,30 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
     :raises ManifestError: a container has no command.
     """
     result: Manifest = plain(manifest)
+    kind, spec = kind_of(result.get("kind")), mapping_at(result, "spec")
+    peer_command = kind.operator_of(str(result.get("apiVersion"))).peer_command
     archive, code = _VOLUMES
     volumes = ({"name": archive, "configMap": {"name": config_map}}, {"name": code, "emptyDir": {}})
     mounts = (
         {"name": archive, "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
         {"name": code, "mountPath": CODE_DIRECTORY},
     )
-    kind_of(result.get("kind")).run_with_code(result, PodCode(_start_command(_START), volumes, mounts))
+    for role, template in kind.option_templates(result):
+        pod = mapping_at(template, "spec")
+        container, program = kind.main_container(spec, pod, role), kind.program(spec, pod, role)
+        needs_command = program.get("args") or kind.runs_program(role)
+        command = program.get("command") or ([] if needs_command else peer_command)
+        if not command:
+            raise ManifestError(
+                "code needs a command, because the image's own ENTRYPOINT isn't known",
+                where=f"$.spec.{kind.replica_specs}.{role}" if kind.replica_specs else "$.spec.trainer",
+                found="no command",
+                expected='a command, such as ["python", "train.py"]',
+                remedy="set command",
+            )
+        program["command"] = [*_start_command(_START), *command]
+        pod["volumes"] = [*(pod.get("volumes") or ()), *plain(volumes)]
+        container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *plain(mounts)]
     return result
 
 

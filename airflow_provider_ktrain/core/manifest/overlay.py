@@ -138,7 +138,7 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     spec = mapping_at(result, "spec")
     workers = {} if options.workers is None else {"Worker": options.workers}
     if options.runtime is not None:
-        kind.set_runtime(spec, options.runtime)
+        spec["runtimeRef"] = {"name": options.runtime} if isinstance(options.runtime, str) else dict(options.runtime)
     kind.set_replicas(spec, {**workers, **options.replicas})
     if options.nproc_per_node is not None:
         kind.set_processes(spec, options.nproc_per_node)
@@ -146,8 +146,7 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     kueue = {QUEUE_LABEL: options.queue, PRIORITY_LABEL: options.workload_priority_class}
     _merge(metadata, "labels", {**options.labels, **{key: value for key, value in kueue.items() if value}})
     _merge(metadata, "annotations", options.annotations)
-    kind.add_templates(result)
-    for role, template in kind.templates(result):
+    for role, template in kind.option_templates(result):
         _over_template(template, options)
         pod = mapping_at(template, "spec")
         _over_pod(pod, options)

@@ -7,12 +7,14 @@ manifest and leaves its argument unchanged. What differs between kinds is in `co
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.loader import plain
 
 TTL = "ttlSecondsAfterFinished"
@@ -36,21 +38,36 @@ def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
     """Rewrite fields that only an older operator reads; returns the manifest and one note for each change.
 
     The legacy pytorch-operator read the run policy at the top of spec; training-operator drops it there without an
-    error. A field that is set in both places keeps the value under runPolicy.
+    error. A field that is set in both places keeps the value under runPolicy. Also cleanPodPolicy of an MPIJob v2beta1.
     """
     result: Manifest = plain(manifest)
     kind, spec = KINDS.get(str(result.get("kind"))), result.get("spec")
-    return result, kind.modernize(spec) if kind and isinstance(spec, dict) else ()
+    if kind is None or not isinstance(spec, dict):
+        return result, ()
+    operator = kind.operator_of(str(result.get("apiVersion")))
+    moved = {key: spec.pop(key) for key in operator.ignored if key in spec}
+    if moved:
+        spec["runPolicy"] = moved | (spec.get("runPolicy") or {})
+    return result, tuple(
+        f"Moved spec.{key} to spec.runPolicy.{key}: {operator.name} ignores it at the top of spec" for key in moved
+    )
 
 
 def change_version(manifest: Mapping[str, Any], served: str) -> Manifest:
     """A manifest that was built from options alone, for the API version that the cluster serves.
 
+    The defaults of its run policy are replaced.
+
     :param served: API version, such as `kubeflow.org/v1`.
     """
     result: Manifest = plain(manifest)
-    if result.get("apiVersion") != served:
-        kind_of(result.get("kind")).change_version(result, served)
+    kind, given = kind_of(result.get("kind")), result["apiVersion"]
+    if given != served:
+        before = kind.operator_of(given).run_policy
+        policy = result["spec"].get("runPolicy") or {}
+        kept = {key: value for key, value in policy.items() if key not in before or value != before[key]}
+        result["spec"]["runPolicy"] = {**kind.operator_of(served).run_policy, **kept}
+        result["apiVersion"] = served
     return result
 
 
@@ -62,7 +79,7 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
     """
     result: Manifest = plain(manifest)
     given = result.setdefault("apiVersion", served)
-    name, spec, version = result.get("kind"), result.get("spec"), served.rpartition("/")[2]
+    name, spec = result.get("kind"), result.get("spec")
     kind = KINDS.get(str(name))
     if given != served:
         raise VersionNotServedError(
@@ -70,10 +87,13 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
             where="$.apiVersion",
             found=str(given),
             expected=served,
-            remedy=kind.rewrite_hint(version) if kind else f"write the manifest for {served}",
+            remedy=(kind.operator_of(served).rewrite_hint if kind else "") or f"write the manifest for {served}",
         )
     if kind and isinstance(spec, dict):
-        kind.fit(spec, version)
+        kind.fit(spec)
+        for key, value in kind.operator_of(served).defaults.items():
+            if spec.get(key) is None:
+                spec[key] = copy.deepcopy(value)
     return result
 
 
@@ -119,13 +139,14 @@ def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | No
     """Let the cluster end the job by itself after some time, in case no task is left to do it.
 
     A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `Kind.set_backstop`; why:
-    `core/deadline.py`. An operator that doesn't serve the fields for it gets the manifest unchanged.
+    `core/deadline.py`. A Trainer that doesn't serve the field for it gets the manifest unchanged.
 
     :param seconds: from the job's start to its deadline.
     :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
     """
     result: Manifest = plain(manifest)
-    kind_of(result.get("kind")).set_backstop(result, seconds, served)
+    if served is None or DEADLINE in (served.fields or ()):
+        kind_of(result.get("kind")).set_backstop(result, seconds)
     return result
 
 
@@ -137,7 +158,7 @@ def expire(manifest: Mapping[str, Any], seconds: int) -> Manifest:
     :param seconds: from the job's end to its deletion.
     """
     result: Manifest = plain(manifest)
-    if kind_of(result.get("kind")).expires:
+    if kind_of(result.get("kind")).operator_of(str(result.get("apiVersion"))).expires:
         spec = result.setdefault("spec", {})
         spec["runPolicy"] = {**(spec.get("runPolicy") or {}), TTL: seconds}
     return result

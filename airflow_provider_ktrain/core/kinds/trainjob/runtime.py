@@ -1,13 +1,34 @@
-"""What the ML policy of a runtime means for a TrainJob: the number of its nodes, and what starts its program there."""
+"""The runtime of a TrainJob: which one it is, and what its ML policy means.
+
+The policy determines the number of nodes, and what starts the program there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 
+RUNTIME_GROUP = "trainer.kubeflow.org"
+CLUSTER_RUNTIME = "ClusterTrainingRuntime"
+DEFAULT_RUNTIME = "torch-distributed"  #: of jobs that are built without a manifest
+#: by kind of runtime: the resource's path segment, and whether it is in a namespace
+RUNTIMES = {CLUSTER_RUNTIME: ("clustertrainingruntimes", False), "TrainingRuntime": ("trainingruntimes", True)}
+#: environment variables that the webhook refuses, by the ML policy of the runtime (recording 55)
+RESERVED_ENVIRONMENT = {
+    "torch": frozenset({"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}),
+    "mpi": frozenset(
+        {
+            "OMPI_MCA_orte_default_hostfile",
+            "OMPI_MCA_orte_keep_fqdn_hostnames",
+            "OMPI_MCA_orte_set_default_slots",
+            "OMPI_MCA_plm_rsh_args",
+        }
+    ),
+}
 TORCH = "torch"
 ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"  #: label of a Job template: which step it is
 TRAINER_STEP = "trainer"  #: of the job whose number of pods is the policy's
@@ -15,6 +36,49 @@ SUPPORT_LABEL, DEPRECATED = "trainer.kubeflow.org/support", "deprecated"  #: of 
 SOURCES = (TORCH, "mpi", "jax", "xgboost", "flux")  #: keys of mlPolicy that say how the nodes find each other
 #: words of commands that start one process group on all nodes
 _LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "mpirun", "tune ")
+
+
+@dataclass(frozen=True)
+class RuntimeRef:
+    """The runtime that a job refers to: an object that holds the job's pod templates.
+
+    :param kind: its kind: ClusterTrainingRuntime.
+    :param plural: the resource's path segment.
+    :param namespaced: whether it is in the job's namespace.
+    :param name: its name.
+    """
+
+    kind: str
+    plural: str
+    namespaced: bool
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the cluster serves for one job.
+
+    :param fields: the fields of the job's `spec` in the served schema. None: the schema can't be read.
+    :param runtime: the runtime that the job refers to. None: the connection can't read it.
+    :param unreadable: why schema or runtime can't be read. Default: empty.
+    """
+
+    fields: frozenset[str] | None = None
+    runtime: Mapping[str, Any] | None = None
+    unreadable: str = ""
+
+
+def runtime_ref(manifest: Mapping[str, Any]) -> RuntimeRef | None:
+    """The ClusterTrainingRuntime or TrainingRuntime of runtimeRef. None: there is none, or of an unknown kind."""
+    ref = (manifest.get("spec") or {}).get("runtimeRef") or {}
+    kind = ref.get("kind") or CLUSTER_RUNTIME
+    if not ref.get("name") or kind not in RUNTIMES or ref.get("apiGroup") not in (None, "", RUNTIME_GROUP):
+        return None
+    plural, namespaced = RUNTIMES[kind]
+    return RuntimeRef(kind, plural, namespaced, ref["name"])
 
 
 def policy_of(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
