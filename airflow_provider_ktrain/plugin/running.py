@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.compat_server import TaskRecord
@@ -40,10 +41,10 @@ class RunningTrainings:
         self._lock = threading.Lock()  # requests are answered in threads
         self._records: Sequence[TaskRecord] = ()
         self._read_at = float("-inf")
-        self._statuses: dict[TaskInstanceId, tuple[float, Mapping[str, Any] | None]] = {}
+        self._statuses: dict[TaskInstanceId, Mapping[str, Any] | None] = {}
 
-    def view(self, user: Any, now: float) -> views.RunningView:
-        """The newest MAX_ROWS trainings of DAGs that the user may read.
+    def view(self, user: Any, now: float) -> SimpleNamespace:
+        """The newest MAX_ROWS trainings of DAGs that the user may read, how many there are, and what this is made of.
 
         :param now: epoch seconds.
         """
@@ -52,21 +53,18 @@ class RunningTrainings:
         mine = [record for record in records if record.key.dag_id in readable]
         shown = [(record, self._status(record.key)) for record in mine[:MAX_ROWS]]
         rows = [views.running_row(record, status, now) for record, status in shown]
-        return views.RunningView(rows=rows, count=len(mine), data=(shown, len(mine), views.minute_of(now)))
+        return SimpleNamespace(rows=rows, count=len(mine), data=(shown, len(mine), views.minute_of(now)))
 
     def _active(self) -> Sequence[TaskRecord]:
         with self._lock:
             if time.monotonic() >= self._read_at + self._cache_seconds:
                 self._records = self._source.active_trainings()
                 self._read_at = time.monotonic()
-                active = {record.key for record in self._records}
-                self._statuses = {key: read for key, read in self._statuses.items() if key in active}
+                self._statuses = {}
             return self._records
 
     def _status(self, key: TaskInstanceId) -> Mapping[str, Any] | None:
         with self._lock:
-            read_at, status = self._statuses.get(key, (float("-inf"), None))
-            if time.monotonic() >= read_at + self._cache_seconds:
-                status = self._source.read_status(key)
-                self._statuses[key] = time.monotonic(), status
-            return status
+            if key not in self._statuses:
+                self._statuses[key] = self._source.read_status(key)
+            return self._statuses[key]
