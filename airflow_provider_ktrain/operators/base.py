@@ -59,7 +59,7 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.hooks.training import TrainingHook
         from airflow_provider_ktrain.operators import airflow_settings
         from airflow_provider_ktrain.operators.submission import Submission
-        from airflow_provider_ktrain.worker_host import Try, WorkerHost
+        from airflow_provider_ktrain.worker_host import WorkerHost
 
         with as_airflow_errors():
             if not self.server_dry_run and (earlier := self._earlier_success(context)):
@@ -67,7 +67,7 @@ class TrainingJobOperator(JobParameters):
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             submission = Submission(request, context, hook, patience=self.patience)
-            with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
+            with self._reachable_by_kill(WorkerHost(hook, self.log, context["ti"])) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     self.outlets = []  # nothing was trained: the assets get no event
@@ -451,10 +451,9 @@ class TrainingJobOperator(JobParameters):
         return replace(outcome, result=result)
 
     def _host_for_existing_job(self, context: Context) -> WorkerHost:
-        from airflow_provider_ktrain.worker_host import Try, WorkerHost
+        from airflow_provider_ktrain.worker_host import WorkerHost
 
-        conn_id, cluster_context = self.kubernetes_conn_id, self.cluster_context
-        return WorkerHost.connected(conn_id, cluster_context, self.log, Try.of(context["ti"]))
+        return WorkerHost.connected(self, context["ti"])
 
     # OpenLineage: its provider calls these methods in the process that runs the task, or in a fork of it. They make no
     # requests to Airflow: the provider ends a fork at its timeout, and the worker would then read a wrong answer.

@@ -125,7 +125,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
     def _host(self) -> WorkerHost:
         from airflow_provider_ktrain.worker_host import WorkerHost
 
-        return WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log)
+        return WorkerHost.connected(self)
 
     def _look(self) -> dict[JobRef, Owner]:
         """The jobs that are left over now, by their state in the cluster and in Airflow. Each decision is logged."""

@@ -249,7 +249,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
         check_choice(self.logs, self.kind)
         parameters.validated(vars(self))
-        return WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log)
+        return WorkerHost.connected(self)
 
     async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job by its name. The second value is None if it doesn't exist."""
