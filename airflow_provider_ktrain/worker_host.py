@@ -18,6 +18,7 @@ from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.messages import (
+    Deferral,
     FollowPolicy,
     Handover,
     Options,
@@ -197,11 +198,6 @@ class WorkerHost:
         self.handover.metrics["seconds.submit"] = round(time.monotonic() - began, 3)
         return submitted
 
-    def take_over(self, ref: JobRef, options: Options, handover: Handover) -> None:
-        """Continue with a job that this try submitted before it deferred: from now on a kill may release it."""
-        self._training.job.ref, self._training.job.options, self._training.handover = ref, options, handover
-        self.check()
-
     def follow(
         self,
         ref: JobRef,
@@ -226,6 +222,18 @@ class WorkerHost:
         if self._stop.reason is not None and not ended.succeeded:
             self._killed = TrainingKilledError(str(cause_of(ended)))
         return ended
+
+    def follow_on(self, deferral: Deferral, until: float | None, *, patience: float, first: Noticed) -> Outcome | None:
+        """Follow a job that this try submitted before it deferred: from now on a kill may release it.
+
+        :param deferral: the last one of this try.
+        :param until: as of `follow`.
+        :param patience: as of `follow`.
+        :param first: as of `follow`.
+        """
+        training = self._training
+        training.job.ref, training.job.options, training.handover = deferral.job, deferral.options, deferral.handover
+        return self.follow(deferral.job, deferral.options, until, patience=patience, first=first)
 
     def watch(self, ref: JobRef, options: Options, timeout: float | None = None) -> Outcome:
         """Follow a job that somebody else submitted; it is never released.

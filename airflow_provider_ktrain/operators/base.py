@@ -172,8 +172,8 @@ class TrainingJobOperator(JobParameters):
                 if traceback := compat.trigger_traceback(next_kwargs):
                     self.log.warning("Traceback of the trigger:\n%s", traceback)
                 return self._follow_in_worker(reason, context)
-            if (deferral := self._deferral_of_this_try(context)) is not None:
-                return self._end_after_deferral(deferral, context)
+            if (found := self._deferral_of_this_try(context)) is not None:
+                return self._end_after_deferral(found[0], context)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def _end_after_deferral(self, deferral: Deferral, context: Context) -> Any:
@@ -185,8 +185,7 @@ class TrainingJobOperator(JobParameters):
         seconds = self.execution_timeout.total_seconds() if self.execution_timeout is not None else 0.0
         expired = Noticed(Event.DEFERRAL_EXPIRED, Limit.EXECUTION, seconds)
         with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
-            host.take_over(deferral.job, deferral.options, deferral.handover)
-            outcome = host.follow(deferral.job, deferral.options, None, patience=self.patience, first=expired)
+            outcome = host.follow_on(deferral, None, patience=self.patience, first=expired)
             assert outcome is not None  # only with `until`
             return self._finish(outcome, context, host)
 
@@ -202,13 +201,19 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.engine.follow.following import Noticed
         from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
-        deferral = self._stored_deferral(reason, context)
+        found = self._deferral_of_this_try(context)
+        if found is None:
+            raise KtrainError(
+                f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
+                "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
+            )
+        deferral, since = found
+        self.log.warning("Lines since %s may be repeated: the trigger failed.", since)
         deferral = replace(deferral, failures=deferral.failures + 1)
-        ref, options = deferral.job, deferral.options
         seconds = seconds_in_worker(deferral.failures, self.seconds_in_worker)
         self.log.warning("The trigger failed: %s. The job is not affected.", clipped(reason, 150))
         how_long = "to its end" if seconds is None else f"for {seconds:.0f} s and then defers again"
-        self.log.info("This worker follows %s %s (trigger failure %d).", ref, how_long, deferral.failures)
+        self.log.info("This worker follows %s %s (trigger failure %d).", deferral.job, how_long, deferral.failures)
         until = None if seconds is None else time.monotonic() + seconds
         patience = self.patience if seconds is None else seconds
         try:
@@ -218,10 +223,8 @@ class TrainingJobOperator(JobParameters):
                 raise
             self._defer(deferral, context)
         with self._reachable_by_kill(host):
-            host.take_over(ref, options, deferral.handover)
             try:
-                failed = Noticed(Event.TRIGGER_FAILED)
-                outcome = host.follow(ref, options, until, patience=patience, first=failed)
+                outcome = host.follow_on(deferral, until, patience=patience, first=Noticed(Event.TRIGGER_FAILED))
             except Exception:
                 host.check()
                 if seconds is None:
@@ -248,36 +251,20 @@ class TrainingJobOperator(JobParameters):
                 self.log.warning("The connection can't be read. Retrying in %.0f s.\n%s", RETRY_SECONDS, e)
                 time.sleep(RETRY_SECONDS)
 
-    def _stored_deferral(self, reason: str, context: Context) -> Deferral:
-        """The deferral of this try's last trigger.
+    def _deferral_of_this_try(self, context: Context) -> tuple[Deferral, str] | None:
+        """The deferral of this try's last trigger, and since when its lines may be repeated.
 
-        :raises KtrainError: the task's state contains no job of this try.
+        If only the job of this try is stored, the deferral has defaults. None if that isn't stored either.
         """
         from airflow_provider_ktrain.engine.follow.messages import Handover
         from airflow_provider_ktrain.operators import task_state
 
         if found := task_state.read_deferral(context):
-            deferral, since = found
-            self.log.warning("Lines since %s may be repeated: the trigger failed.", since or "the deferral")
-            return deferral
+            return found
         job = task_state.read_job(context)
-        if job is not None and job.owner == str(context["ti"].id):
-            self.log.warning("All lines of %s may be repeated: the task's state contains no log position.", job)
-            return self._deferral(job, self._options({}), Handover())
-        raise KtrainError(
-            f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
-            "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
-        )
-
-    def _deferral_of_this_try(self, context: Context) -> Deferral | None:
-        """The deferral of this try's last trigger; with defaults if only the job is stored, None if neither is."""
-        from airflow_provider_ktrain.engine.follow.messages import Handover
-        from airflow_provider_ktrain.operators import task_state
-
-        if found := task_state.read_deferral(context):
-            return found[0]
-        job = task_state.read_job(context)
-        return None if job is None else self._deferral(job, self._options({}), Handover())
+        if job is None or job.owner != str(context["ti"].id):
+            return None
+        return self._deferral(job, self._options({}), Handover()), "the job's start"
 
     def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
         """Let `on_kill` pass kills to this host, also a kill that has come before. Returns the host."""
@@ -316,17 +303,16 @@ class TrainingJobOperator(JobParameters):
 
         if not outcome.release_error or outcome.succeeded or outcome.kept:
             return outcome
-        deferral = self._deferral_of_this_try(context)
-        if deferral is None:
+        if (found := self._deferral_of_this_try(context)) is None:
             return outcome
-        job = deferral.job
+        deferral, _ = found
         failed = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
         try:
             with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
-                host.take_over(job, deferral.options, deferral.handover)
-                return host.follow(job, deferral.options, None, patience=self.patience, first=failed) or outcome
+                return host.follow_on(deferral, None, patience=self.patience, first=failed) or outcome
         except KtrainError as e:  # must not hide how the training ended
-            self.log.error("The release could not be completed. To delete the job, run: %s\n%s", job.delete_command, e)
+            command = deferral.job.delete_command
+            self.log.error("The release could not be completed. To delete the job, run: %s\n%s", command, e)
             return outcome
 
     def _finish(self, outcome: Outcome, context: Context, host: WorkerHost | None = None) -> Any:
@@ -349,11 +335,9 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.operators import task_state
 
         nodes = (outcome.cause or {}).get("failed_nodes")
-        if not nodes or not self.avoid_failed_nodes or not compat.has_task_state(context):
-            return
         with self._only_logged("The failed nodes could not be stored in the task's state."):
-            task_state.add_failed_nodes(context, nodes)
-            self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
+            if nodes and self.avoid_failed_nodes and task_state.add_failed_nodes(context, nodes):
+                self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
 
     def _conclude(
         self,
