@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.asset_events import checkpoint_dir
 from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
-from airflow_provider_ktrain.core.identity import JobRef, code_hash
+from airflow_provider_ktrain.core.identity import JobRef, code_hash, delete_command
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
@@ -70,6 +70,7 @@ class Submission:
             self.name, self.namespace = self._before["name"], self._before["namespace"]
         else:
             self.name, self.namespace = request.job_name, request.namespace_or(hook.namespace or "default")
+        self.delete_command = delete_command(request.kind, self.namespace, self.name)
         if same_life:  # `retries` may have been changed since
             request = replace(request, first_try=state.get("first_try", request.first_try))
         self._request = request
@@ -229,11 +230,6 @@ class Submission:
         task_state.write_job(context, submitted.ref, code=code_hash(job), checkpoint_dir=directory)
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
-
-    @property
-    def delete_command(self) -> str:
-        """The command with which a user deletes the job."""
-        return f"kubectl delete -n {self.namespace} {self._request.kind.plural} {self.name}"
 
     async def find(self, api: Api) -> Submitted | None:
         """The job that this or an earlier try has created; None if there is none or another task owns it."""
