@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -103,11 +104,8 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         """Read the job once in the worker; defer if it must wait."""
         if not self.deferrable:
             return super().execute(context) if self.reschedule else self._watch(context)
-        try:
-            with as_airflow_errors(), self._host() as host:
-                ref, _ = host.call(self._look)
-        except AirflowException as e:
-            self._give_up(e, context)
+        with self._skipping(context), self._host() as host:
+            ref, _ = host.call(self._look)
         self._defer(context, ref, failures=0, deadline=time.time() + self.timeout)
 
     def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
@@ -137,39 +135,41 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         As before a deferral, the job is read once at first: an error then fails the try, later ones are retried.
         """
         deadline = time.time() + self.timeout
-        try:
-            with as_airflow_errors():
-                with self._host() as host:
-                    host.call(self._find)
-                if not self._watch_until(deadline):
-                    raise self._too_late()
-        except AirflowException as e:
-            self._give_up(e, context)
+        with self._skipping(context):
+            with self._host() as host:
+                host.call(self._find)
+            if not self._watch_until(deadline):
+                raise self._too_late()
 
     def _too_late(self) -> AirflowSensorTimeout:
         """The error at the sensor's timeout."""
         return AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s")
 
-    def _give_up(self, error: AirflowException, context: Context) -> NoReturn:
-        """Fail or skip the task. An error that proves nothing about the job fails it first, while retries are left."""
-        unproven = isinstance(error.__cause__, ClusterError)
-        if (self.soft_fail or self.never_fail) and not (unproven and compat.has_retry(context)):
-            self.log.warning("Skipped instead of failed.\n%s", error)
-            raise AirflowSkipException(f"Skipped instead of failed.\n{error}") from error
-        raise error
+    @contextlib.contextmanager
+    def _skipping(self, context: Context) -> Iterator[None]:
+        """Raise the provider's errors as Airflow's, or skip the task instead (`soft_fail`, `never_fail`).
+
+        An error that proves nothing about the job fails it first, while retries are left.
+        """
+        try:
+            with as_airflow_errors():
+                yield
+        except AirflowException as e:
+            unproven = isinstance(e.__cause__, ClusterError)
+            if not (self.soft_fail or self.never_fail) or (unproven and compat.has_retry(context)):
+                raise
+            self.log.warning("Skipped instead of failed.\n%s", e)
+            raise AirflowSkipException(f"Skipped instead of failed.\n{e}") from e
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume after the trigger. Airflow's method would fail the task if the trigger could not be loaded."""
-        try:
-            with as_airflow_errors():
-                if next_method == compat.TRIGGER_FAILED:
-                    reason = compat.trigger_failure(next_kwargs)
-                    if reason is None:
-                        raise self._too_late()
-                    return self._go_on(context, reason)
-                return compat.resume_without_sensor(self, next_method, next_kwargs, context)
-        except AirflowException as e:
-            self._give_up(e, context)
+        with self._skipping(context):
+            if next_method == compat.TRIGGER_FAILED:
+                reason = compat.trigger_failure(next_kwargs)
+                if reason is None:
+                    raise self._too_late()
+                return self._go_on(context, reason)
+            return compat.resume_without_sensor(self, next_method, next_kwargs, context)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
@@ -204,7 +204,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         try:
             return JobRef.from_dict(mapping(stored.job))
         except ValueError:
-            with as_airflow_errors(), self._host() as host:
+            with self._host() as host:
                 return host.call(self._look)[0]
 
     def _watch_until(self, until: float) -> bool:
@@ -214,14 +214,12 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         """
         while (left := until - time.time()) > 0:
             try:
-                with as_airflow_errors(), self._host() as host:
+                with self._host() as host:
                     ref, _ = host.call(self._look)
                     outcome = host.watch(ref, self._options(), left)
             except TimeoutError:
                 return False
-            except AirflowException as e:
-                if not isinstance(e.__cause__, ClusterError):
-                    raise
+            except ClusterError as e:
                 self.log.warning("%s can't be watched. Retrying.\n%s", self._title, e)
                 time.sleep(max(0.0, min(RETRY_PAUSE, until - time.time())))
             else:
@@ -231,18 +229,17 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:
         """Look once at the job, for `mode="reschedule"`."""
-        try:
-            with as_airflow_errors(), self._host() as host:
-                ref, job = host.call(self._look)
-                found = look_for(job, self.conditions)
-                if found is Awaited.NEVER:  # finding the cause takes a watch
-                    self._finish(host.watch(ref, self._options(), self.timeout))
-                return found is Awaited.MET
-        except AirflowException as e:
-            if not isinstance(e.__cause__, ClusterError):
-                raise
-            self.log.warning("%s can't be read. Retrying in %.0f s.\n%s", self._title, self.poke_interval, e)
-            return False
+        with as_airflow_errors():
+            try:
+                with self._host() as host:
+                    ref, job = host.call(self._look)
+                    found = look_for(job, self.conditions)
+                    if found is Awaited.NEVER:  # finding the cause takes a watch
+                        self._finish(host.watch(ref, self._options(), self.timeout))
+                    return found is Awaited.MET
+            except ClusterError as e:
+                self.log.warning("%s can't be read. Retrying in %.0f s.\n%s", self._title, self.poke_interval, e)
+                return False
 
     def _host(self) -> WorkerHost:
         from airflow_provider_ktrain.worker_host import WorkerHost
