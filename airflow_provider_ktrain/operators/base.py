@@ -108,10 +108,7 @@ class TrainingJobOperator(JobParameters):
             self.log.warning("%s\n%s", what, e)
 
     def _push_job(self, context: Context, job: dict[str, str]) -> None:
-        """Push the job's identity and its links, which users see while the job runs.
-
-        :param job: from `JobRef.described`.
-        """
+        """Push the job's identity and its links, which users see while the job runs."""
         self._job = job
         compat.push(context, "job", job)
         page = page_url(TaskInstanceId.of(context["ti"]))
@@ -194,8 +191,6 @@ class TrainingJobOperator(JobParameters):
 
         Nothing is released: a failed trigger proves nothing about its job. Logs are read from the position stored when
         the task deferred, because Airflow overwrites the failed trigger's log with that of the next trigger.
-
-        :param reason: why the trigger failed.
         """
         from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.following import Noticed
@@ -283,11 +278,7 @@ class TrainingJobOperator(JobParameters):
         """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
         from airflow_provider_ktrain.operators import task_state
 
-        try:
-            outcome = task_state.read_earlier_success(context)
-        except ValueError as e:  # the job's status has it as well, if the job still exists
-            self.log.warning("The stored outcome of an earlier try can't be read.\n%s", e)
-            return None
+        outcome = task_state.read_earlier_success(context)
         if outcome is not None:
             self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
             with self._only_logged("The identity of the job could not be pushed to Airflow."):
@@ -379,7 +370,8 @@ class TrainingJobOperator(JobParameters):
             if unreleased and compat.has_retry(context):
                 raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
             return self._returned(outcome)
-        if not unreleased and self._skips(outcome):
+        codes = self.skip_on_exit_code
+        if not unreleased and outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ()):
             raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
         raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
 
@@ -387,16 +379,8 @@ class TrainingJobOperator(JobParameters):
         """What the task returns after a training that succeeded."""
         return outcome.result
 
-    def _skips(self, outcome: Outcome) -> bool:
-        """Whether the task is skipped because of the exit code with which its job failed."""
-        codes = self.skip_on_exit_code
-        return outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ())
-
     def _release_ended_job(self, job: JobRef, event: Event, context: Context, host: WorkerHost | None) -> str:
-        """Delete the job, unless its status is the only proof of its success; returns why that failed, or "".
-
-        :param event: what is known about the outcome.
-        """
+        """Delete the job, unless its status is the only proof of its success; returns why that failed, or ""."""
         from airflow_provider_ktrain.core.ending import Event
 
         if event is Event.OUTCOME_NOT_STORED:

@@ -116,10 +116,7 @@ def add_failed_nodes(context: Context, nodes: Mapping[str, str]) -> bool:
 
 
 def read_earlier_success(context: Context) -> Outcome | None:
-    """The outcome of an earlier try, since the last clear, that succeeded; None if there is none.
-
-    :raises ValueError: the stored outcome can't be read.
-    """
+    """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
     ti = context["ti"]
     stored = earlier_success(compat.recall(context, OUTCOME_STATE), ti.try_number, ti.max_tries)
     return None if stored is None else Outcome.from_dict(stored)

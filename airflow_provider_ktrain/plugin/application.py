@@ -85,7 +85,7 @@ def build() -> FastAPI:
     templates.globals["root"] = compat.base_path() + PREFIX
     templates.globals["airflow"] = compat.base_path()
     rights = compat_server.rights_dependencies()
-    running = RunningTrainings(compat_server)
+    running = RunningTrainings()
 
     def page(name: str, **values: Any) -> HTMLResponse:
         return HTMLResponse(templates.get_template(name).render(**values), headers=HEADERS)

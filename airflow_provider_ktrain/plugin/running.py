@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
+from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.plugin import views
@@ -16,28 +17,14 @@ MAX_ROWS = 50
 CACHE_SECONDS = 10.0
 
 
-class Source(Protocol):
-    """Where the list comes from: `compat_server`."""
-
-    def active_trainings(self) -> Sequence[TaskRecord]:
-        """The trainings that run, newest first."""
-
-    def read_status(self, key: TaskInstanceId) -> Mapping[str, Any] | None:
-        """The status of one of them."""
-
-    def readable_dag_ids(self, user: Any, dag_ids: set[str]) -> set[str]:
-        """Those of the DAGs that the user may read."""
-
-
 class RunningTrainings:
     """Reads the trainings that run, and the statuses of the rows that are shown, at most once in `cache_seconds`.
 
-    :param source: where they are read from.
     :param cache_seconds: for which all viewers get what was read. Default: CACHE_SECONDS.
     """
 
-    def __init__(self, source: Source, cache_seconds: float = CACHE_SECONDS) -> None:
-        self._source, self._cache_seconds = source, cache_seconds
+    def __init__(self, cache_seconds: float = CACHE_SECONDS) -> None:
+        self._cache_seconds = cache_seconds
         self._lock = threading.Lock()  # requests are answered in threads
         self._records: Sequence[TaskRecord] = ()
         self._read_at = float("-inf")
@@ -49,7 +36,7 @@ class RunningTrainings:
         :param now: epoch seconds.
         """
         records = self._active()
-        readable = self._source.readable_dag_ids(user, {record.key.dag_id for record in records})
+        readable = compat_server.readable_dag_ids(user, {record.key.dag_id for record in records})
         mine = [record for record in records if record.key.dag_id in readable]
         shown = [(record, self._status(record.key)) for record in mine[:MAX_ROWS]]
         rows = [views.running_row(record, status, now) for record, status in shown]
@@ -58,7 +45,7 @@ class RunningTrainings:
     def _active(self) -> Sequence[TaskRecord]:
         with self._lock:
             if time.monotonic() >= self._read_at + self._cache_seconds:
-                self._records = self._source.active_trainings()
+                self._records = compat_server.active_trainings()
                 self._read_at = time.monotonic()
                 self._statuses = {}
             return self._records
@@ -66,5 +53,5 @@ class RunningTrainings:
     def _status(self, key: TaskInstanceId) -> Mapping[str, Any] | None:
         with self._lock:
             if key not in self._statuses:
-                self._statuses[key] = self._source.read_status(key)
+                self._statuses[key] = compat_server.read_status(key)
             return self._statuses[key]

@@ -109,11 +109,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         self._defer(context, ref, failures=0, deadline=time.time() + self.timeout)
 
     def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
-        """Wait in the triggerer until the deadline.
-
-        :param failures: number of failed triggers of this try.
-        :param deadline: epoch seconds.
-        """
+        """Wait in the triggerer. The arguments are fields of `Waiting`."""
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         compat.remember(context, STATE_KEY, {"version": VERSION, **asdict(Waiting(failures, deadline, ref.to_dict()))})
@@ -208,10 +204,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
                 return host.call(self._look)[0]
 
     def _watch_until(self, until: float) -> bool:
-        """Whether the job had one of the conditions before `until`. A watch that fails is retried.
-
-        :param until: epoch seconds.
-        """
+        """Whether the job had one of the conditions before `until` (epoch seconds). A watch that fails is retried."""
         while (left := until - time.time()) > 0:
             try:
                 with self._host() as host:
