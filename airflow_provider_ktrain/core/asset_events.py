@@ -55,15 +55,12 @@ def checkpoint_dir(kind: Kind, job: Mapping[str, Any]) -> str:
 def event_extra(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The extra with these fields, without secrets and empty fields.
 
+    `left_out` names the fields that would make it larger than MAX_EXTRA_BYTES.
+
     :param fields: `job`, `usage`, `metrics`, `result`, `checkpoint_dir`, `model_uri`.
     """
     filled = {name: value for name, value in fields.items() if value is not None and value not in ("", {})}
-    return {"version": VERSION, **redacted(filled)}
-
-
-def bounded(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The extra without the fields that make it larger than MAX_EXTRA_BYTES; `left_out` names them."""
-    kept, left_out = dict(extra), list[str]()
+    kept, left_out = {"version": VERSION, **redacted(filled)}, list[str]()
     for name in _DISPENSABLE:
         if name in kept and json_size(kept) > MAX_EXTRA_BYTES:
             del kept[name]

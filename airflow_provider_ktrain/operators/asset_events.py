@@ -64,7 +64,7 @@ def _extra(context: Context, outcome: Outcome, log: Log) -> dict[str, Any]:
         "metrics": outcome.training_metrics,
         "result": outcome.result,
     }
-    return asset_events.bounded(asset_events.event_extra(fields))
+    return asset_events.event_extra(fields)
 
 
 def _resolve(context: Context, alias: AssetAlias, result: Any, extra: dict[str, Any], log: Log) -> None:
