@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
@@ -35,6 +34,7 @@ ENDED = tuple(phase for phase in Phase if phase.ended)
 #: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 UNQUOTED = ("category", "resolution", "replica")  #: texts of a cause that never quote a log
+OF_CAUSE = (*UNQUOTED, "summary", "detail")
 HIDDEN_CAUSE = "It failed. The cause may quote the log, which you have no right to read."
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 NOT_FOLLOWED = (
@@ -70,10 +70,14 @@ def training_view(
     replicas = mapping(read.get("replicas"))
     rows = [row for row in map(_replica, _list(replicas.get("rows"))) if row]
     until = now if active else record.ended_at or written_at or now
-    cause = {name: _text(value) for name, value in (mapping(read.get("cause")) or _concluded(read)).items()}
+    found = mapping(read.get("cause")) or mapping(read.get("conclusion"))  # stored before the job is released
+    cause = {name: _text(value) for name, value in found.items() if name in OF_CAUSE}
     if cause and not with_logs:
         cause = {**{name: cause.get(name, "") for name in UNQUOTED}, "summary": HIDDEN_CAUSE}
     lines = mapping(read.get("last_lines"))
+    dag = f"/dags/{quote(key.dag_id, safe='')}"
+    run = f"{dag}/runs/{quote(key.run_id, safe='')}"
+    mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
     return SimpleNamespace(
         data=(record, status, list(tries), with_logs, stale, active and minute_of(now)),
         key=key,
@@ -102,9 +106,9 @@ def training_view(
         tries=[_try(one, with_logs) for one in reversed(tries)],
         tries_unknown=record.try_number > 1 and not tries,
         commands=_commands(job, rows),
-        path=[(key.dag_id, _dag_path(key)), (key.run_id, _run_path(key))],
-        log_path=_task_path(key),
-        code_path=f"{_dag_path(key)}/code",
+        path=[(key.dag_id, dag), (key.run_id, run)],
+        log_path=f"{run}/tasks/{quote(key.task_id, safe='')}{mapped}",
+        code_path=f"{dag}/code",
     )
 
 
@@ -159,12 +163,6 @@ def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
         if isinstance(pair, list | tuple) and len(pair) == 2 and (at := _number(pair[1])) is not None:
             found.append((_text(pair[0]), at))
     return found
-
-
-def _concluded(read: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The cause in the conclusion, which is stored before the job is released; empty if there is none."""
-    conclusion = mapping(read.get("conclusion"))
-    return {name: conclusion[name] for name in ("category", "summary", "resolution", "replica") if name in conclusion}
 
 
 def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[str, Any]]:
@@ -283,19 +281,6 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
         pod = next((row for row in rows if not row["fine"]), rows[0])
         commands.append(f"kubectl logs {where} {shlex.quote(pod['pod'])} --all-containers --follow")
     return commands
-
-
-def _dag_path(key: TaskInstanceId) -> str:
-    return f"/dags/{quote(key.dag_id, safe='')}"
-
-
-def _run_path(key: TaskInstanceId) -> str:
-    return f"{_dag_path(key)}/runs/{quote(key.run_id, safe='')}"
-
-
-def _task_path(key: TaskInstanceId) -> str:
-    mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
-    return f"{_run_path(key)}/tasks/{quote(key.task_id, safe='')}{mapped}"
 
 
 def _clock(at: float | None) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -17,7 +16,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import JOB_SOURCE, StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
@@ -36,23 +35,13 @@ STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.
 RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """What a sensor stores in the task's state when it defers.
+def read_state(stored: Any) -> tuple[int, float, Mapping[str, Any]]:
+    """What a sensor has stored under STATE_KEY: failed triggers of this try, epoch seconds of its timeout, and the job.
 
-    :param failures: number of failed triggers of this try. Default: 0.
-    :param deadline: epoch seconds at which the timeout expires. Default: 0, unknown.
-    :param job: the awaited job, a `core.identity.JobRef` as a dict. Default: unknown.
+    :param stored: by this release or another one; None if there is nothing. What is unknown is 0 or empty.
     """
-
-    failures: int = 0
-    deadline: float = 0.0
-    job: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Waiting:
-        """The state of this release or another one; defaults if there is none."""
-        return cls(**known_fields(cls, mapping(data)))
+    read = mapping(stored)
+    return read.get("failures", 0), read.get("deadline", 0.0), mapping(read.get("job"))
 
 
 class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
@@ -109,10 +98,11 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         self._defer(context, ref, failures=0, deadline=time.time() + self.timeout)
 
     def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
-        """Wait in the triggerer. The arguments are fields of `Waiting`."""
+        """Wait in the triggerer, until `deadline` (epoch seconds)."""
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
-        compat.remember(context, STATE_KEY, {"version": VERSION, **asdict(Waiting(failures, deadline, ref.to_dict()))})
+        state = {"version": VERSION, "failures": failures, "deadline": deadline, "job": ref.to_dict()}
+        compat.remember(context, STATE_KEY, state)
         self.defer(
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
@@ -182,10 +172,9 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         """Wait in the worker after a failed trigger, longer after each failure, then defer again."""
         from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
-        stored = Waiting.from_dict(compat.recall(context, STATE_KEY))
-        failures = stored.failures + 1
-        deadline = stored.deadline or time.time() + self.timeout
-        until = min(deadline, time.time() + (seconds_in_worker(failures, self.seconds_in_worker) or math.inf))
+        failures, deadline, job = read_state(compat.recall(context, STATE_KEY))
+        deadline = deadline or time.time() + self.timeout
+        until = min(deadline, time.time() + (seconds_in_worker(failures + 1, self.seconds_in_worker) or math.inf))
         self.log.warning(
             "The trigger failed. This worker waits for %s for %.0f s.\n%s", self._title, until - time.time(), reason
         )
@@ -193,12 +182,12 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
             return
         if until >= deadline:
             raise self._too_late()
-        self._defer(context, self._reference(stored), failures, deadline)
+        self._defer(context, self._reference(job), failures + 1, deadline)
 
-    def _reference(self, stored: Waiting) -> JobRef:
+    def _reference(self, stored: Mapping[str, Any]) -> JobRef:
         """The job that the sensor deferred for, or the job as found in the cluster."""
         try:
-            return JobRef.from_dict(mapping(stored.job))
+            return JobRef.from_dict(stored)
         except ValueError:
             with self._host() as host:
                 return host.call(self._look)[0]
