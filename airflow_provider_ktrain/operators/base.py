@@ -55,6 +55,7 @@ class TrainingJobOperator(JobParameters):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
+        from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.exceptions import as_airflow_errors
         from airflow_provider_ktrain.hooks.training import TrainingHook
         from airflow_provider_ktrain.operators import airflow_settings
@@ -63,7 +64,7 @@ class TrainingJobOperator(JobParameters):
 
         with as_airflow_errors():
             if not self.server_dry_run and (earlier := self._earlier_success(context)):
-                return self._conclude(earlier, context, found=True)
+                return self._conclude(earlier, context, Event.SUCCESS_FOUND)
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             submission = Submission(request, context, hook, patience=self.patience)
@@ -98,10 +99,7 @@ class TrainingJobOperator(JobParameters):
 
     @contextlib.contextmanager
     def _only_logged(self, what: str) -> Iterator[None]:
-        """Log an error of the body instead of raising it: it must not hide how the training ended.
-
-        :param what: first line of the warning.
-        """
+        """Log an error of the body, below the line `what`: it must not hide how the training ended."""
         try:
             yield
         except Exception as e:
@@ -311,6 +309,7 @@ class TrainingJobOperator(JobParameters):
 
         :param host: which has followed it in this process. Default: None, another process did.
         """
+        from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.operators import outcome_metrics, task_state
 
         stored = False
@@ -319,7 +318,8 @@ class TrainingJobOperator(JobParameters):
         self._note_failed_nodes(outcome, context)
         with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
             outcome_metrics.count(context, outcome)
-        return self._conclude(outcome, context, host, stored=stored)
+        proven = stored or not outcome.succeeded
+        return self._conclude(outcome, context, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
         """Store the nodes on which this try failed, if later tries are to avoid them."""
@@ -330,22 +330,12 @@ class TrainingJobOperator(JobParameters):
             if nodes and self.avoid_failed_nodes and task_state.add_failed_nodes(context, nodes):
                 self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
 
-    def _conclude(
-        self,
-        outcome: Outcome,
-        context: Context,
-        host: WorkerHost | None = None,
-        *,
-        stored: bool = True,
-        found: bool = False,
-    ) -> Any:
+    def _conclude(self, outcome: Outcome, context: Context, event: Event, host: WorkerHost | None = None) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
 
+        :param event: what is known about the outcome: OUTCOME_STORED, OUTCOME_NOT_STORED or SUCCESS_FOUND.
         :param host: as of `_finish`.
-        :param stored: whether the outcome is in the task's state. If not, a succeeded job is kept for a retry.
-        :param found: whether an earlier try has stored the outcome. Default: False.
         """
-        from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
         from airflow_provider_ktrain.operators import asset_events, outcome_metrics
@@ -362,8 +352,6 @@ class TrainingJobOperator(JobParameters):
                     asset_events.add_training(context, self.outlets, outcome, self.log)
         unreleased = "" if outcome.succeeded and outcome.kept else outcome.release_error
         if outcome.kept:
-            proven = stored or not outcome.succeeded
-            event = Event.SUCCESS_FOUND if found else Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED
             left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, context, host)
             unreleased = left if outcome.release_error else ""
         if outcome.succeeded:

@@ -156,10 +156,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
             return orphans
 
     async def _find(self, deployment: str, api: Api, default: str) -> tuple[list[tuple[JobRef, Object]], str]:
-        """The jobs of the deployment, and a text that names the namespaces.
-
-        :param default: namespace to use if `namespaces` is empty.
-        """
+        """The jobs of the deployment, and a text that names the namespaces: `default` if the parameter is empty."""
         from airflow_provider_ktrain.engine import api_paths
         from airflow_provider_ktrain.engine.job_requests import served_version
 

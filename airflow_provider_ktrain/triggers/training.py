@@ -243,12 +243,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             raise asyncio.CancelledError
 
     async def _task_state(self, seconds: float) -> str:
-        """The state of this trigger's task instance; empty if it can't be read.
+        """The state of this trigger's task instance; empty if it can't be read within `seconds`.
 
         A slow answer is waited for: the supervisor may be busy for minutes. It answers the requests of all triggers one
         after another, so a request that is given up and sent again waits behind all others once more.
-
-        :param seconds: for which to wait.
         """
         end = time.monotonic() + seconds
         try:
