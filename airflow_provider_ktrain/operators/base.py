@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity import JobRef, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
@@ -310,14 +311,14 @@ class TrainingJobOperator(JobParameters):
         :param host: which has followed it in this process. Default: None, another process did.
         """
         from airflow_provider_ktrain.core.ending import Event
-        from airflow_provider_ktrain.operators import outcome_metrics, task_state
+        from airflow_provider_ktrain.operators import task_state
 
         stored = False
         with self._only_logged("The outcome could not be stored in the task's state."):
             stored = outcome.superseded or task_state.write_outcome(context, outcome)
         self._note_failed_nodes(outcome, context)
         with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
-            outcome_metrics.count(context, outcome)
+            self._count(outcome, context)
         proven = stored or not outcome.succeeded
         return self._conclude(outcome, context, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
 
@@ -330,6 +331,31 @@ class TrainingJobOperator(JobParameters):
             if nodes and self.avoid_failed_nodes and task_state.add_failed_nodes(context, nodes):
                 self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
 
+    def _count(self, outcome: Outcome, context: Context) -> None:
+        """Add this try to the counters of Airflow's metrics, unless another try owns the job now."""
+        from airflow_provider_ktrain.core.task_metrics import PREFIX, counts
+        from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
+
+        if outcome.superseded:
+            return
+        ti, cause = context["ti"], None if outcome.succeeded else outcome.cause or UNKNOWN_CAUSE
+        for name, value, tags in counts(outcome.usage, cause):
+            compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+
+    def _push_outcome(self, outcome: Outcome, context: Context) -> None:
+        """Set the gauges of Airflow's metrics, and push usage, metrics, and the last status for the training page."""
+        from airflow_provider_ktrain.core.task_metrics import PREFIX, gauges
+
+        ti = context["ti"]
+        for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
+            compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+        xcoms = {STATUS_XCOM: outcome.status}
+        if self.do_xcom_push:
+            xcoms |= {"usage": outcome.usage, "metrics": outcome.training_metrics}
+        for key, fields in xcoms.items():
+            if fields:
+                compat.push(context, key, fields)
+
     def _conclude(self, outcome: Outcome, context: Context, event: Event, host: WorkerHost | None = None) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
 
@@ -338,13 +364,13 @@ class TrainingJobOperator(JobParameters):
         """
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
-        from airflow_provider_ktrain.operators import asset_events, outcome_metrics
+        from airflow_provider_ktrain.operators import asset_events
 
         self._outcome = outcome = self._with_fit_result(outcome)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
-            outcome_metrics.push(context, outcome, xcoms=self.do_xcom_push)
+            self._push_outcome(outcome, context)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
             if self.outlets:
