@@ -343,18 +343,18 @@ class TrainingJobOperator(JobParameters):
             compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
 
     def _push_outcome(self, outcome: Outcome, context: Context) -> None:
-        """Set the gauges of Airflow's metrics, and push usage, metrics, and the last status for the training page."""
+        """Push usage, metrics, and the last status for the training page, and set the gauges of Airflow's metrics."""
         from airflow_provider_ktrain.core.task_metrics import PREFIX, gauges
 
-        ti = context["ti"]
-        for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
-            compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
         xcoms = {STATUS_XCOM: outcome.status}
         if self.do_xcom_push:
             xcoms |= {"usage": outcome.usage, "metrics": outcome.training_metrics}
         for key, fields in xcoms.items():
             if fields:
                 compat.push(context, key, fields)
+        ti = context["ti"]
+        for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
+            compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
 
     def _conclude(self, outcome: Outcome, context: Context, event: Event, host: WorkerHost | None = None) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
