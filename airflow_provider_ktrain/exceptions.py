@@ -21,6 +21,9 @@ from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text import shown, with_short_first_line
 
+#: The exception of each category, in the order of their definition; `unknown` has none of its own.
+BY_CATEGORY: dict[Category, type[TrainingJobError]] = {}
+
 
 class TrainingJobError(AirflowException):
     """A training job did not succeed. The first line of the message is the cause, in at most 200 characters.
@@ -31,51 +34,56 @@ class TrainingJobError(AirflowException):
 
     cause: Mapping[str, Any] = MappingProxyType({})
 
+    def __init_subclass__(cls, category: Category | None = None) -> None:
+        super().__init_subclass__()
+        if category is not None:
+            BY_CATEGORY[category] = cls
+
     def __init__(self, *args: object) -> None:
         texts = (with_short_first_line(arg) if isinstance(arg, str) else arg for arg in args)
         super().__init__(*shown(tuple(texts)))
 
 
-class TrainingUserCodeError(TrainingJobError):
+class TrainingUserCodeError(TrainingJobError, category=Category.USER_CODE):
     """The program failed with an exception or an exit code."""
 
 
-class TrainingOutOfMemoryError(TrainingJobError):
+class TrainingOutOfMemoryError(TrainingJobError, category=Category.OUT_OF_MEMORY):
     """A container exceeded its memory limit, or a GPU ran out of memory."""
 
 
-class TrainingEnvironmentError(TrainingJobError):
+class TrainingEnvironmentError(TrainingJobError, category=Category.ENVIRONMENT):
     """What the job needs is missing (ConfigMap, Secret, volume), its pods are refused, or its operator rejects it.
 
     A policy, an injected container or a runtime may be the reason, so Airflow retries it.
     """
 
 
-class TrainingImageError(TrainingJobError):
+class TrainingImageError(TrainingJobError, category=Category.IMAGE):
     """An image can't be pulled, or its command can't be started."""
 
 
-class TrainingSchedulingError(TrainingJobError):
+class TrainingSchedulingError(TrainingJobError, category=Category.SCHEDULING):
     """A pod can't be scheduled, or not in time."""
 
 
-class TrainingQueueError(TrainingJobError):
+class TrainingQueueError(TrainingJobError, category=Category.QUEUE):
     """The queue did not admit the job in time."""
 
 
-class TrainingInfrastructureError(TrainingJobError):
+class TrainingInfrastructureError(TrainingJobError, category=Category.INFRASTRUCTURE):
     """Eviction, preemption, a lost node, a broken GPU, a lost peer, or a pod or job deleted by someone else."""
 
 
-class TrainingTimeoutError(TrainingJobError):
+class TrainingTimeoutError(TrainingJobError, category=Category.TIMEOUT):
     """The job exceeded `execution_timeout` or a deadline in its manifest."""
 
 
-class TrainingHangError(TrainingJobError):
+class TrainingHangError(TrainingJobError, category=Category.HANG):
     """A running job wrote no log line for `log_stall_timeout`, or reported no higher step for `progress_timeout`."""
 
 
-class TrainingKilledError(TrainingJobError):
+class TrainingKilledError(TrainingJobError, category=Category.KILLED):
     """A user killed the task, or its worker was stopped (SIGTERM), in which case the job is kept for a retry."""
 
 
@@ -105,21 +113,6 @@ class TrainingConfigurationError(TrainingJobError, AirflowFailException):
     Raised for parameters that can't be valid on any cluster, for a return value that isn't JSON, and if the API server
     (400, 413, 422) or the operator's own webhook answers the creation of the job with a refusal of this manifest.
     """
-
-
-#: The exception of each category; `unknown` has none of its own.
-BY_CATEGORY: Mapping[Category, type[TrainingJobError]] = {
-    Category.USER_CODE: TrainingUserCodeError,
-    Category.ENVIRONMENT: TrainingEnvironmentError,
-    Category.IMAGE: TrainingImageError,
-    Category.SCHEDULING: TrainingSchedulingError,
-    Category.INFRASTRUCTURE: TrainingInfrastructureError,
-    Category.OUT_OF_MEMORY: TrainingOutOfMemoryError,
-    Category.QUEUE: TrainingQueueError,
-    Category.TIMEOUT: TrainingTimeoutError,
-    Category.HANG: TrainingHangError,
-    Category.KILLED: TrainingKilledError,
-}
 
 
 def failure(cause: Mapping[str, Any], released: str = "") -> TrainingJobError:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,29 +37,28 @@ class KtrainCluster:
     kubeconfig: Path
     namespace: str
     connection: str
-    _cluster: EmbeddedCluster
 
     def create_namespace(self, name: str) -> None:
         """Create another namespace, for DAGs that name one. Its jobs are not deleted at the end of the test.
 
         :param name: the namespace. It may exist already.
         """
-        body = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).encode()
-        self._send("POST", "/api/v1/namespaces", body)
+        self._change("create_namespace", {"metadata": {"name": name}})
 
     def delete(self) -> None:
         """Delete the namespace of the test with everything in it. The fixture calls this at the end."""
-        self._send("DELETE", f"/api/v1/namespaces/{self.namespace}")
+        self._change("delete_namespace", self.namespace)
 
-    def _send(self, method: str, path: str, body: bytes | None = None) -> None:
-        headers = {"Authorization": f"Bearer {self._cluster.token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._cluster.url}{path}", body, headers, method=method)
-        context = ssl.create_default_context(cafile=str(self._cluster.ca_file))
-        try:
-            urllib.request.urlopen(request, context=context, timeout=60).close()
-        except urllib.error.HTTPError as e:
-            if e.code != 409:  # the namespace exists, or is being deleted
-                raise
+    def _change(self, method: str, namespace: Any) -> None:
+        """Call a method of Kubernetes' client."""
+        from kubernetes import client, config
+
+        with config.new_client_from_config(str(self.kubeconfig)) as api:
+            try:
+                getattr(client.CoreV1Api(api), method)(namespace)
+            except client.ApiException as e:
+                if e.status != 409:  # the namespace exists, or is being deleted
+                    raise
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +95,7 @@ def ktrain_cluster(
     connection = json.dumps({"conn_type": "kubernetes", "extra": extra})
     monkeypatch.setenv(CONNECTION, connection)
     monkeypatch.setenv(DEPLOYMENT, namespace)
-    cluster = KtrainCluster(embedded.kubeconfig, namespace, connection, embedded)
+    cluster = KtrainCluster(embedded.kubeconfig, namespace, connection)
     cluster.create_namespace(namespace)
     yield cluster
     cluster.delete()

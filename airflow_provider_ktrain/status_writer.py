@@ -59,16 +59,10 @@ class StatusWriter:
 
     :param interval: seconds between the beginnings of two writes. Default: SECONDS_BETWEEN_WRITES.
     :param slow_after: seconds after which a write counts as slow. Default: SLOW_SECONDS.
-    :param conclusion_seconds: seconds that `conclude` waits. Default: CONCLUSION_SECONDS.
     """
 
-    def __init__(
-        self,
-        interval: float = SECONDS_BETWEEN_WRITES,
-        slow_after: float = SLOW_SECONDS,
-        conclusion_seconds: float = CONCLUSION_SECONDS,
-    ) -> None:
-        self._interval, self._slow_after, self._conclusion_seconds = interval, slow_after, conclusion_seconds
+    def __init__(self, interval: float = SECONDS_BETWEEN_WRITES, slow_after: float = SLOW_SECONDS) -> None:
+        self._interval, self._slow_after = interval, slow_after
         self._questions = 0  # that wait for Airflow's answer
         self._unasked = asyncio.Event()  # set while there is none
         self._unasked.set()
@@ -99,7 +93,7 @@ class StatusWriter:
     async def conclude(self, key: TaskInstanceId, build: Build, write: Write) -> bool:
         """Write the task's status before all others and without the interval, instead of one that was offered.
 
-        It waits at most `conclusion_seconds`. What isn't written by then is offered as an urgent status, so that it
+        It waits at most CONCLUSION_SECONDS. What isn't written by then is offered as an urgent status, so that it
         doesn't delay conclusions that are still waited for.
 
         :param build: as in `offer`.
@@ -111,7 +105,7 @@ class StatusWriter:
         self._conclusions[key] = _Waiting(build, write, answer)
         self._concluding.set()
         self._start()
-        await asyncio.wait([answer], timeout=self._conclusion_seconds)
+        await asyncio.wait([answer], timeout=CONCLUSION_SECONDS)
         stored = answer.done() and answer.result()
         if not stored:
             self._conclusions.pop(key, None)

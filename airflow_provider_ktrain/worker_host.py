@@ -6,7 +6,6 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,7 +16,7 @@ from airflow_provider_ktrain.core.ending import Event, Successor
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
@@ -36,59 +35,37 @@ T = TypeVar("T")
 STOP_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: to end after SIGTERM
 
 
-@dataclass(frozen=True)
-class Try:
-    """The task try that a worker runs.
-
-    :param retry_left: whether Airflow retries the task if this try fails.
-    :param ask_state: returns the task's state, as `compat.task_state` does; it may block for a long time.
-    :param status_sink: takes the training's status. Default: None, the status isn't written.
-    """
-
-    retry_left: bool
-    ask_state: Callable[[], str]
-    status_sink: TaskStatusSink | None = None
-
-    @classmethod
-    def of(cls, ti: Any) -> Try:
-        """:param ti: the task instance of an Airflow context."""
-        ask = functools.partial(compat.task_state, ti)
-        return cls(compat.has_tries_left(ti), ask, TaskStatusSink.of(ti, WORKER))
-
-
 class WorkerHost:
     """Runs a `Training` in this process, for one execution of one task. A context manager.
 
     :param hook: hook of the connection, loaded.
     :param log: the task's logger.
-    :param task: the try that this process runs. Default: None, it owns no job.
+    :param ti: Airflow's task instance, whose try this process runs. Default: None, it owns no job.
     """
 
-    def __init__(self, hook: TrainingHook, log: Log, task: Try | None = None) -> None:
-        self._hook, self._log, self._task = hook, log, task
+    def __init__(self, hook: TrainingHook, log: Log, ti: Any = None) -> None:
+        self._hook, self._log, self._ti = hook, log, ti
         self._stop = StopSignal()
         self._killed: TrainingKilledError | None = None  # the end after a kill
-        sink = None if task is None else task.status_sink
-        successor = Successor.NEXT_TRY if task is not None and task.retry_left else Successor.NOBODY
-        ask = self._ask_state if task is not None else None
+        sink = None if ti is None else TaskStatusSink.of(ti, WORKER)
+        successor = Successor.NEXT_TRY if ti is not None and compat.has_tries_left(ti) else Successor.NOBODY
+        ask = None if ti is None else self._ask_state
         host = Host(STOP_SECONDS, ask, successor, policy=FollowPolicy(status_sink=sink))
         self._training = Training(hook.api, host, log, self._stop)
         self._runner = asyncio.Runner()
         self._main: asyncio.Task[Any] | None = None
 
     @classmethod
-    def connected(cls, conn_id: str, cluster_context: str | None, log: Log, task: Try | None = None) -> Self:
+    def connected(cls, operator: Any, ti: Any = None) -> Self:
         """A host with the client of a connection, which is read now.
 
-        :param conn_id: id of the connection.
-        :param cluster_context: context of its kubeconfig; None is the connection's.
-        :param log: as of the class.
-        :param task: as of the class. Default: None.
+        :param operator: with `kubernetes_conn_id`, `cluster_context` and `log`.
+        :param ti: as of the class. Default: None.
         :raises AccessError: the connection can't be read.
         """
-        hook = TrainingHook(conn_id, cluster_context)
+        hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
         hook.load()
-        return cls(hook, log, task)
+        return cls(hook, operator.log, ti)
 
     @property
     def handover(self) -> Handover:
@@ -188,10 +165,9 @@ class WorkerHost:
 
     async def _ask_state(self, seconds: float) -> str:
         """The task's state in Airflow; empty if there is no answer in time."""
-        assert self._task is not None
         try:
             with question():
-                return await asyncio.wait_for(in_thread(self._task.ask_state), seconds)
+                return await asyncio.wait_for(in_thread(functools.partial(compat.task_state, self._ti)), seconds)
         except Exception as e:
             self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
             return ""
@@ -217,11 +193,6 @@ class WorkerHost:
         self.handover.metrics["seconds.submit"] = round(time.monotonic() - began, 3)
         return submitted
 
-    def take_over(self, ref: JobRef, options: Options, handover: Handover) -> None:
-        """Continue with a job that this try submitted before it deferred: from now on a kill may release it."""
-        self._training.job.ref, self._training.job.options, self._training.handover = ref, options, handover
-        self.check()
-
     def follow(
         self,
         ref: JobRef,
@@ -246,6 +217,18 @@ class WorkerHost:
         if self._stop.reason is not None and not ended.succeeded:
             self._killed = TrainingKilledError(str(cause_of(ended)))
         return ended
+
+    def follow_on(self, deferral: Deferral, until: float | None, *, patience: float, first: Noticed) -> Outcome | None:
+        """Follow a job that this try submitted before it deferred: from now on a kill may release it.
+
+        :param deferral: the last one of this try.
+        :param until: as of `follow`.
+        :param patience: as of `follow`.
+        :param first: as of `follow`.
+        """
+        training = self._training
+        training.job.ref, training.job.options, training.handover = deferral.job, deferral.options, deferral.handover
+        return self.follow(deferral.job, deferral.options, until, patience=patience, first=first)
 
     def watch(self, ref: JobRef, options: Options, timeout: float | None = None) -> Outcome:
         """Follow a job that somebody else submitted; it is never released.

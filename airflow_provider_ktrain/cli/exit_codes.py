@@ -22,14 +22,7 @@ class ExitCode(enum.IntEnum):
     TIMEOUT = 124  #: as timeout(1)
 
 
-_OF_CATEGORY: Mapping[str, ExitCode] = {
-    Category.ENVIRONMENT: ExitCode.NOT_RUN,
-    Category.IMAGE: ExitCode.NOT_RUN,
-    Category.SCHEDULING: ExitCode.NOT_RUN,
-    Category.QUEUE: ExitCode.NOT_RUN,
-    Category.INFRASTRUCTURE: ExitCode.NOT_RUN,
-    Category.TIMEOUT: ExitCode.TIMEOUT,
-}
+_NOT_RUN = (Category.ENVIRONMENT, Category.IMAGE, Category.SCHEDULING, Category.QUEUE, Category.INFRASTRUCTURE)
 
 
 def of_cause(cause: Mapping[str, Any] | None) -> int:
@@ -37,7 +30,10 @@ def of_cause(cause: Mapping[str, Any] | None) -> int:
 
     :param cause: `core.diagnosis.model.Cause` as a dict; None if there is none.
     """
-    return _OF_CATEGORY.get((cause or {}).get("category", ""), ExitCode.FAILED)
+    category = (cause or {}).get("category")
+    if category == Category.TIMEOUT:
+        return ExitCode.TIMEOUT
+    return ExitCode.NOT_RUN if category in _NOT_RUN else ExitCode.FAILED
 
 
 def of_error(error: KtrainError) -> int:

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.deadline import deadline_of
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity import JobRef, delete_command
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
@@ -57,6 +57,7 @@ class RunSubmission:
     def __init__(self, request: JobRequest, namespace: str) -> None:
         self._request, self._namespace = request, namespace
         self._version = ""
+        self.delete_command = delete_command(request.kind, namespace, request.job_name)
 
     async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
         """Create the job."""
@@ -74,11 +75,6 @@ class RunSubmission:
             api, kind, self._version, stamped, request.owner, request.first_try,
             code=request.code, posting=posting, end_job=end_job, log=log,
         )  # fmt: skip
-
-    @property
-    def delete_command(self) -> str:
-        """The command with which a user deletes the job."""
-        return f"kubectl delete -n {self._namespace} {self._request.kind.plural} {self._request.job_name}"
 
     async def find(self, api: Api) -> Submitted | None:
         """The job, if the create request was processed."""

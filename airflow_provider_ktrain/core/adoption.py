@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, Owner, Reattach, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.objects import containers, is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 
@@ -77,7 +78,7 @@ def decide(
         return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
     phase = phase_of(found)
     proves_success = phase is Phase.SUCCEEDED and owner.try_number < me.try_number and not cleared(owner, me, first_try)
-    if (found.get("metadata") or {}).get("deletionTimestamp") and not proves_success:
+    if is_being_deleted(found) and not proves_success:
         return Decision(Action.WAIT, "it is being deleted")
     if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # try numbers of one run are unique
         theirs = f"it is {phase} and belongs to another try {me.try_number}"
@@ -110,7 +111,6 @@ def may_have_begun(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) ->
 
 
 def _may_have_started(pod: Mapping[str, Any]) -> bool:
-    status = pod.get("status") or {}
-    states = (c for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ())
-    started = any((c.get("state") or {}).keys() & {"running", "terminated"} or c.get("restartCount") for c in states)
-    return started or status.get("phase", "Pending") != "Pending"
+    statuses = containers(pod)
+    started = any((c.get("state") or {}).keys() & {"running", "terminated"} or c.get("restartCount") for c in statuses)
+    return started or (pod.get("status") or {}).get("phase", "Pending") != "Pending"

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.lineage import of_manifest
+from airflow_provider_ktrain.core.manifest.resources import pod_gpus, pod_of
 from airflow_provider_ktrain.core.text import clipped, counted
 
 MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of megabytes
@@ -25,10 +25,10 @@ def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bo
     :param job: the manifest, or the job as the API server returned it.
     :param created: whether this try created the job; otherwise it adopted it.
     """
-    specs = {role: _pod_spec(replica_spec) for role, replica_spec in kind.replicas(job).items()}
-    counts = {role: kind.count(job, role) for role in specs}
-    roles = [f"{counted(n, role)} x {counted(pod_gpus(specs[role]), 'GPU')}" for role, n in counts.items() if n]
-    images = ", ".join(dict.fromkeys(image for spec in specs.values() if (image := _image(kind, job, spec))))
+    requested = of_manifest(kind, job)
+    gpus = {role: pod_gpus(pod_of(spec)) for role, spec in kind.replicas(job).items()}
+    roles = [f"{counted(n, role)} x {counted(gpus[role], 'GPU')}" for role, n in requested["replicas"].items() if n]
+    images = ", ".join(dict.fromkeys(requested["images"].values()))
     resource = f"{kind.plural}.{kind.group}/{ref.name}"
     return "\n".join(
         [
@@ -58,12 +58,3 @@ def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represented)
-
-
-def _pod_spec(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    return mapping(mapping(mapping(replica_spec).get("template")).get("spec"))
-
-
-def _image(kind: Kind, job: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
-    main = kind.main_container_name(job, {"spec": spec})
-    return next((str(c.get("image") or "") for c in spec.get("containers") or () if c.get("name") == main), "")

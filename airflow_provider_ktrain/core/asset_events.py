@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.formats import VERSION, mapping
+from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.redaction import redacted
@@ -55,22 +54,15 @@ def checkpoint_dir(kind: Kind, job: Mapping[str, Any]) -> str:
 def event_extra(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The extra with these fields, without secrets and empty fields.
 
+    `left_out` names the fields that would make it larger than MAX_EXTRA_BYTES.
+
     :param fields: `job`, `usage`, `metrics`, `result`, `checkpoint_dir`, `model_uri`.
     """
     filled = {name: value for name, value in fields.items() if value is not None and value not in ("", {})}
-    return {"version": VERSION, **redacted(filled)}
-
-
-def bounded(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The extra without the fields that make it larger than MAX_EXTRA_BYTES; `left_out` names them."""
-    kept, left_out = dict(extra), list[str]()
+    kept, left_out = {"version": VERSION, **redacted(filled)}, list[str]()
     for name in _DISPENSABLE:
-        if name in kept and _size(kept) > MAX_EXTRA_BYTES:
+        if name in kept and json_size(kept) > MAX_EXTRA_BYTES:
+            del kept[name]
             left_out.append(name)
-            kept = {**{key: value for key, value in kept.items() if key != name}, LEFT_OUT: left_out}
+            kept[LEFT_OUT] = left_out
     return kept
-
-
-def _size(data: Mapping[str, Any]) -> int:
-    """Bytes of JSON. Airflow stores it with other characters than ASCII escaped."""
-    return len(json.dumps(data))

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import DEADLINE_ANNOTATION
+from airflow_provider_ktrain.core.identity import DEADLINE_ANNOTATION, annotation
 
 RELEASE_SECONDS = 30.0  #: from the deadline to Airflow's own timeout: time to release the job
 BACKSTOP_SECONDS = 300.0  #: from the deadline to the job's activeDeadlineSeconds
@@ -47,7 +47,7 @@ def backstop_seconds(run: float) -> float:
 
 def deadline_of(job: Mapping[str, Any]) -> float | None:
     """The job's deadline, in epoch seconds; None if it has none."""
-    deadline = ((job.get("metadata") or {}).get("annotations") or {}).get(DEADLINE_ANNOTATION)
+    deadline = annotation(job, DEADLINE_ANNOTATION)
     return float(deadline) if deadline else None
 
 

@@ -9,7 +9,6 @@ whether a task may be retried:
 | no | ManifestUnreadableError, VersionNotServedError | the file may appear, the cluster may be upgraded |
 | no | RuntimeMismatchError | the training runtime may be created or changed, the Trainer may be upgraded |
 | no | ClusterError and its subclasses | access, credentials, rights, quotas and other objects change without the task |
-| no | PlaceChangedError | the connection or the parameter may be changed back |
 | no | every other KtrainError | nothing proves that another try cannot succeed |
 """
 
@@ -71,14 +70,6 @@ class VersionNotServedError(ManifestError):
     """The manifest is written for an API version that this cluster does not serve now."""
 
     final = False
-
-
-class PlaceChangedError(KtrainError):
-    """A retry would submit its job to another place, while a job of this task may still run in the previous one."""
-
-
-class UnknownKindError(ManifestError):
-    """A kind of job that isn't supported."""
 
 
 class ClusterError(KtrainError):

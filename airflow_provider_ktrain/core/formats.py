@@ -26,14 +26,19 @@ MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON
 MAX_TRIES = 10  #: tries that are summarized
 MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
 
-#: the fields that are removed from an outcome that is too large, in this order, and the values that replace them
-_DISPENSABLE: Sequence[tuple[str, Any]] = (
-    ("status", {}),
-    ("released", ""),
-    ("training_metrics", {}),
-    ("metrics", {}),
-    ("usage", {}),
-    ("cause", None),
+#: what replaces fields of an outcome that is too large, one after another
+_REPLACEMENTS: Sequence[Mapping[str, Any]] = (
+    {"status": {}},
+    {"released": ""},
+    {"training_metrics": {}},
+    {"metrics": {}},
+    {"usage": {}},
+    {"cause": None},
+    {
+        "result": None,
+        "result_error": "Its result is left out: it is too large to be stored for a later try "
+        f"({MAX_OUTCOME_BYTES:,} bytes)",
+    },
 )
 
 
@@ -54,23 +59,14 @@ def mapping(data: Any) -> Mapping[str, Any]:
 def stored_outcome(outcome: Mapping[str, Any], try_number: int, max_tries: int) -> dict[str, Any]:
     """An outcome as it is stored for later tries, in at most MAX_OUTCOME_BYTES.
 
-    If it is larger, fields are removed in the order of `_DISPENSABLE`, and the result last.
-
     :param outcome: `engine.follow.outcome.Outcome` as a dict.
     :param try_number: the try that ended.
     :param max_tries: of its task instance. Only a clear changes it, so it identifies the life of the task.
     """
     kept = dict(outcome)
-    for name, empty in _DISPENSABLE:
-        if _size(kept) <= MAX_OUTCOME_BYTES:
-            break
-        kept[name] = empty
-    if _size(kept) > MAX_OUTCOME_BYTES:
-        limit = f"{MAX_OUTCOME_BYTES:,} bytes"
-        kept |= {
-            "result": None,
-            "result_error": f"Its result is left out: it is too large to be stored for a later try ({limit})",
-        }
+    for fields in _REPLACEMENTS:
+        if json_size(kept) > MAX_OUTCOME_BYTES:
+            kept |= fields
     return {"version": VERSION, "try_number": try_number, "max_tries": max_tries, "outcome": kept}
 
 
@@ -139,6 +135,6 @@ def with_failed_nodes(stored: Any, max_tries: int, more: Mapping[str, str]) -> d
     return {"version": VERSION, "max_tries": max_tries, "nodes": dict(latest)}
 
 
-def _size(data: Mapping[str, Any]) -> int:
-    """Bytes of JSON. Airflow stores and counts it with other characters than ASCII escaped."""
+def json_size(data: Any) -> int:
+    """Bytes of its JSON. Airflow stores and counts it with other characters than ASCII escaped."""
     return len(json.dumps(data))

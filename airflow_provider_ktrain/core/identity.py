@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
@@ -169,6 +169,11 @@ def code_hash(job: Mapping[str, Any]) -> str:
     return str(annotation(job, CODE_ANNOTATION) or "")
 
 
+def delete_command(kind: Kind, namespace: str, name: str) -> str:
+    """The command with which a user deletes a job."""
+    return f"kubectl delete -n {namespace} {kind.plural} {name}"
+
+
 @dataclass(frozen=True)
 class JobRef:
     """A reference to one job in one cluster, which worker and triggerer exchange.
@@ -203,7 +208,7 @@ class JobRef:
     @property
     def delete_command(self) -> str:
         """The command with which a user deletes the job."""
-        return f"kubectl delete -n {self.namespace} {kind_of(self.kind).plural} {self.name}"
+        return delete_command(kind_of(self.kind), self.namespace, self.name)
 
     def to_dict(self) -> dict[str, str]:
         """A form that fits into trigger kwargs and the task state."""
@@ -216,6 +221,20 @@ class JobRef:
         """
         job = {"kind": self.kind, "namespace": self.namespace, "name": self.name, "uid": self.uid}
         return {**job, "code": code} if code else job
+
+    @classmethod
+    def of(cls, kind: Kind, version: str, job: Mapping[str, Any], owner: Owner | None, cluster: str = "") -> JobRef:
+        """A reference to a job as it was read.
+
+        :param owner: the try that owns it. None: others submitted the job.
+        :param cluster: as of the class. Default: empty.
+        """
+        meta = job["metadata"]
+        ref = cls(kind.name, version, meta["namespace"], meta["name"], meta["uid"], cluster=cluster)
+        if owner is None:
+            return ref
+        submission = label(job, SUBMISSION_LABEL) or ""
+        return replace(ref, owner=owner.ti_id, deployment=owner.key.deployment, submission=submission)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> JobRef:

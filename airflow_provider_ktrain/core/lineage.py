@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
+from airflow_provider_ktrain.core.manifest.resources import gpus_of_job, pod_of
 
 JOB_KEYS = ("kind", "namespace", "name", "uid")
 GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: keys of the usage that are GPU-seconds
@@ -30,7 +30,7 @@ def of_manifest(kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
     A runtime's own values are not known here: see `Kind.count`.
     """
     specs = kind.replicas(manifest)
-    images = {role: _image(kind, spec) for role, spec in specs.items()}
+    images = {role: _image(kind, manifest, pod_of(spec)) for role, spec in specs.items()}
     return {
         "replicas": {role: kind.count(manifest, role) for role in specs},
         "images": {role: image for role, image in images.items() if image},
@@ -77,8 +77,7 @@ def dataset(uri: object) -> tuple[str, str] | None:
     return f"{scheme}://{f'{user}@{host}' if is_container else host}", parts.path.strip("/") or "/"
 
 
-def _image(kind: Kind, replica_spec: Mapping[str, Any]) -> str:
+def _image(kind: Kind, manifest: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
     """The image of the training's container; empty if the manifest sets none."""
-    pod = mapping(mapping(replica_spec.get("template")).get("spec"))
-    containers = [mapping(container) for container in pod.get("containers") or ()]
-    return next((str(c["image"]) for c in containers if kind.is_main_container(c.get("name")) and c.get("image")), "")
+    main = kind.main_container_name(manifest, {"spec": pod})
+    return next((str(c.get("image") or "") for c in pod.get("containers") or () if c.get("name") == main), "")

@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.identity import (
     Owner,
     annotation,
 )
+from airflow_provider_ktrain.core.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 
@@ -45,7 +46,7 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
         return Verdict(False, "it does not belong to this deployment")
     if state not in ENDED_TASK_STATES:
         return Verdict(False, f"its task is {state}")
-    if (job.get("metadata") or {}).get("deletionTimestamp"):
+    if is_being_deleted(job):
         return Verdict(False, "it is being deleted")
     phase = phase_of(job)
     if phase.ended and not is_kept(job):

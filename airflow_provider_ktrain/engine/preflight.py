@@ -134,13 +134,10 @@ async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool, code: bo
     """
     needed = [
         Right(verb, resource, group)
-        for group, resources, verbs in (
-            *rbac.RULES,
-            *(rbac.CODE_RULES if code else ()),
-            *(rbac.KUEUE_RULES if kueue else ()),
-        )
-        for resource in resources
-        for verb in verbs
+        for rule in rbac.rules(kueue=kueue, code=code)
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
         if not group or group == KUEUE_GROUP or resource == kind.plural
     ]
     try:

@@ -416,7 +416,7 @@ async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, e
         raise ReleaseError(
             f"{ref} could not be released within {end - began:.0f} s: the API server cannot be reached.\n"
             f"{str(e) or 'It did not respond.'}\n"
-            f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
+            f"Its pods may hold GPUs: run `{ref.delete_command}`"
         ) from None
 
 

@@ -20,7 +20,7 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -165,7 +165,7 @@ class _Claim:
 
     async def ref(self, job: Object) -> JobRef:
         """A reference to a job of this name, with this try as its owner."""
-        return await _ref(self.api, self.kind, self.version, job, self.me)
+        return JobRef.of(self.kind, self.version, job, self.me, await self.api.cluster())
 
     async def retry(self, verb: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Result of `ask`, repeated for `patience` seconds while the API server is unreachable or overloaded.
@@ -324,7 +324,7 @@ class _Claim:
 
     async def replace(self, found: Object) -> None:
         """Release the existing job, unless it has changed since it was read: it may have succeeded."""
-        ref = await _ref(self.api, self.kind, self.version, found, Owner.of(found) or self.me)
+        ref = JobRef.of(self.kind, self.version, found, Owner.of(found) or self.me, await self.api.cluster())
         with contextlib.suppress(JobChanged):
             await self.end_job(ref, JobRead(found, await job_pods(self.api, ref)))
 
@@ -441,19 +441,4 @@ async def find_own(api: Api, kind: Kind, version: str, namespace: str, name: str
     owner = None if job is None else Owner.of(job)
     if job is None or owner is None or not (owner == me or (owner.key == me.key and owner.try_number < me.try_number)):
         return None
-    return Submitted(await _ref(api, kind, version, job, owner), job, created=owner == me)
-
-
-async def _ref(api: Api, kind: Kind, version: str, job: Mapping[str, Any], owner: Owner) -> JobRef:
-    meta = job["metadata"]
-    return JobRef(
-        kind=kind.name,
-        version=version,
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta.get("uid", ""),
-        owner=owner.ti_id,
-        deployment=owner.key.deployment,
-        submission=label(job, SUBMISSION_LABEL) or "",
-        cluster=await api.cluster(),
-    )
+    return Submitted(JobRef.of(kind, version, job, owner, await api.cluster()), job, created=owner == me)

@@ -24,6 +24,7 @@ MAX_REASON_CHARS = 100  #: of the reason in the first line of a warning
 def add_training(context: Context, outlets: Iterable[Any], outcome: Outcome, log: Log) -> None:
     """Set the extra of each outlet's event, and resolve each alias to the asset of the result's `model_uri`.
 
+    Without a valid `model_uri`, an alias gets no event.
     Airflow sends the events when the task has succeeded. Nothing here fails the task.
 
     :param context: Airflow's context of the task.
@@ -31,63 +32,54 @@ def add_training(context: Context, outlets: Iterable[Any], outcome: Outcome, log
     :param outcome: of a training that succeeded.
     :param log: the task's logger.
     """
-    extra = _extra(context, outcome, log)
+    model, why_none = _model_asset(outcome.result)
+    extra = _extra(context, outcome, "" if model is None else model.uri, log)
     if left_out := extra.get(asset_events.LEFT_OUT):
         limit = asset_events.MAX_EXTRA_BYTES // 1024
         log.warning(f"The asset events do not contain {', '.join(left_out)}: their extra has at most {limit} KiB.")
     for outlet in outlets:
         try:
-            if isinstance(outlet, AssetAlias):
-                _resolve(context, outlet, outcome.result, extra, log)
-            else:
+            if not isinstance(outlet, AssetAlias):
                 with contextlib.suppress(TypeError):  # neither an asset nor a reference to one
                     context["outlet_events"][outlet].extra.update(extra)
+            elif model is not None:
+                context["outlet_events"][outlet].add(model, extra=extra)
+                log.info(f"Outlet {outlet.name} gets an event of the asset {model.uri}.")
+            else:
+                reason = clipped(why_none, MAX_REASON_CHARS)
+                log.warning(
+                    f"Outlet {outlet.name} gets no asset event: {reason}. The training succeeded.\n"
+                    'Print KTRAIN_RESULT {"model_uri": "s3://bucket/model"}, or return such an object from the '
+                    "function."
+                )
         except Exception as e:  # must not fail a training that succeeded
             log.warning(f"The event of an outlet does not contain the training's result.\n{outlet}: {e}")
 
 
-def _extra(context: Context, outcome: Outcome, log: Log) -> dict[str, Any]:
+def _extra(context: Context, outcome: Outcome, model_uri: str, log: Log) -> dict[str, Any]:
     """The extra of all events: the same in each try that returns this outcome."""
     described: dict[str, Any] = {}
     try:
         described = task_state.read_job_description(context)
     except Exception as e:  # the result matters more
         log.warning(f"The asset events do not name the job: it could not be read from the task's state.\n{e}")
-    try:
-        uri = _model_asset(outcome.result).uri
-    except ValueError:
-        uri = ""
     fields = {
         **described,
-        asset_events.MODEL_URI: uri,
+        asset_events.MODEL_URI: model_uri,
         "usage": outcome.usage,
         "metrics": outcome.training_metrics,
         "result": outcome.result,
     }
-    return asset_events.bounded(asset_events.event_extra(fields))
+    return asset_events.event_extra(fields)
 
 
-def _resolve(context: Context, alias: AssetAlias, result: Any, extra: dict[str, Any], log: Log) -> None:
-    """Add an event of the model's asset to the alias. Without a valid `model_uri`, the alias gets no event."""
+def _model_asset(result: Any) -> tuple[Asset | None, str]:
+    """The asset of the model that the result names, or why there is none."""
     try:
-        model = _model_asset(result)
+        uri = asset_events.model_uri(result)
     except ValueError as e:
-        log.warning(
-            f"Outlet {alias.name} gets no asset event: {clipped(str(e), MAX_REASON_CHARS)}. The training succeeded.\n"
-            'Print KTRAIN_RESULT {"model_uri": "s3://bucket/model"}, or return such an object from the function.'
-        )
-        return
-    context["outlet_events"][alias].add(model, extra=extra)
-    log.info(f"Outlet {alias.name} gets an event of the asset {model.uri}.")
-
-
-def _model_asset(result: Any) -> Asset:
-    """The asset of the model that the result names.
-
-    :raises ValueError: the result names none, or Airflow rejects its URI.
-    """
-    uri = asset_events.model_uri(result)
+        return None, str(e)
     try:
-        return Asset(uri=uri)
+        return Asset(uri=uri), ""
     except ValueError as e:
-        raise ValueError(f"Airflow rejects {asset_events.MODEL_URI}: {e}") from None
+        return None, f"Airflow rejects {asset_events.MODEL_URI}: {e}"

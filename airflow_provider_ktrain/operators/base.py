@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity import JobRef, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
@@ -57,19 +58,20 @@ class TrainingJobOperator(JobParameters):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
+        from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.exceptions import as_airflow_errors
         from airflow_provider_ktrain.hooks.training import TrainingHook
         from airflow_provider_ktrain.operators import airflow_settings
         from airflow_provider_ktrain.operators.submission import Submission
-        from airflow_provider_ktrain.worker_host import Try, WorkerHost
+        from airflow_provider_ktrain.worker_host import WorkerHost
 
         with as_airflow_errors():
             if not self.server_dry_run and (earlier := self._earlier_success(context)):
-                return self._conclude(earlier, context, found=True)
+                return self._conclude(earlier, context, Event.SUCCESS_FOUND)
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             submission = Submission(request, context, hook, patience=self.patience)
-            with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
+            with self._reachable_by_kill(WorkerHost(hook, self.log, context["ti"])) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     self.outlets = []  # nothing was trained: the assets get no event
@@ -100,20 +102,14 @@ class TrainingJobOperator(JobParameters):
 
     @contextlib.contextmanager
     def _only_logged(self, what: str) -> Iterator[None]:
-        """Log an error of the body instead of raising it: it must not hide how the training ended.
-
-        :param what: first line of the warning.
-        """
+        """Log an error of the body, below the line `what`: it must not hide how the training ended."""
         try:
             yield
         except Exception as e:
             self.log.warning("%s\n%s", what, e)
 
     def _push_job(self, context: Context, job: dict[str, str]) -> None:
-        """Push the job's identity and its links, which users see while the job runs.
-
-        :param job: from `JobRef.described`.
-        """
+        """Push the job's identity and its links, which users see while the job runs."""
         self._job = job
         compat.push(context, "job", job)
         page = page_url(TaskInstanceId.of(context["ti"]))
@@ -174,8 +170,8 @@ class TrainingJobOperator(JobParameters):
                 if traceback := compat.trigger_traceback(next_kwargs):
                     self.log.warning("Traceback of the trigger:\n%s", traceback)
                 return self._follow_in_worker(reason, context)
-            if (deferral := self._deferral_of_this_try(context)) is not None:
-                return self._end_after_deferral(deferral, context)
+            if (found := self._deferral_of_this_try(context)) is not None:
+                return self._end_after_deferral(found[0], context)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def _end_after_deferral(self, deferral: Deferral, context: Context) -> Any:
@@ -187,8 +183,7 @@ class TrainingJobOperator(JobParameters):
         seconds = self.execution_timeout.total_seconds() if self.execution_timeout is not None else 0.0
         expired = Noticed(Event.DEFERRAL_EXPIRED, Limit.EXECUTION, seconds)
         with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
-            host.take_over(deferral.job, deferral.options, deferral.handover)
-            outcome = host.follow(deferral.job, deferral.options, None, patience=self.patience, first=expired)
+            outcome = host.follow_on(deferral, None, patience=self.patience, first=expired)
             assert outcome is not None  # only with `until`
             return self._finish(outcome, context, host)
 
@@ -197,20 +192,24 @@ class TrainingJobOperator(JobParameters):
 
         Nothing is released: a failed trigger proves nothing about its job. Logs are read from the position stored when
         the task deferred, because Airflow overwrites the failed trigger's log with that of the next trigger.
-
-        :param reason: why the trigger failed.
         """
         from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
         from airflow_provider_ktrain.engine.follow.following import Noticed
 
-        deferral = self._stored_deferral(reason, context)
+        found = self._deferral_of_this_try(context)
+        if found is None:
+            raise KtrainError(
+                f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
+                "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
+            )
+        deferral, since = found
+        self.log.warning("Lines since %s may be repeated: the trigger failed.", since)
         deferral = replace(deferral, failures=deferral.failures + 1)
-        ref, options = deferral.job, deferral.options
         seconds = seconds_in_worker(deferral.failures, self.seconds_in_worker)
         self.log.warning("The trigger failed: %s. The job is not affected.", clipped(reason, 150))
         how_long = "to its end" if seconds is None else f"for {seconds:.0f} s and then defers again"
-        self.log.info("This worker follows %s %s (trigger failure %d).", ref, how_long, deferral.failures)
+        self.log.info("This worker follows %s %s (trigger failure %d).", deferral.job, how_long, deferral.failures)
         until = None if seconds is None else time.monotonic() + seconds
         patience = self.patience if seconds is None else seconds
         try:
@@ -220,10 +219,8 @@ class TrainingJobOperator(JobParameters):
                 raise
             self._defer(deferral, context)
         with self._reachable_by_kill(host):
-            host.take_over(ref, options, deferral.handover)
             try:
-                failed = Noticed(Event.TRIGGER_FAILED)
-                outcome = host.follow(ref, options, until, patience=patience, first=failed)
+                outcome = host.follow_on(deferral, until, patience=patience, first=Noticed(Event.TRIGGER_FAILED))
             except Exception:
                 host.check()
                 if seconds is None:
@@ -250,36 +247,20 @@ class TrainingJobOperator(JobParameters):
                 self.log.warning("The connection can't be read. Retrying in %.0f s.\n%s", RETRY_SECONDS, e)
                 time.sleep(RETRY_SECONDS)
 
-    def _stored_deferral(self, reason: str, context: Context) -> Deferral:
-        """The deferral of this try's last trigger.
+    def _deferral_of_this_try(self, context: Context) -> tuple[Deferral, str] | None:
+        """The deferral of this try's last trigger, and since when its lines may be repeated.
 
-        :raises KtrainError: the task's state contains no job of this try.
+        If only the job of this try is stored, the deferral has defaults. None if that isn't stored either.
         """
         from airflow_provider_ktrain.engine.follow.deferral import Handover
         from airflow_provider_ktrain.operators import task_state
 
         if found := task_state.read_deferral(context):
-            deferral, since = found
-            self.log.warning("Lines since %s may be repeated: the trigger failed.", since or "the deferral")
-            return deferral
+            return found
         job = task_state.read_job(context)
-        if job is not None and job.owner == str(context["ti"].id):
-            self.log.warning("All lines of %s may be repeated: the task's state contains no log position.", job)
-            return self._deferral(job, self._options({}), Handover())
-        raise KtrainError(
-            f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
-            "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
-        )
-
-    def _deferral_of_this_try(self, context: Context) -> Deferral | None:
-        """The deferral of this try's last trigger; with defaults if only the job is stored, None if neither is."""
-        from airflow_provider_ktrain.engine.follow.deferral import Handover
-        from airflow_provider_ktrain.operators import task_state
-
-        if found := task_state.read_deferral(context):
-            return found[0]
-        job = task_state.read_job(context)
-        return None if job is None else self._deferral(job, self._options({}), Handover())
+        if job is None or job.owner != str(context["ti"].id):
+            return None
+        return self._deferral(job, self._options({}), Handover()), "the job's start"
 
     def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
         """Let `on_kill` pass kills to this host, also a kill that has come before. Returns the host."""
@@ -298,11 +279,7 @@ class TrainingJobOperator(JobParameters):
         """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
         from airflow_provider_ktrain.operators import task_state
 
-        try:
-            outcome = task_state.read_earlier_success(context)
-        except ValueError as e:  # the job's status has it as well, if the job still exists
-            self.log.warning("The stored outcome of an earlier try can't be read.\n%s", e)
-            return None
+        outcome = task_state.read_earlier_success(context)
         if outcome is not None:
             self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
             with self._only_logged("The identity of the job could not be pushed to Airflow."):
@@ -318,17 +295,16 @@ class TrainingJobOperator(JobParameters):
 
         if not outcome.release_error or outcome.succeeded or outcome.kept:
             return outcome
-        deferral = self._deferral_of_this_try(context)
-        if deferral is None:
+        if (found := self._deferral_of_this_try(context)) is None:
             return outcome
-        job = deferral.job
+        deferral, _ = found
         failed = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
         try:
             with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
-                host.take_over(job, deferral.options, deferral.handover)
-                return host.follow(job, deferral.options, None, patience=self.patience, first=failed) or outcome
+                return host.follow_on(deferral, None, patience=self.patience, first=failed) or outcome
         except KtrainError as e:  # must not hide how the training ended
-            self.log.error("The release could not be completed. To delete the job, run: %s\n%s", job.delete_command, e)
+            command = deferral.job.delete_command
+            self.log.error("The release could not be completed. To delete the job, run: %s\n%s", command, e)
             return outcome
 
     def _finish(self, outcome: Outcome, context: Context, host: WorkerHost | None = None) -> Any:
@@ -336,52 +312,67 @@ class TrainingJobOperator(JobParameters):
 
         :param host: which has followed it in this process. Default: None, another process did.
         """
-        from airflow_provider_ktrain.operators import outcome_metrics, task_state
+        from airflow_provider_ktrain.core.ending import Event
+        from airflow_provider_ktrain.operators import task_state
 
         stored = False
         with self._only_logged("The outcome could not be stored in the task's state."):
             stored = outcome.superseded or task_state.write_outcome(context, outcome)
         self._note_failed_nodes(outcome, context)
         with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
-            outcome_metrics.count(context, outcome)
-        return self._conclude(outcome, context, host, stored=stored)
+            self._count(outcome, context)
+        proven = stored or not outcome.succeeded
+        return self._conclude(outcome, context, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
         """Store the nodes on which this try failed, if later tries are to avoid them."""
         from airflow_provider_ktrain.operators import task_state
 
         nodes = (outcome.cause or {}).get("failed_nodes")
-        if not nodes or not self.avoid_failed_nodes or not compat.has_task_state(context):
-            return
         with self._only_logged("The failed nodes could not be stored in the task's state."):
-            task_state.add_failed_nodes(context, nodes)
-            self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
+            if nodes and self.avoid_failed_nodes and task_state.add_failed_nodes(context, nodes):
+                self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
 
-    def _conclude(
-        self,
-        outcome: Outcome,
-        context: Context,
-        host: WorkerHost | None = None,
-        *,
-        stored: bool = True,
-        found: bool = False,
-    ) -> Any:
+    def _count(self, outcome: Outcome, context: Context) -> None:
+        """Add this try to the counters of Airflow's metrics, unless another try owns the job now."""
+        from airflow_provider_ktrain.core.task_metrics import PREFIX, counts
+        from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE
+
+        if outcome.superseded:
+            return
+        ti, cause = context["ti"], None if outcome.succeeded else outcome.cause or UNKNOWN_CAUSE
+        for name, value, tags in counts(outcome.usage, cause):
+            compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+
+    def _push_outcome(self, outcome: Outcome, context: Context) -> None:
+        """Push usage, metrics, and the last status for the training page, and set the gauges of Airflow's metrics."""
+        from airflow_provider_ktrain.core.task_metrics import PREFIX, gauges
+
+        xcoms = {STATUS_XCOM: outcome.status}
+        if self.do_xcom_push:
+            xcoms |= {"usage": outcome.usage, "metrics": outcome.training_metrics}
+        for key, fields in xcoms.items():
+            if fields:
+                compat.push(context, key, fields)
+        ti = context["ti"]
+        for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
+            compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+
+    def _conclude(self, outcome: Outcome, context: Context, event: Event, host: WorkerHost | None = None) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
 
+        :param event: what is known about the outcome: OUTCOME_STORED, OUTCOME_NOT_STORED or SUCCESS_FOUND.
         :param host: as of `_finish`.
-        :param stored: whether the outcome is in the task's state. If not, a succeeded job is kept for a retry.
-        :param found: whether an earlier try has stored the outcome. Default: False.
         """
-        from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
-        from airflow_provider_ktrain.operators import asset_events, outcome_metrics
+        from airflow_provider_ktrain.operators import asset_events
 
         self._outcome = outcome = self._with_fit_result(outcome)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
-            outcome_metrics.push(context, outcome, xcoms=self.do_xcom_push)
+            self._push_outcome(outcome, context)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
             if self.outlets:
@@ -389,15 +380,14 @@ class TrainingJobOperator(JobParameters):
                     asset_events.add_training(context, self.outlets, outcome, self.log)
         unreleased = "" if outcome.succeeded and outcome.kept else outcome.release_error
         if outcome.kept:
-            proven = stored or not outcome.succeeded
-            event = Event.SUCCESS_FOUND if found else Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED
             left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, context, host)
             unreleased = left if outcome.release_error else ""
         if outcome.succeeded:
             if unreleased and compat.has_retry(context):
                 raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
             return self._returned(outcome)
-        if not unreleased and self._skips(outcome):
+        codes = self.skip_on_exit_code
+        if not unreleased and outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ()):
             raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
         raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
 
@@ -405,16 +395,8 @@ class TrainingJobOperator(JobParameters):
         """What the task returns after a training that succeeded."""
         return outcome.result
 
-    def _skips(self, outcome: Outcome) -> bool:
-        """Whether the task is skipped because of the exit code with which its job failed."""
-        codes = self.skip_on_exit_code
-        return outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ())
-
     def _release_ended_job(self, job: JobRef, event: Event, context: Context, host: WorkerHost | None) -> str:
-        """Delete the job, unless its status is the only proof of its success; returns why that failed, or "".
-
-        :param event: what is known about the outcome.
-        """
+        """Delete the job, unless its status is the only proof of its success; returns why that failed, or ""."""
         from airflow_provider_ktrain.core.ending import Event
 
         if event is Event.OUTCOME_NOT_STORED:
@@ -453,10 +435,9 @@ class TrainingJobOperator(JobParameters):
         return replace(outcome, result=result)
 
     def _host_for_existing_job(self, context: Context) -> WorkerHost:
-        from airflow_provider_ktrain.worker_host import Try, WorkerHost
+        from airflow_provider_ktrain.worker_host import WorkerHost
 
-        conn_id, cluster_context = self.kubernetes_conn_id, self.cluster_context
-        return WorkerHost.connected(conn_id, cluster_context, self.log, Try.of(context["ti"]))
+        return WorkerHost.connected(self, context["ti"])
 
     # OpenLineage: its provider calls these methods in the process that runs the task, or in a fork of it. They make no
     # requests to Airflow: the provider ends a fork at its timeout, and the worker would then read a wrong answer.

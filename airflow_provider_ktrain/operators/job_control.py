@@ -65,7 +65,7 @@ class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
             kind_of(self.kind)
             for name, value in parameters.validated(vars(self), "workers").items():
                 setattr(self, name, value)
-            with WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log) as host:
+            with WorkerHost.connected(self) as host:
                 done: str = host.call(self._act_on_job)
         self.log.info(done)
         return clean(done)

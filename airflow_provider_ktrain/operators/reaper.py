@@ -13,10 +13,11 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import parameters
-from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, OperatorMissingError
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
-from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
+from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.objects import has_ended
 from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, is_kept, judge
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.core.text import counted
@@ -125,7 +126,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
     def _host(self) -> WorkerHost:
         from airflow_provider_ktrain.worker_host import WorkerHost
 
-        return WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log)
+        return WorkerHost.connected(self)
 
     def _look(self) -> dict[JobRef, Owner]:
         """The jobs that are left over now, by their state in the cluster and in Airflow. Each decision is logged."""
@@ -137,37 +138,46 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                     expected="an id that is unique to this Airflow and the same on all its hosts",
                     remedy="set AIRFLOW__KTRAIN__DEPLOYMENT_ID",
                 )
-            with self._host() as host:
-                found, where = host.call(lambda api, default: self._find(api, default, deployment))
             orphans = {}
-            for ref, job, held in found:
-                owner = Owner.of(job)
-                if owner is None:
-                    continue
-                verdict = judge(job, deployment, _task_state(owner), held)
-                self.log.info("%s %s: %s.", ref, "is left over" if verdict.orphan else "is kept", verdict.reason)
-                if verdict.orphan:
-                    orphans[ref] = owner
-            jobs = counted(len(found), "job")
-            self.log.info("Checked %s of deployment %r in %s: %d left over.", jobs, deployment, where, len(orphans))
+            with self._host() as host:
+                jobs, where = host.call(functools.partial(self._find, deployment))
+                for ref, job in jobs:
+                    owner = Owner.of(job)
+                    if owner is None:
+                        continue
+                    state = _task_state(owner)
+                    held = host.call(functools.partial(_active_pods, ref)) if state in ENDED_TASK_STATES else 0
+                    verdict = judge(job, deployment, state, held)
+                    self.log.info("%s %s: %s.", ref, "is left over" if verdict.orphan else "is kept", verdict.reason)
+                    if verdict.orphan:
+                        orphans[ref] = owner
+            checked = counted(len(jobs), "job")
+            self.log.info("Checked %s of deployment %r in %s: %d left over.", checked, deployment, where, len(orphans))
             return orphans
 
-    async def _find(self, api: Api, default: str, deployment: str) -> tuple[list[tuple[JobRef, Object, int]], str]:
-        """The jobs of the deployment, and a text that names the namespaces.
+    async def _find(self, deployment: str, api: Api, default: str) -> tuple[list[tuple[JobRef, Object]], str]:
+        """The jobs of the deployment, and a text that names the namespaces: `default` if the parameter is empty."""
+        from airflow_provider_ktrain.engine import api_paths
+        from airflow_provider_ktrain.engine.job_requests import served_version
 
-        :param default: namespace to use if `namespaces` is empty.
-        """
         given = [self.namespaces] if isinstance(self.namespaces, str) and self.namespaces else list(self.namespaces)
         namespaces = list(dict.fromkeys(given or [default]))
         if not all(namespaces):
             raise ManifestError(
                 "invalid parameter", where="namespaces", found=repr(given), expected="names of namespaces"
             )
+        query = {"labelSelector": f"{DEPLOYMENT_LABEL}={label_value(deployment)}"}
+        found = []
         for namespace in namespaces:
             await self._check_namespace(api, namespace)
-        named = ", ".join(map(repr, namespaces))
-        where = f"namespace{'s' if len(namespaces) > 1 else ''} {named}"
-        return await self._jobs(api, namespaces, deployment), where
+            for kind in KINDS.values():
+                try:
+                    version = await served_version(api, kind)
+                except OperatorMissingError:
+                    continue
+                jobs = await api.request("GET", api_paths.jobs(kind, version, namespace), query=query)
+                found += [(JobRef.of(kind, version, job, Owner.of(job)), job) for job in jobs.get("items") or ()]
+        return found, f"namespace{'s' if len(namespaces) > 1 else ''} {', '.join(map(repr, namespaces))}"
 
     async def _check_namespace(self, api: Api, namespace: str) -> None:
         """Fail if the namespace doesn't exist. A misspelled namespace would look as if no job were left over there."""
@@ -185,28 +195,6 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                 raise
             self.log.info("Can't check that namespace %r exists: no right to get namespaces.", namespace)
 
-    async def _jobs(self, api: Api, namespaces: Sequence[str], deployment: str) -> list[tuple[JobRef, Object, int]]:
-        """The jobs of the deployment, each with the number of its unfinished pods."""
-        from airflow_provider_ktrain.core.errors import OperatorMissingError
-        from airflow_provider_ktrain.engine import api_paths
-        from airflow_provider_ktrain.engine.job_requests import list_pods, served_version
-
-        query = {"labelSelector": f"{DEPLOYMENT_LABEL}={label_value(deployment)}"}
-        found = []
-        for namespace in namespaces:
-            pods: dict[str, list[Object]] = {}
-            for kind in KINDS.values():
-                try:
-                    version = await served_version(api, kind)
-                except OperatorMissingError:
-                    continue
-                jobs = await api.request("GET", api_paths.jobs(kind, version, namespace), query=query)
-                selector = query["labelSelector"] if kind.labels_pods else kind.pod_name_label
-                if selector not in pods:
-                    pods[selector] = await list_pods(api, namespace, selector)
-                found += [_reference(kind, version, job, pods[selector]) for job in jobs.get("items") or ()]
-        return found
-
 
 def _task_state(owner: Owner) -> str:
     """State of the task that owns a job. It starts with `unknown` if Airflow can't be asked."""
@@ -214,6 +202,13 @@ def _task_state(owner: Owner) -> str:
         return compat.task_state(owner.key)
     except Exception as e:
         return f"unknown ({e})"
+
+
+async def _active_pods(ref: JobRef, api: Api, namespace: str) -> int:
+    """The number of the job's pods that have not ended."""
+    from airflow_provider_ktrain.engine.job_requests import job_pods
+
+    return sum(not has_ended(pod) for pod in await job_pods(api, ref))
 
 
 async def _release(ref: JobRef, api: Api, namespace: str) -> str:
@@ -233,20 +228,3 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
 
     released = await release_others(api, ref, decide)
     return released.text if released else f"{ref} belongs to another try now. Nothing was released."
-
-
-def _reference(kind: Kind, version: str, job: Object, pods: Sequence[Object]) -> tuple[JobRef, Object, int]:
-    meta = job["metadata"]
-    submission = (meta.get("labels") or {}).get(SUBMISSION_LABEL, "")
-    owner = Owner.of(job)
-    ref = JobRef(
-        kind.name, version, meta["namespace"], meta["name"], meta["uid"], owner.ti_id if owner else "",
-        owner.key.deployment if owner else "", submission,
-    )  # fmt: skip
-    label, _, value = ref.pod_selector.partition("=")
-    held = sum(
-        (p["metadata"].get("labels") or {}).get(label) == value
-        and (p.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        for p in pods
-    )
-    return ref, job, held

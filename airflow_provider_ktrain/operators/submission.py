@@ -12,9 +12,9 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.announcement import describe_job, manifest_text
 from airflow_provider_ktrain.core.asset_events import checkpoint_dir
 from airflow_provider_ktrain.core.checks import check, raise_errors
-from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
-from airflow_provider_ktrain.core.identity import JobRef, code_hash
+from airflow_provider_ktrain.core.identity import JobRef, code_hash, delete_command
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
@@ -51,7 +51,7 @@ class Submission:
     :param hook: hook of the connection.
     :param patience: seconds to retry an unreachable or overloaded API server where an earlier try may have left a job.
     :raises ManifestError: the request is invalid, and no earlier try has submitted a job.
-    :raises PlaceChangedError: the connection or namespace has changed since the previous try.
+    :raises KtrainError: the connection or namespace has changed since the previous try.
     :raises AccessError: the connection points to another cluster than in the previous try.
     """
 
@@ -70,6 +70,7 @@ class Submission:
             self.name, self.namespace = self._before["name"], self._before["namespace"]
         else:
             self.name, self.namespace = request.job_name, request.namespace_or(hook.namespace or "default")
+        self.delete_command = delete_command(request.kind, self.namespace, self.name)
         if same_life:  # `retries` may have been changed since
             request = replace(request, first_try=state.get("first_try", request.first_try))
         self._request = request
@@ -230,11 +231,6 @@ class Submission:
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
 
-    @property
-    def delete_command(self) -> str:
-        """The command with which a user deletes the job."""
-        return f"kubectl delete -n {self.namespace} {self._request.kind.plural} {self.name}"
-
     async def find(self, api: Api) -> Submitted | None:
         """The job that this or an earlier try has created; None if there is none or another task owns it."""
         kind = self._request.kind
@@ -246,7 +242,7 @@ def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     """A retry submits to the same place as the try before it."""
     changed = [key for key in now if before.get(key, now[key]) != now[key]]
     if changed:
-        raise PlaceChangedError(
+        raise KtrainError(
             f"{', '.join(changed)} changed since the previous try, whose job may still run. Undo the change, or delete "
             f"that job and clear the task.\nFound {now}, expected {dict(before)}"
         )

@@ -71,7 +71,7 @@ def read_deferral(context: Context) -> tuple[Deferral, str] | None:
     with contextlib.suppress(ValueError):
         deferral = Deferral.from_dict(stored)
         if deferral.job.owner == str(context["ti"].id):
-            return deferral, str(stored.get("deferred_at") or "")
+            return deferral, str(stored.get("deferred_at") or "the deferral")
     return None
 
 
@@ -107,20 +107,17 @@ def read_failed_nodes(context: Context) -> dict[str, str]:
     return failed_nodes(compat.recall(context, FAILED_NODES_STATE), context["ti"].max_tries)
 
 
-def add_failed_nodes(context: Context, nodes: Mapping[str, str]) -> None:
-    """Store nodes on which this try failed, for later tries.
+def add_failed_nodes(context: Context, nodes: Mapping[str, str]) -> bool:
+    """Store nodes on which this try failed, for later tries; False if the task has no state store (below Airflow 3.3).
 
     :param nodes: names, each with the reason.
     """
     stored = compat.recall(context, FAILED_NODES_STATE)
-    compat.remember(context, FAILED_NODES_STATE, with_failed_nodes(stored, context["ti"].max_tries, nodes))
+    return compat.remember(context, FAILED_NODES_STATE, with_failed_nodes(stored, context["ti"].max_tries, nodes))
 
 
 def read_earlier_success(context: Context) -> Outcome | None:
-    """The outcome of an earlier try, since the last clear, that succeeded; None if there is none.
-
-    :raises ValueError: the stored outcome can't be read.
-    """
+    """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
     ti = context["ti"]
     stored = earlier_success(compat.recall(context, OUTCOME_STATE), ti.try_number, ti.max_tries)
     return None if stored is None else Outcome.from_dict(stored)

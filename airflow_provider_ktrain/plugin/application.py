@@ -12,6 +12,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -84,12 +85,12 @@ def build() -> FastAPI:
     templates.globals["root"] = compat.base_path() + PREFIX
     templates.globals["airflow"] = compat.base_path()
     rights = compat_server.rights_dependencies()
-    running = RunningTrainings(compat_server)
+    running = RunningTrainings()
 
     def page(name: str, **values: Any) -> HTMLResponse:
         return HTMLResponse(templates.get_template(name).render(**values), headers=HEADERS)
 
-    def update(request: Request, name: str, data: dict[str, Any], view: Any) -> Response:
+    def update(request: Request, name: str, data: dict[str, Any], view: SimpleNamespace) -> Response:
         """What the script polls: HTML and data, or 304 if nothing has changed."""
         tag = f'"{hashlib.sha256(repr(view.data).encode(errors="replace")).hexdigest()[:32]}"'
         headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
@@ -98,7 +99,7 @@ def build() -> FastAPI:
         html = templates.get_template(name).render(view=view)
         return Response(json.dumps({"html": html, **data}), media_type="application/json", headers=headers)
 
-    def view_of(key: TaskInstanceId, user: Any) -> views.TrainingView:
+    def view_of(key: TaskInstanceId, user: Any) -> SimpleNamespace:
         record = compat_server.find_task(key)
         if record is None:
             raise HTTPException(404, f"no task instance {key.task_id} in the run {key.run_id} of {key.dag_id}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
+from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.plugin import views
@@ -15,58 +17,41 @@ MAX_ROWS = 50
 CACHE_SECONDS = 10.0
 
 
-class Source(Protocol):
-    """Where the list comes from: `compat_server`."""
-
-    def active_trainings(self) -> Sequence[TaskRecord]:
-        """The trainings that run, newest first."""
-
-    def read_status(self, key: TaskInstanceId) -> Mapping[str, Any] | None:
-        """The status of one of them."""
-
-    def readable_dag_ids(self, user: Any, dag_ids: set[str]) -> set[str]:
-        """Those of the DAGs that the user may read."""
-
-
 class RunningTrainings:
     """Reads the trainings that run, and the statuses of the rows that are shown, at most once in `cache_seconds`.
 
-    :param source: where they are read from.
     :param cache_seconds: for which all viewers get what was read. Default: CACHE_SECONDS.
     """
 
-    def __init__(self, source: Source, cache_seconds: float = CACHE_SECONDS) -> None:
-        self._source, self._cache_seconds = source, cache_seconds
+    def __init__(self, cache_seconds: float = CACHE_SECONDS) -> None:
+        self._cache_seconds = cache_seconds
         self._lock = threading.Lock()  # requests are answered in threads
         self._records: Sequence[TaskRecord] = ()
         self._read_at = float("-inf")
-        self._statuses: dict[TaskInstanceId, tuple[float, Mapping[str, Any] | None]] = {}
+        self._statuses: dict[TaskInstanceId, Mapping[str, Any] | None] = {}
 
-    def view(self, user: Any, now: float) -> views.RunningView:
-        """The newest MAX_ROWS trainings of DAGs that the user may read.
+    def view(self, user: Any, now: float) -> SimpleNamespace:
+        """The newest MAX_ROWS trainings of DAGs that the user may read, how many there are, and what this is made of.
 
         :param now: epoch seconds.
         """
         records = self._active()
-        readable = self._source.readable_dag_ids(user, {record.key.dag_id for record in records})
+        readable = compat_server.readable_dag_ids(user, {record.key.dag_id for record in records})
         mine = [record for record in records if record.key.dag_id in readable]
         shown = [(record, self._status(record.key)) for record in mine[:MAX_ROWS]]
         rows = [views.running_row(record, status, now) for record, status in shown]
-        return views.RunningView(rows=rows, count=len(mine), data=(shown, len(mine), views.minute_of(now)))
+        return SimpleNamespace(rows=rows, count=len(mine), data=(shown, len(mine), views.minute_of(now)))
 
     def _active(self) -> Sequence[TaskRecord]:
         with self._lock:
             if time.monotonic() >= self._read_at + self._cache_seconds:
-                self._records = self._source.active_trainings()
+                self._records = compat_server.active_trainings()
                 self._read_at = time.monotonic()
-                active = {record.key for record in self._records}
-                self._statuses = {key: read for key, read in self._statuses.items() if key in active}
+                self._statuses = {}
             return self._records
 
     def _status(self, key: TaskInstanceId) -> Mapping[str, Any] | None:
         with self._lock:
-            read_at, status = self._statuses.get(key, (float("-inf"), None))
-            if time.monotonic() >= read_at + self._cache_seconds:
-                status = self._source.read_status(key)
-                self._statuses[key] = time.monotonic(), status
-            return status
+            if key not in self._statuses:
+                self._statuses[key] = compat_server.read_status(key)
+            return self._statuses[key]

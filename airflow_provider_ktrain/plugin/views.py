@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
@@ -35,85 +34,13 @@ ENDED = tuple(phase for phase in Phase if phase.ended)
 #: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 UNQUOTED = ("category", "resolution", "replica")  #: texts of a cause that never quote a log
+OF_CAUSE = (*UNQUOTED, "summary", "detail")
 HIDDEN_CAUSE = "It failed. The cause may quote the log, which you have no right to read."
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-
-
 NOT_FOLLOWED = (
     "No triggerer follows the training at present: none is running, or all are full. The training itself continues. "
     "The data is updated again when a triggerer has taken the task over."
 )
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A phase in the timeline.
-
-    :param phase: its name.
-    :param began: when it began, as text.
-    :param lasted: how long it lasted, as text.
-    :param share: its part of the whole time, 0 to 100.
-    :param ends: whether the job ends with it, so that it has no length.
-    """
-
-    phase: str
-    began: str
-    lasted: str
-    share: float
-    ends: bool = False
-
-
-@dataclass(frozen=True)
-class TrainingView:
-    """The page of one task instance. Texts are plain; the templates escape them.
-
-    :param data: what the view was made of: if it is the same as before, at most a minute has passed.
-    """
-
-    data: object
-    key: TaskInstanceId
-    query: str
-    state: str
-    active: bool
-    phase: str
-    since: str
-    written_at: float | None
-    age: str
-    stale: bool
-    notes: Sequence[str] = ()
-    cause: Mapping[str, str] = field(default_factory=dict)
-    timeline: Sequence[Segment] = ()
-    job: Mapping[str, str] = field(default_factory=dict)
-    replicas: Sequence[Mapping[str, Any]] = ()
-    replica_count: int = 0
-    facts: Sequence[tuple[str, str]] = ()
-    metrics: Sequence[Mapping[str, str]] = ()
-    series: Mapping[str, Any] = field(default_factory=dict)
-    last_lines: Sequence[tuple[str, str]] = ()
-    lines_hidden: bool = False
-    usage: Sequence[tuple[str, str]] = ()
-    limits: Sequence[tuple[str, str]] = ()
-    queue: str = ""
-    tries: Sequence[Mapping[str, str]] = ()
-    tries_unknown: bool = False
-    commands: Sequence[str] = ()
-    path: Sequence[tuple[str, str]] = ()
-    log_path: str = ""
-    code_path: str = ""
-
-
-@dataclass(frozen=True)
-class RunningView:
-    """The list of running trainings.
-
-    :param rows: what is shown.
-    :param count: how many there are.
-    :param data: what the view was made of.
-    """
-
-    rows: Sequence[Mapping[str, Any]]
-    count: int
-    data: object = None
 
 
 def training_view(
@@ -123,8 +50,10 @@ def training_view(
     *,
     with_logs: bool,
     now: float,
-) -> TrainingView:
-    """What the page of one task instance shows.
+) -> SimpleNamespace:
+    """What the page of one task instance shows. Texts are plain; the templates escape them.
+
+    `data` is what the view was made of: if it is the same as before, at most a minute has passed.
 
     :param record: of Airflow's database.
     :param status: the XCom `ktrain_status`; None if there is none.
@@ -141,11 +70,15 @@ def training_view(
     replicas = mapping(read.get("replicas"))
     rows = [row for row in map(_replica, _list(replicas.get("rows"))) if row]
     until = now if active else record.ended_at or written_at or now
-    cause = {name: _text(value) for name, value in (mapping(read.get("cause")) or _concluded(read)).items()}
+    found = mapping(read.get("cause")) or mapping(read.get("conclusion"))  # stored before the job is released
+    cause = {name: _text(value) for name, value in found.items() if name in OF_CAUSE}
     if cause and not with_logs:
         cause = {**{name: cause.get(name, "") for name in UNQUOTED}, "summary": HIDDEN_CAUSE}
     lines = mapping(read.get("last_lines"))
-    return TrainingView(
+    dag = f"/dags/{quote(key.dag_id, safe='')}"
+    run = f"{dag}/runs/{quote(key.run_id, safe='')}"
+    mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
+    return SimpleNamespace(
         data=(record, status, list(tries), with_logs, stale, active and minute_of(now)),
         key=key,
         query=page_query(key),
@@ -173,9 +106,9 @@ def training_view(
         tries=[_try(one, with_logs) for one in reversed(tries)],
         tries_unknown=record.try_number > 1 and not tries,
         commands=_commands(job, rows),
-        path=[(key.dag_id, _dag_path(key)), (key.run_id, _run_path(key))],
-        log_path=_task_path(key),
-        code_path=f"{_dag_path(key)}/code",
+        path=[(key.dag_id, dag), (key.run_id, run)],
+        log_path=f"{run}/tasks/{quote(key.task_id, safe='')}{mapped}",
+        code_path=f"{dag}/code",
     )
 
 
@@ -232,18 +165,19 @@ def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
     return found
 
 
-def _concluded(read: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The cause in the conclusion, which is stored before the job is released; empty if there is none."""
-    conclusion = mapping(read.get("conclusion"))
-    return {name: conclusion[name] for name in ("category", "summary", "resolution", "replica") if name in conclusion}
-
-
-def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[Segment]:
+def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[str, Any]]:
+    """The phases, each with its part of the whole time, 0 to 100. A phase that ends the job has no length."""
     ends = [at for _, at in phases[1:]] + [phases[-1][1] if phases and phases[-1][0] in ENDED else until]
     lengths = [max(end - at, 0.0) for (_, at), end in zip(phases, ends, strict=True)] if phases else []
     whole = sum(lengths) or 1.0
     return [
-        Segment(name, _clock(at), format_duration(length), round(100 * length / whole, 2), name in ENDED)
+        {
+            "phase": name,
+            "began": _clock(at),
+            "lasted": format_duration(length),
+            "share": round(100 * length / whole, 2),
+            "ends": name in ENDED,
+        }
         for (name, at), length in zip(phases, lengths, strict=True)
     ]
 
@@ -347,19 +281,6 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
         pod = next((row for row in rows if not row["fine"]), rows[0])
         commands.append(f"kubectl logs {where} {shlex.quote(pod['pod'])} --all-containers --follow")
     return commands
-
-
-def _dag_path(key: TaskInstanceId) -> str:
-    return f"/dags/{quote(key.dag_id, safe='')}"
-
-
-def _run_path(key: TaskInstanceId) -> str:
-    return f"{_dag_path(key)}/runs/{quote(key.run_id, safe='')}"
-
-
-def _task_path(key: TaskInstanceId) -> str:
-    mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
-    return f"{_run_path(key)}/tasks/{quote(key.task_id, safe='')}{mapped}"
 
 
 def _clock(at: float | None) -> str:

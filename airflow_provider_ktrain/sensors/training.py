@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -16,7 +16,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import JOB_SOURCE, StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
@@ -36,23 +36,13 @@ STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.
 RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """What a sensor stores in the task's state when it defers.
+def read_state(stored: Any) -> tuple[int, float, Mapping[str, Any]]:
+    """What a sensor has stored under STATE_KEY: failed triggers of this try, epoch seconds of its timeout, and the job.
 
-    :param failures: number of failed triggers of this try. Default: 0.
-    :param deadline: epoch seconds at which the timeout expires. Default: 0, unknown.
-    :param job: the awaited job, a `core.identity.JobRef` as a dict. Default: unknown.
+    :param stored: by this release or another one; None if there is nothing. What is unknown is 0 or empty.
     """
-
-    failures: int = 0
-    deadline: float = 0.0
-    job: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Waiting:
-        """The state of this release or another one; defaults if there is none."""
-        return cls(**known_fields(cls, mapping(data)))
+    read = mapping(stored)
+    return read.get("failures", 0), read.get("deadline", 0.0), mapping(read.get("job"))
 
 
 class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
@@ -104,22 +94,16 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         """Read the job once in the worker; defer if it must wait."""
         if not self.deferrable:
             return super().execute(context) if self.reschedule else self._watch(context)
-        try:
-            with as_airflow_errors(), self._host() as host:
-                ref, _ = host.call(self._look)
-        except AirflowException as e:
-            self._give_up(e, context)
+        with self._skipping(context), self._host() as host:
+            ref, _ = host.call(self._look)
         self._defer(context, ref, failures=0, deadline=time.time() + self.timeout)
 
     def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
-        """Wait in the triggerer until the deadline.
-
-        :param failures: number of failed triggers of this try.
-        :param deadline: epoch seconds.
-        """
+        """Wait in the triggerer, until `deadline` (epoch seconds)."""
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
-        compat.remember(context, STATE_KEY, {"version": VERSION, **asdict(Waiting(failures, deadline, ref.to_dict()))})
+        state = {"version": VERSION, "failures": failures, "deadline": deadline, "job": ref.to_dict()}
+        compat.remember(context, STATE_KEY, state)
         self.defer(
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
@@ -138,39 +122,41 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         As before a deferral, the job is read once at first: an error then fails the try, later ones are retried.
         """
         deadline = time.time() + self.timeout
-        try:
-            with as_airflow_errors():
-                with self._host() as host:
-                    host.call(self._find)
-                if not self._watch_until(deadline):
-                    raise self._too_late()
-        except AirflowException as e:
-            self._give_up(e, context)
+        with self._skipping(context):
+            with self._host() as host:
+                host.call(self._find)
+            if not self._watch_until(deadline):
+                raise self._too_late()
 
     def _too_late(self) -> AirflowSensorTimeout:
         """The error at the sensor's timeout."""
         return AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s")
 
-    def _give_up(self, error: AirflowException, context: Context) -> NoReturn:
-        """Fail or skip the task. An error that proves nothing about the job fails it first, while retries are left."""
-        unproven = isinstance(error.__cause__, ClusterError)
-        if (self.soft_fail or self.never_fail) and not (unproven and compat.has_retry(context)):
-            self.log.warning("Skipped instead of failed.\n%s", error)
-            raise AirflowSkipException(f"Skipped instead of failed.\n{error}") from error
-        raise error
+    @contextlib.contextmanager
+    def _skipping(self, context: Context) -> Iterator[None]:
+        """Raise the provider's errors as Airflow's, or skip the task instead (`soft_fail`, `never_fail`).
+
+        An error that proves nothing about the job fails it first, while retries are left.
+        """
+        try:
+            with as_airflow_errors():
+                yield
+        except AirflowException as e:
+            unproven = isinstance(e.__cause__, ClusterError)
+            if not (self.soft_fail or self.never_fail) or (unproven and compat.has_retry(context)):
+                raise
+            self.log.warning("Skipped instead of failed.\n%s", e)
+            raise AirflowSkipException(f"Skipped instead of failed.\n{e}") from e
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume after the trigger. Airflow's method would fail the task if the trigger could not be loaded."""
-        try:
-            with as_airflow_errors():
-                if next_method == compat.TRIGGER_FAILED:
-                    reason = compat.trigger_failure(next_kwargs)
-                    if reason is None:
-                        raise self._too_late()
-                    return self._go_on(context, reason)
-                return compat.resume_without_sensor(self, next_method, next_kwargs, context)
-        except AirflowException as e:
-            self._give_up(e, context)
+        with self._skipping(context):
+            if next_method == compat.TRIGGER_FAILED:
+                reason = compat.trigger_failure(next_kwargs)
+                if reason is None:
+                    raise self._too_late()
+                return self._go_on(context, reason)
+            return compat.resume_without_sensor(self, next_method, next_kwargs, context)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
@@ -187,10 +173,9 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         """Wait in the worker after a failed trigger, longer after each failure, then defer again."""
         from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
 
-        stored = Waiting.from_dict(compat.recall(context, STATE_KEY))
-        failures = stored.failures + 1
-        deadline = stored.deadline or time.time() + self.timeout
-        until = min(deadline, time.time() + (seconds_in_worker(failures, self.seconds_in_worker) or math.inf))
+        failures, deadline, job = read_state(compat.recall(context, STATE_KEY))
+        deadline = deadline or time.time() + self.timeout
+        until = min(deadline, time.time() + (seconds_in_worker(failures + 1, self.seconds_in_worker) or math.inf))
         self.log.warning(
             "The trigger failed. This worker waits for %s for %.0f s.\n%s", self._title, until - time.time(), reason
         )
@@ -198,31 +183,26 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
             return
         if until >= deadline:
             raise self._too_late()
-        self._defer(context, self._reference(stored), failures, deadline)
+        self._defer(context, self._reference(job), failures + 1, deadline)
 
-    def _reference(self, stored: Waiting) -> JobRef:
+    def _reference(self, stored: Mapping[str, Any]) -> JobRef:
         """The job that the sensor deferred for, or the job as found in the cluster."""
         try:
-            return JobRef.from_dict(mapping(stored.job))
+            return JobRef.from_dict(stored)
         except ValueError:
-            with as_airflow_errors(), self._host() as host:
+            with self._host() as host:
                 return host.call(self._look)[0]
 
     def _watch_until(self, until: float) -> bool:
-        """Whether the job had one of the conditions before `until`. A watch that fails is retried.
-
-        :param until: epoch seconds.
-        """
+        """Whether the job had one of the conditions before `until` (epoch seconds). A watch that fails is retried."""
         while (left := until - time.time()) > 0:
             try:
-                with as_airflow_errors(), self._host() as host:
+                with self._host() as host:
                     ref, _ = host.call(self._look)
                     outcome = host.watch(ref, self._options(), left)
             except TimeoutError:
                 return False
-            except AirflowException as e:
-                if not isinstance(e.__cause__, ClusterError):
-                    raise
+            except ClusterError as e:
                 self.log.warning("%s can't be watched. Retrying.\n%s", self._title, e)
                 time.sleep(max(0.0, min(RETRY_PAUSE, until - time.time())))
             else:
@@ -232,25 +212,24 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:
         """Look once at the job, for `mode="reschedule"`."""
-        try:
-            with as_airflow_errors(), self._host() as host:
-                ref, job = host.call(self._look)
-                found = look_for(job, self.conditions)
-                if found is Awaited.NEVER:  # finding the cause takes a watch
-                    self._finish(host.watch(ref, self._options(), self.timeout))
-                return found is Awaited.MET
-        except AirflowException as e:
-            if not isinstance(e.__cause__, ClusterError):
-                raise
-            self.log.warning("%s can't be read. Retrying in %.0f s.\n%s", self._title, self.poke_interval, e)
-            return False
+        with as_airflow_errors():
+            try:
+                with self._host() as host:
+                    ref, job = host.call(self._look)
+                    found = look_for(job, self.conditions)
+                    if found is Awaited.NEVER:  # finding the cause takes a watch
+                        self._finish(host.watch(ref, self._options(), self.timeout))
+                    return found is Awaited.MET
+            except ClusterError as e:
+                self.log.warning("%s can't be read. Retrying in %.0f s.\n%s", self._title, self.poke_interval, e)
+                return False
 
     def _host(self) -> WorkerHost:
         from airflow_provider_ktrain.worker_host import WorkerHost
 
         check_choice(self.logs, self.kind)
         parameters.validated(vars(self))
-        return WorkerHost.connected(self.kubernetes_conn_id, self.cluster_context, self.log)
+        return WorkerHost.connected(self)
 
     async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job by its name. The second value is None if it doesn't exist."""

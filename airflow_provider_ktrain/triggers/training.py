@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 INTERRUPT_SECONDS = 4.0  #: to release the job after Ctrl-C in `airflow dags test`
 WARM_UP_TIMEOUT = 60.0  #: seconds in which the request that warms up the supervisor holds back status writes
-STATE_INTERVAL = 5.0  #: seconds between two reads of the task's state
 LOG_INTERVAL = 0.05  #: seconds between two checks whether the supervisor has read the log
 
 
@@ -246,12 +245,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             raise asyncio.CancelledError
 
     async def _task_state(self, seconds: float) -> str:
-        """The state of this trigger's task instance; empty if it can't be read.
+        """The state of this trigger's task instance; empty if it can't be read within `seconds`.
 
         A slow answer is waited for: the supervisor may be busy for minutes. It answers the requests of all triggers one
         after another, so a request that is given up and sent again waits behind all others once more.
-
-        :param seconds: for which to wait.
         """
         end = time.monotonic() + seconds
         try:
@@ -282,7 +279,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         _warmed_up = connection
         asking = asyncio.ensure_future(_warm_up_supervisor(self.task_instance))
         _warming_up.add(asking)
-        asking.add_done_callback(_warmed)
+        asking.add_done_callback(_warming_up.discard)
 
 
 def _log_queue() -> LogQueue:
@@ -305,16 +302,10 @@ def _ask_state(ti: Any) -> asyncio.Future[str]:
     return in_thread(functools.partial(compat.task_state, ti))
 
 
-async def _warm_up_supervisor(ti: Any) -> str:
-    with question():
-        return await asyncio.wait_for(_ask_state(ti), WARM_UP_TIMEOUT)
+async def _warm_up_supervisor(ti: Any) -> None:
+    with contextlib.suppress(Exception), question():  # a kill sends its own request
+        await asyncio.wait_for(_ask_state(ti), WARM_UP_TIMEOUT)
 
 
 _warmed_up: object | None = None  # the connection to the supervisor that was used for the request
-_warming_up: set[asyncio.Future[str]] = set()
-
-
-def _warmed(asking: asyncio.Future[str]) -> None:
-    _warming_up.discard(asking)
-    if not asking.cancelled():
-        asking.exception()  # an error doesn't matter: a kill sends its own request
+_warming_up: set[asyncio.Future[None]] = set()

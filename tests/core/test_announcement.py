@@ -28,7 +28,8 @@ def test_replicas_image_and_commands() -> None:
 
 
 def test_a_trainjob_may_have_the_image_of_its_runtime() -> None:
-    job = {"spec": {"trainer": {"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/gpu": "8"}}}}}
+    trainer = {"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/gpu": "8"}}}
+    job = {"kind": "TrainJob", "spec": {"trainer": trainer}}
     lines = describe_job(ref(TRAINJOB), TRAINJOB, job, created=False).splitlines()
     assert lines[:2] == ["Following TrainJob ml/train-1: 2 nodes x 8 GPUs", "image: that of the runtime"]
     assert "jobset.sigs.k8s.io/jobset-name=train-1" in lines[3]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.asset_events import (
     LEFT_OUT,
     MAX_EXTRA_BYTES,
-    bounded,
     checkpoint_dir,
     event_extra,
     model_uri,
 )
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.redaction import redacted
 
 JOB = {"kind": "PyTorchJob", "namespace": "team", "name": "train-1", "uid": "5"}
 USAGE = {"requested": 8.0, "queued": 2.0, "held": 6.0, "wasted": 1.0, "gpus": 2}
@@ -33,21 +33,21 @@ values = st.recursive(
 @given(result=values, metrics=st.dictionaries(texts, values, max_size=40), size=st.integers(0, 20_000))
 def test_extra_is_bounded_and_names_what_it_leaves_out(result: Any, metrics: dict[str, Any], size: int) -> None:
     fields = {"job": JOB, "usage": USAGE, "metrics": metrics, "result": [result, [1] * size]}
-    whole = event_extra(fields)
-    extra = bounded(whole)
+    extra = event_extra(fields)
     assert len(json.dumps(extra)) <= MAX_EXTRA_BYTES
     assert (extra["version"], extra["job"], extra["usage"]) == (1, JOB, USAGE)
     left_out = extra.pop(LEFT_OUT, [])
     assert left_out in ([], ["result"], ["result", "metrics"])
-    assert extra == {name: value for name, value in whole.items() if name not in left_out}
+    filled = {name: value for name, value in fields.items() if value and name not in left_out}
+    assert extra == {"version": 1, **redacted(filled)}
 
 
 def test_result_is_left_out_before_the_metrics() -> None:
     metrics = {"loss": {"last": 0.5}}
-    extra = bounded(event_extra({"result": "x " * MAX_EXTRA_BYTES, "metrics": metrics, "model_uri": "s3://b/m"}))
+    extra = event_extra({"result": "x " * MAX_EXTRA_BYTES, "metrics": metrics, "model_uri": "s3://b/m"})
     assert extra["model_uri"] == "s3://b/m"
-    whole = {"version": 1, "result": ["x"] * MAX_EXTRA_BYTES, "metrics": metrics}
-    assert bounded(whole) == {"version": 1, "metrics": metrics, LEFT_OUT: ["result"]}
+    fields = {"result": ["x"] * MAX_EXTRA_BYTES, "metrics": metrics}
+    assert event_extra(fields) == {"version": 1, "metrics": metrics, LEFT_OUT: ["result"]}
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,9 @@ def test_all_exceptions_of_a_task_have_one_base() -> None:
     ("error", "raised"),
     [
         (errors.ManifestError("replicas"), TrainingConfigurationError),
-        (errors.UnknownKindError("TFJob"), TrainingConfigurationError),
         (errors.ManifestUnreadableError("job.yaml"), TrainingJobError),
         (errors.VersionNotServedError("v1"), TrainingJobError),
         (errors.RuntimeMismatchError("no such runtime"), TrainingClusterError),
-        (errors.PlaceChangedError("namespace"), TrainingJobError),
         (errors.ClusterError("a quota"), TrainingClusterError),
         (errors.UnreachableError("no answer"), TrainingClusterError),
         (errors.AccessError("401"), TrainingClusterError),

@@ -30,7 +30,7 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of, read_event
 from airflow_provider_ktrain.exceptions import failure
 from airflow_provider_ktrain.links.training import url_of
-from airflow_provider_ktrain.sensors.training import Waiting
+from airflow_provider_ktrain.sensors.training import read_state
 from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
@@ -88,8 +88,8 @@ def job_metadata(data: Any) -> Any:
 
 
 def sensor(data: Any) -> Any:
-    waiting = Waiting.from_dict(data)
-    return waiting.failures, waiting.deadline, waiting.job and JobRef.from_dict(mapping(waiting.job))
+    failures, deadline, job = read_state(data)
+    return failures, deadline, job and JobRef.from_dict(job)
 
 
 def tries(data: Any) -> Any:

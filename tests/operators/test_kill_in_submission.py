@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowTaskTerminated, TaskDeferred
 
 from airflow_provider_ktrain.core.errors import ClusterError
@@ -15,7 +16,8 @@ from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.worker_host import Try, WorkerHost
+from airflow_provider_ktrain.worker_host import WorkerHost
+from tests.operators.task_instance import Supervisor, Ti, supervised
 
 
 class NoClusterHook(TrainingHook):
@@ -48,10 +50,11 @@ class FailingSubmission:
 def test_error_of_a_killed_submission_does_not_keep_the_job() -> None:
     """The request may have created the job although the submission failed, and after a kill no retry adopts it."""
     submission = FailingSubmission()
-    host = WorkerHost(NoClusterHook(), logging.getLogger(__name__), Try(retry_left=True, ask_state=lambda: "none"))
+    host = WorkerHost(NoClusterHook(), logging.getLogger(__name__), Ti("run", 1, 1))
     submission.host = host
     host.expect(submission, OnFinishAction.DELETE_JOB)
-    with pytest.raises(TrainingKilledError, match="was killed before it had submitted a job"), host:
+    killed = pytest.raises(TrainingKilledError, match="was killed before it had submitted a job")
+    with supervised(Supervisor(None)), killed, host:
         host.submit(submission)
     assert submission.searched
 
@@ -82,12 +85,12 @@ class KilledHook(NoClusterHook):
 def test_kill_after_the_deferral_looks_for_the_job(error: type[BaseException] | None) -> None:
     """Airflow rejects the deferral of a task that was killed, so no trigger will release the job."""
     submission, hook = FailingSubmission(), KilledHook(error)
-    hook.host = WorkerHost(hook, logging.getLogger(__name__), Try(retry_left=True, ask_state=lambda: "failed"))
+    hook.host = WorkerHost(hook, logging.getLogger(__name__), Ti("run", 1, 1))
     hook.host.expect(submission, OnFinishAction.DELETE_JOB)
 
     async def open_client(api: Any, namespace: str) -> None: ...
 
     hook.host.call(open_client)
-    with pytest.raises(TrainingKilledError), hook.host:
+    with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError), hook.host:
         raise TaskDeferred(trigger=None, method_name="execute_complete")
     assert submission.searched

@@ -19,7 +19,7 @@ from hypothesis import given
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.cli.console import Console
-from airflow_provider_ktrain.core.asset_events import bounded, event_extra
+from airflow_provider_ktrain.core.asset_events import event_extra
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import OUTCOME_STATE, STATUS_XCOM, TRIES_STATE
@@ -126,7 +126,7 @@ def test_lineage_and_asset_events_have_no_secrets(text: str) -> None:
     facet = openlineage.at_end(requested, {}, failed(text), declares_datasets=False).run_facets["ktrain_training"]
     check(str(facet))
     values = {"result": {text: text}, "metrics": {text: 1.0}, "checkpoint_dir": text, "job": {"name": text}}
-    check(bounded(event_extra(values)))
+    check(event_extra(values))
 
 
 def test_asset_event_has_the_result_without_secrets() -> None:

@@ -128,7 +128,7 @@ def test_without_a_stored_deferral_the_job_is_followed(instance: Instance, capsy
     del instance.store["ktrain_deferral"]
     assert isinstance(fails_to_load(instance), TaskDeferred)
     instance.wait_running()
-    assert "All lines of" in capsys.readouterr().out
+    assert "Lines since the job's start may be repeated" in capsys.readouterr().out
 
 
 def test_without_any_state_a_retry_adopts_the_job(instance: Instance) -> None:

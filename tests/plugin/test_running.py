@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
+from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.plugin.running import MAX_ROWS, RunningTrainings
@@ -34,9 +37,17 @@ class Database:
         return dag_ids if user == "admin" else dag_ids & {READABLE}
 
 
-def test_all_viewers_share_what_is_read_of_the_rows_that_are_shown() -> None:
-    database = Database()
-    running = RunningTrainings(database, cache_seconds=3600.0)
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Database:
+    """In place of Airflow's."""
+    here = Database()
+    for name in ("active_trainings", "read_status", "readable_dag_ids"):
+        monkeypatch.setattr(compat_server, name, getattr(here, name))
+    return here
+
+
+def test_all_viewers_share_what_is_read_of_the_rows_that_are_shown(database: Database) -> None:
+    running = RunningTrainings(cache_seconds=3600.0)
     for _ in range(100):
         shown = running.view("admin", NOW)
     assert (len(shown.rows), shown.count) == (MAX_ROWS, 120)
@@ -44,15 +55,14 @@ def test_all_viewers_share_what_is_read_of_the_rows_that_are_shown() -> None:
     assert database.reads == {"list": 1, **{f"run-{n:03}": 1 for n in range(MAX_ROWS)}}
 
 
-def test_rows_of_other_dags_are_neither_shown_nor_counted() -> None:
-    shown = RunningTrainings(Database()).view("somebody", NOW)
+def test_rows_of_other_dags_are_neither_shown_nor_counted(database: Database) -> None:
+    shown = RunningTrainings().view("somebody", NOW)
     assert {row["dag_id"] for row in shown.rows} == {READABLE}
     assert (len(shown.rows), shown.count) == (MAX_ROWS, 60)
 
 
-def test_list_is_read_again_when_the_cache_has_expired() -> None:
-    database = Database()
-    running = RunningTrainings(database, cache_seconds=0.0)
+def test_list_is_read_again_when_the_cache_has_expired(database: Database) -> None:
+    running = RunningTrainings(cache_seconds=0.0)
     running.view("admin", NOW)
     del database.records[1:]
     assert running.view("admin", NOW).count == 1

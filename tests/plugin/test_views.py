@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
-from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, TrainingView, printable, running_row, training_view
+from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, printable, running_row, training_view
 
 KEY = TaskInstanceId("dag", "run+1", "train")
 TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)
@@ -45,12 +46,12 @@ def status(**fields: Any) -> dict[str, Any]:
     return TrainingStatus(**required | fields).to_dict()
 
 
-def view(found: Any = None, *, state: str = "deferred", now: float = 110.0, **fields: Any) -> TrainingView:
+def view(found: Any = None, *, state: str = "deferred", now: float = 110.0, **fields: Any) -> SimpleNamespace:
     given = status(**fields) if found is None else found
     return training_view(record(state), given, [], with_logs=True, now=now)
 
 
-def page(shown: TrainingView) -> str:
+def page(shown: SimpleNamespace) -> str:
     text = TEMPLATES.get_template("training.html").render(view=shown)
     text.encode()  # as the response does
     return text
@@ -59,7 +60,8 @@ def page(shown: TrainingView) -> str:
 def test_page_of_a_running_training() -> None:
     shown = view()
     assert (shown.phase, shown.age, shown.stale, list(shown.notes)) == ("Running", "10 s", False, [])
-    assert [(part.phase, part.lasted) for part in shown.timeline] == [("Pending", "30 s"), ("Running", "1 min 10 s")]
+    lengths = {part["phase"]: part["lasted"] for part in shown.timeline}
+    assert lengths == {"Pending": "30 s", "Running": "1 min 10 s"}
     assert shown.facts == [("PyTorchJob", "ml/mnist"), ("Replicas", "1 Running, 1 Pending"), ("GPUs", "16")]
     assert shown.usage == [("Held", "1 h")]
     assert shown.limits == [("startup_timeout", "expires in 50 s")]
@@ -134,7 +136,7 @@ def test_data_of_a_training_that_waits_is_not_called_old() -> None:
 
 def test_timeline_of_an_ended_training_ends_with_its_last_phase() -> None:
     shown = view(state="failed", phases=[("Running", 40.0), ("Failed", 100.0)], ended=True)
-    assert [(part.phase, part.lasted, part.ends) for part in shown.timeline] == [
+    assert [(part["phase"], part["lasted"], part["ends"]) for part in shown.timeline] == [
         ("Running", "1 min", False),
         ("Failed", "0 s", True),
     ]

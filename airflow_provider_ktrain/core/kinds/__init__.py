@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.core.errors import UnknownKindError
+from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL, OPERATOR_LABEL, Kind
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
@@ -27,12 +27,12 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (PYTORCHJOB, MPIJOB, TRAIN
 def kind_of(name: object) -> Kind:
     """The kind of this name.
 
-    :raises UnknownKindError: naming the kinds that there are.
+    :raises ManifestError: naming the kinds that there are.
     """
     if isinstance(name, str) and name in KINDS:
         return KINDS[name]
     near = next((known for known in KINDS if known.lower() == str(name).lower()), None)
-    raise UnknownKindError(
+    raise ManifestError(
         f"unsupported kind {name}" if name else "kind is not set",
         where="kind",
         found=repr(name) if name else "nothing",

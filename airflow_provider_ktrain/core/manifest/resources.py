@@ -28,7 +28,7 @@ def gpus_of_job(job: Mapping[str, Any]) -> int:
     :param job: a manifest, or a job as read from the API server.
     """
     kind = kind_of(job.get("kind"))
-    return sum(kind.count(job, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(job).items())
+    return sum(kind.count(job, role) * pod_gpus(pod_of(spec)) for role, spec in kind.replicas(job).items())
 
 
 @lru_cache(maxsize=256)
@@ -61,6 +61,7 @@ def _whole(amount: Any) -> int:
     return int(amount) if str(amount).isdigit() else 0
 
 
-def _pod(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+def pod_of(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of the pods of a replica spec; empty if there is none."""
     pod = (replica_spec.get("template") or {}).get("spec")
     return pod if isinstance(pod, Mapping) else {}

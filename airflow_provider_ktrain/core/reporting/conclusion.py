@@ -7,17 +7,17 @@ docs/reference/formats.md describes the fields.
 from __future__ import annotations
 
 import bisect
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, json_size, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, shown
 
 MAX_BYTES = 4 * 1024  #: of a conclusion's JSON, other characters than ASCII escaped
+OF_CAUSE = ("category", "summary", "resolution", "replica", "failed_nodes")  #: fields that say why
 IDENTITY = ("uid", "owner", "submission")  #: fields that are never shortened
 
 
@@ -63,10 +63,10 @@ class Conclusion:
         """
         document = {"version": VERSION, **shown(asdict(self)), **{name: getattr(self, name) for name in IDENTITY}}
         nodes = list(document["failed_nodes"].items())[-MAX_FAILED_NODES:]
-        while nodes and _size(_shortened(document | {"failed_nodes": dict(nodes)}, 0)) > MAX_BYTES // 2:
+        while nodes and json_size(_shortened(document | {"failed_nodes": dict(nodes)}, 0)) > MAX_BYTES // 2:
             nodes.pop(0)
         document["failed_nodes"] = dict(nodes)
-        fitting = bisect.bisect(range(MAX_LINE_CHARS + 1), MAX_BYTES, key=lambda n: _size(_shortened(document, n)))
+        fitting = bisect.bisect(range(MAX_LINE_CHARS + 1), MAX_BYTES, key=lambda n: json_size(_shortened(document, n)))
         return _shortened(document, max(fitting - 1, 0))
 
     @classmethod
@@ -88,14 +88,7 @@ class Conclusion:
 
     def cause(self) -> dict[str, Any]:
         """The `cause` of an `engine.follow.outcome.Outcome`."""
-        return {
-            "category": self.category,
-            "summary": self.summary,
-            "detail": "",
-            "resolution": self.resolution,
-            "replica": self.replica,
-            "failed_nodes": dict(self.failed_nodes),
-        }
+        return {name: getattr(self, name) for name in OF_CAUSE}
 
 
 def _shortened(document: Mapping[str, Any], chars: int) -> dict[str, Any]:
@@ -109,8 +102,3 @@ def _shortened(document: Mapping[str, Any], chars: int) -> dict[str, Any]:
         return f"{value[: max(chars - 3, 0)]}{'...'[:chars]}"
 
     return {name: value if name in IDENTITY else short(value) for name, value in document.items()}
-
-
-def _size(document: Mapping[str, Any]) -> int:
-    """Bytes of JSON as Airflow stores it."""
-    return len(json.dumps(document))

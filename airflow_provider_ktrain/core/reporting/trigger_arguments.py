@@ -7,11 +7,10 @@ encrypt them first (Fernet), which adds a third.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.formats import json_size, mapping
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 
 MAX_BYTES = 48_000  #: of the arguments' JSON; encrypted, 49,087 bytes become 65,532
@@ -30,7 +29,7 @@ def fitted(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     handover = dict(mapping(arguments.get("handover")))
     for shrink in _STEPS:
-        excess = _size({**arguments, "handover": handover}) - MAX_BYTES
+        excess = json_size({**arguments, "handover": handover}) - MAX_BYTES
         if excess <= 0:
             break
         handover = shrink(handover, excess)
@@ -52,7 +51,7 @@ def _without_result_line(handover: Handover, excess: int) -> Handover:
 def _with_shorter_cursor(handover: Handover, excess: int) -> Handover:
     """With fewer exact log positions: lines of the other containers may be repeated."""
     cursor = handover.get("cursor")
-    return {**handover, "cursor": Cursor.from_dict(cursor).to_dict(max(_size(cursor) - excess, 0))}
+    return {**handover, "cursor": Cursor.from_dict(cursor).to_dict(max(json_size(cursor) - excess, 0))}
 
 
 def _without(field: str, empty: Any) -> Shrink:
@@ -73,7 +72,3 @@ _STEPS: Sequence[Shrink] = (
     _without("result_from", {}),
     _without("cursor", {}),
 )
-
-
-def _size(value: Any) -> int:
-    return len(json.dumps(value))
