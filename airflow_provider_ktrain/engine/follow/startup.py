@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.startup_rules import (
@@ -85,7 +86,8 @@ class StartupChecks:
         waited = time.monotonic() - state.phase_since - away
         now = utc_now() - datetime.timedelta(seconds=away)
         events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids, self._warnings)
-        cause = find_startup_cause(state.known_job, state.pods.live, events, waited, now, has_run=state.has_run)
+        evidence = make_evidence(state.known_job, state.pods.live, events, now=now)
+        cause = find_startup_cause(evidence, waited, has_run=state.has_run)
         if cause is None:
             self._log_obstacle(events)
         return cause
