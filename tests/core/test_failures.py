@@ -124,7 +124,7 @@ def test_image_without_python_is_named() -> None:
     end = {"exitCode": 128, "reason": "StartError", "message": message}
     (it,) = evidence({"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "Error"}, "last": end})[1]
     it["status"]["containerStatuses"][0] |= {"restartCount": MAX_START_RESTARTS}
-    cause = find_unstartable_command({"kind": "PyTorchJob"}, [it])
+    cause = find_unstartable_command(make_evidence({"kind": "PyTorchJob"}, [it]))
     assert cause is not None
     assert 'can\'t start its command: exec: "python3": executable file not found in $PATH.' in cause.summary
     assert cause.resolution.startswith("Use an image that contains python3")
@@ -135,7 +135,7 @@ def test_a_sidecar_that_cannot_be_started_does_not_end_the_training() -> None:
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
     job, (it,), _ = evidence(case)
     it["status"]["containerStatuses"][0] |= {"restartCount": 9, "name": "metrics-exporter"}
-    assert find_unstartable_command(job, [it]) is None
+    assert find_unstartable_command(make_evidence(job, [it])) is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_command_that_cannot_be_started_is_given_up(restarts: int, end: dict[s
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
     job, (it,), _ = evidence(case)
     it["status"]["containerStatuses"][0]["restartCount"] = restarts
-    cause = find_unstartable_command(job, [it])
+    cause = find_unstartable_command(make_evidence(job, [it]))
     assert (cause is not None) is gives_up
     if cause:
         assert cause.summary.startswith("Worker 0 can't start its command: ")

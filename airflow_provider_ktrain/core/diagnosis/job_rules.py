@@ -10,19 +10,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from airflow_provider_ktrain.core.diagnosis import startup_rules
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
-from airflow_provider_ktrain.core.diagnosis.startup_rules import (
-    find_blocked_container,
-    find_obstacle,
-    find_operator_rejection,
-    find_refused_pods,
-    find_refused_resources,
-    find_startup_failure,
-    find_unschedulable_pod,
-)
 from airflow_provider_ktrain.core.objects import deletion_requested_at, is_being_deleted
 
 Rule = Callable[[Evidence], Cause | None]
@@ -48,9 +40,9 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
     """
     evidence = replace(evidence, include_recovered=limit is Limit.RESTARTS)
     if limit is Limit.PARTIAL_START:  # whatever else failed, it failed while it waited for these pods
-        obstacle = find_unschedulable_pod(evidence)
+        obstacle = startup_rules.find_unschedulable_pod(evidence)
     else:
-        obstacle = diagnose_replica(evidence) or find_obstacle(evidence)
+        obstacle = diagnose_replica(evidence) or startup_rules.find_obstacle(evidence)
     if limit is Limit.RESTARTS:
         why = obstacle.summary if obstacle else _NO_FAILURE_LEFT
         cause = replace(
@@ -107,7 +99,7 @@ def find_startup_cause(evidence: Evidence, waited_seconds: float, *, has_run: bo
     :param has_run: whether the job is known to have run before. Default: False, its conditions and pods show it.
     """
     evidence = replace(evidence, waited_seconds=waited_seconds)
-    cause = find_startup_failure(evidence, has_run=has_run)
+    cause = startup_rules.find_startup_failure(evidence, has_run=has_run)
     return None if cause is None else _with_failed_nodes(cause, evidence)
 
 
@@ -225,7 +217,7 @@ def _job_deleted(evidence: Evidence) -> Cause | None:
         return None
     if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
         return None
-    obstacle = find_obstacle(evidence)
+    obstacle = startup_rules.find_obstacle(evidence)
     return Cause(
         Category.INFRASTRUCTURE,
         f"{evidence.title} {'was' if evidence.gone else 'is being'} deleted by someone else before it ended",
@@ -264,12 +256,12 @@ _RULES: tuple[Rule, ...] = (
     diagnose_replica,
     _backoff_limit_exceeded,
     _pod_deleted,
-    find_operator_rejection,
+    startup_rules.find_operator_rejection,
     _failed_without_evidence,
     _job_deleted,
-    find_blocked_container,
-    find_refused_pods,
-    find_unschedulable_pod,
-    find_refused_resources,
+    startup_rules.find_blocked_container,
+    startup_rules.find_refused_pods,
+    startup_rules.find_unschedulable_pod,
+    startup_rules.find_refused_resources,
     _suspended,
 )

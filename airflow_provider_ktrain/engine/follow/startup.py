@@ -72,7 +72,7 @@ class StartupChecks:
         """
         state = self._state
         if any(map(restarted_often, state.pods.groups.examples())) and (
-            cause := find_unstartable_command(state.known_job, state.pods.live)
+            cause := find_unstartable_command(make_evidence(state.known_job, state.pods.live))
         ):
             return cause
         if self.due is None:
