@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.kueue_status import (
+    FAILS_AFTER_SECONDS,
     Eviction,
-    QueuePhase,
     QueueStatus,
     queue_status,
     runs_elsewhere,
@@ -143,7 +144,7 @@ def test_evictions_stay_counted_when_the_job_is_admitted_again() -> None:
 def test_a_job_never_fits_only_if_no_flavor_can_hold_it(message: str, phase: QueuePhase) -> None:
     status = queue_status(workload(pending(PREFIX + message)))
     assert status.phase is phase
-    assert (status.fails_after_seconds == 600) is (phase is QueuePhase.NEVER_FITS)
+    assert (FAILS_AFTER_SECONDS.get(status.phase) == 600) is (phase is QueuePhase.NEVER_FITS)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_line_names_missing_and_excessive_quota() -> None:
 )
 def test_a_missing_or_stopped_queue_waits_for_an_administrator(message: str, why: str) -> None:
     status = queue_status(workload(pending(message, "Inadmissible")))
-    assert (status.phase, status.why, status.fails_after_seconds) == (QueuePhase.MISCONFIGURED, why, None)
+    assert (status.phase, status.why, FAILS_AFTER_SECONDS.get(status.phase)) == (QueuePhase.MISCONFIGURED, why, None)
 
 
 @pytest.mark.parametrize("prefix", ["DeactivatedDueTo", "InactiveWorkload"])
@@ -215,7 +216,7 @@ def test_job_that_kueue_gave_up_on_fails_after_a_minute(cause: str, prefix: str)
     message = 'The workload is deactivated due to AdmissionCheck in Rejected state: "budget"'
     evicted = condition("Evicted", "True", prefix + cause, message)
     status = queue_status(workload(pending(message), evicted, active=False))
-    assert (status.phase, status.fails_after_seconds, status.message) == (QueuePhase.GIVEN_UP, 60, message)
+    assert (status.phase, FAILS_AFTER_SECONDS.get(status.phase), status.message) == (QueuePhase.GIVEN_UP, 60, message)
     assert status.line.startswith("Kueue ")
 
 
@@ -231,7 +232,7 @@ def test_a_deactivation_by_kueue_is_recognised_before_the_eviction() -> None:
 def test_deactivated_workload_waits_without_limit() -> None:
     evicted = condition("Evicted", "True", "Deactivated", "The workload is deactivated")
     for status in (queue_status(workload(active=False)), queue_status(workload(evicted, active=False))):
-        assert (status.phase, status.fails_after_seconds) == (QueuePhase.DEACTIVATED, None)
+        assert (status.phase, FAILS_AFTER_SECONDS.get(status.phase)) == (QueuePhase.DEACTIVATED, None)
 
 
 def test_an_old_reason_of_a_workload_that_is_active_again_is_ignored() -> None:

@@ -32,26 +32,32 @@ _OTHER_NAMESPACE = re.compile(r"namespace doesn't match ClusterQueue selector", 
 _EXCEEDS = "ExceedsMaxQuota"  #: the reason in newer releases. One flavor is enough for it, so it proves nothing alone
 
 
-class Obstacle(enum.Enum):
-    """What keeps a Workload from getting quota."""
+class QueuePhase(enum.StrEnum):
+    """What the queue does with a job."""
 
-    QUOTA = "quota"  #: quota, other jobs or Kueue's order: it may be admitted without anybody's help
-    SETUP = "setup"  #: the queue doesn't exist, is stopped, or doesn't serve such a job
-    SIZE = "size"  #: the job requests more than every flavor has at most
+    WAITING = "waiting"  #: for quota, or for Kueue to look at the job
+    MISCONFIGURED = "misconfigured"  #: its queue is missing or stopped: waits until an administrator changes that
+    NEVER_FITS = "never fits"  #: requests more than the whole quota of every flavor, and was never admitted
+    CHECKING = "checking"  #: has quota, and waits for admission checks
+    ADMITTED = "admitted"
+    EVICTING = "evicting"  #: lost its admission: its pods are being deleted, then it is queued again
+    DEACTIVATED = "deactivated"  #: by somebody: waits until the Workload is active again
+    GIVEN_UP = "given up"  #: deactivated by Kueue itself: it doesn't come back without help
+    FINISHED = "finished"
 
 
-def explain(reason: str, message: str) -> tuple[Obstacle, str]:
-    """What keeps a Workload from getting quota, and the same in plain words, without a full stop.
+def explain(reason: str, message: str) -> tuple[QueuePhase, str]:
+    """The phase of a Workload without quota, and what keeps it from getting quota in plain words, without a full stop.
 
     :param reason: of its condition QuotaReserved, which is False.
     :param message: of the same condition.
     """
     if setup := _setup(message):
-        return Obstacle.SETUP, setup
+        return QueuePhase.MISCONFIGURED, setup
     above = list(_ABOVE_MAXIMUM.finditer(message))
     if _never_fits(reason, message, above):
-        return Obstacle.SIZE, _above_maximum(above)
-    return Obstacle.QUOTA, _needed(message) or _raw(message) or reason or "it waits for quota"
+        return QueuePhase.NEVER_FITS, _above_maximum(above)
+    return QueuePhase.WAITING, _needed(message) or _raw(message) or reason or "it waits for quota"
 
 
 def _setup(message: str) -> str:
