@@ -59,13 +59,13 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     why = f": {obstacle.summary}" if obstacle else ""
     higher = "" if step is None else f" higher than {step:.10g}"
-    decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
+    found = obstacle or Cause(category, "")
     cause = Cause(
-        decisive.category if decisive else category,
+        found.category if limit in (Limit.SCHEDULE, Limit.STARTUP) else category,
         f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit, higher=higher)}{why}",
-        obstacle.detail if obstacle else "",
-        (obstacle.resolution if obstacle else "") or resolution,
-        obstacle.replica if obstacle else "",
+        found.detail,
+        found.resolution or resolution,
+        found.replica,
     )
     return _with_failed_nodes(cause, evidence)
 

@@ -23,12 +23,14 @@ _ABOVE_MAXIMUM = re.compile(
     r"|, request > maximum capacity \((?P<old_request>\S+) > (?P<old_capacity>\S+)\))?"
 )
 _PREEMPTING = re.compile(r"\.? ?Pending the preemption of (?P<count>\d+) workload\(s\)")
-_INACTIVE = re.compile(r"(?P<what>ClusterQueue|LocalQueue) (?P<name>\S+) is inactive")
-_MISSING = re.compile(
-    r"(?P<what>ClusterQueue|LocalQueue) (?P<name>\S*) ?(?:doesn't exist|not found|is terminating or missing)"
+#: what an administrator must change: patterns, and what they mean
+_SETUP = (
+    (r"(ClusterQueue|LocalQueue) (\S+) is inactive", r"\1 \2 is inactive: it is stopped, or not completely set up"),
+    (r"(ClusterQueue|LocalQueue) (\S+) ?(doesn't exist|not found|is terminating or missing)", r"\1 \2 doesn't exist"),
+    (r"(ClusterQueue|LocalQueue)  ?(doesn't exist|not found|is terminating or missing)", r"its \1 doesn't exist"),
+    (r"resource (\S+) unavailable in ClusterQueue", r"its ClusterQueue has no quota for \1"),
+    (r"(?i)namespace doesn't match ClusterQueue selector", "its ClusterQueue admits no jobs of this namespace"),
 )
-_UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
-_OTHER_NAMESPACE = re.compile(r"namespace doesn't match ClusterQueue selector", re.IGNORECASE)
 _EXCEEDS = "ExceedsMaxQuota"  #: the reason in newer releases. One flavor is enough for it, so it proves nothing alone
 
 
@@ -62,16 +64,8 @@ def explain(reason: str, message: str) -> tuple[QueuePhase, str]:
 
 def _setup(message: str) -> str:
     """What an administrator must change; "" if nothing."""
-    if found := _INACTIVE.search(message):
-        return f"{found['what']} {found['name']} is inactive: it is stopped, or not completely set up"
-    if found := _MISSING.search(message):
-        named = f"{found['what']} {found['name']}" if found["name"] else f"its {found['what']}"
-        return f"{named} doesn't exist"
-    if found := _UNCOVERED.search(message):
-        return f"its ClusterQueue has no quota for {found['resource']}"
-    if _OTHER_NAMESPACE.search(message):
-        return "its ClusterQueue admits no jobs of this namespace"
-    return ""
+    found = ((re.search(pattern, message), why) for pattern, why in _SETUP)
+    return next((match.expand(why) for match, why in found if match), "")
 
 
 def _never_fits(reason: str, message: str, above: list[re.Match[str]]) -> bool:

@@ -151,7 +151,14 @@ class TrainingMetrics:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """For each metric its `last` and `best` value with their `step` and `best_step`, as JSON types."""
-        return {name: _summary(series) for name, series in self._series.items() if series.points}
+        found: dict[str, dict[str, Any]] = {}
+        for name, series in self._series.items():
+            if series.points:
+                last, best = series.points[-1], series.best
+                found[name] = {"last": _json_number(last.value), "step": _json_number(last.step)}
+                if best is not None:
+                    found[name] |= {"best": _json_number(best.value), "best_step": _json_number(best.step)}
+        return found
 
     def points(self, max_bytes: int = MAX_SERIES_BYTES) -> dict[str, list[list[Any]]]:
         """For each metric its `[step, value]` pairs, first and last included, as JSON types of at most `max_bytes`."""
@@ -287,14 +294,6 @@ def best_of(points: Iterable[Point], name: str) -> Point | None:
         return None
     choose = min if any(word in name.lower() for word in LOWER_IS_BETTER) else max
     return choose(finite, key=lambda point: point.value)
-
-
-def _summary(series: Series) -> dict[str, Any]:
-    last = series.points[-1]
-    found = {"last": _json_number(last.value), "step": _json_number(last.step)}
-    if series.best is not None:
-        found |= {"best": _json_number(series.best.value), "best_step": _json_number(series.best.step)}
-    return found
 
 
 def _json_number(number: Number | None) -> Any:
