@@ -113,7 +113,7 @@ def test_lines_about_recorded_workloads(name: str, job: str) -> None:
 
 def test_preemption_is_counted_and_explained() -> None:
     preempted = next(s for s in recorded("72b-kueue-trainjob-preemption", "low") if s.phase is QueuePhase.EVICTING)
-    assert (preempted.evictions, preempted.preemptions, preempted.ever_admitted) == (1, 1, True)
+    assert (preempted.evictions, preempted.preemptions) == (1, 1)
     why = "preempted: a job with a higher priority in the ClusterQueue needs the quota"
     assert preempted.last_eviction == Eviction("Preempted", why, "2026-11-22T02:04:13Z")
     assert preempted.last_eviction.preempted
@@ -163,7 +163,6 @@ def test_a_job_that_was_admitted_once_may_fit_again(
     earlier = [condition(*one) for one in conditions]
     found = queue_status(workload(pending(PREFIX + ABOVE.format("a100")), *earlier, **status))
     assert found.phase is phase
-    assert found.ever_admitted is (phase is QueuePhase.WAITING)
 
 
 def test_reason_exceeds_max_quota_alone_is_no_evidence() -> None:
@@ -341,7 +340,7 @@ def test_each_reason_of_an_eviction_in_plain_words(
     assert evicting.last_eviction is not None
     assert evicting.last_eviction.preempted is (reason == "Preempted")
     queued = queue_status(workload(pending(message), evicted, *more))
-    assert (queued.phase, queued.why, queued.ever_admitted) == (phase, why, True)
+    assert (queued.phase, queued.why) == (phase, why)
 
 
 def test_job_that_kueue_queues_again_later_waits() -> None:

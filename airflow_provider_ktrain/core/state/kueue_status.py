@@ -81,39 +81,27 @@ class QueueStatus:
     :param phase: what it does.
     :param why: why the job isn't admitted, in plain words without a full stop; "" if there is nothing to say.
     :param queue: the LocalQueue that the job names.
-    :param cluster_queue: the ClusterQueue that has admitted the job; "" if none has.
-    :param flavors: of the admission, in alphabetical order.
-    :param ever_admitted: whether the job was admitted at least once.
+    :param admission: the ClusterQueue that has admitted the job, with flavors, and with pods if only some are admitted.
     :param evictions: how often it lost its admission, preemptions included, as counted by Kueue.
     :param preemptions: how often because another job took the quota.
     :param last_eviction: the last time that it lost its admission; None if it never did, or is admitted again.
-    :param pods: how many pods are admitted, and how many the job asked for; None if these are the same.
     :param message: Kueue's own text about a Workload that it deactivated; "" in other phases.
     """
 
     phase: QueuePhase
     why: str = ""
     queue: str = ""
-    cluster_queue: str = ""
-    flavors: tuple[str, ...] = ()
-    ever_admitted: bool = False
+    admission: str = ""
     evictions: int = 0
     preemptions: int = 0
     last_eviction: Eviction | None = None
-    pods: tuple[int, int] | None = None
     message: str = ""
 
     @property
     def line(self) -> str:
         """One sentence for the log."""
-        text = _LINES[self.phase].format(queue=self.queue, why=self.why, admission=self._admission)
+        text = _LINES[self.phase].format(queue=self.queue, why=self.why, admission=self.admission)
         return with_short_first_line(text[:1].upper() + text[1:])
-
-    @property
-    def _admission(self) -> str:
-        flavors = f" with flavor {', '.join(self.flavors)}" if self.flavors else ""
-        some = f" for {self.pods[0]} of {self.pods[1]} pods" if self.pods else ""
-        return f"ClusterQueue {self.cluster_queue}{flavors}{some}"
 
 
 _LINES = {
@@ -121,7 +109,7 @@ _LINES = {
     QueuePhase.MISCONFIGURED: "Queued in LocalQueue {queue}: {why}. An administrator must correct this.",
     QueuePhase.NEVER_FITS: "Queued in LocalQueue {queue}: {why}.",
     QueuePhase.CHECKING: "Queued in LocalQueue {queue}: {why}.",
-    QueuePhase.ADMITTED: "Admitted by {admission}.",
+    QueuePhase.ADMITTED: "Admitted by ClusterQueue {admission}.",
     QueuePhase.EVICTING: "The job lost its quota and will be queued again: {why}.",
     QueuePhase.DEACTIVATED: "The job is paused: {why}. It continues when the Workload is active again.",
     QueuePhase.GIVEN_UP: "{why}.",
@@ -135,7 +123,6 @@ def queue_status(workload: Workload) -> QueueStatus:
     :param workload: as read from the API server.
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
-    admission = status.get("admission") or {}
     evictions, preemptions = _eviction_counts(status)
     eviction = _last_eviction(workload)
     admitted_once = evictions > 0 or _was_admitted(workload)
@@ -144,13 +131,10 @@ def queue_status(workload: Workload) -> QueueStatus:
         phase=phase,
         why=why,
         queue=str(spec.get("queueName") or ""),
-        cluster_queue=str(admission.get("clusterQueue") or ""),
-        flavors=_flavors(admission),
-        ever_admitted=admitted_once,
+        admission=_admission(spec, status.get("admission") or {}),
         evictions=max(evictions, int(eviction is not None)),
         preemptions=max(preemptions, int(eviction is not None and eviction.preempted)),
         last_eviction=eviction,
-        pods=_pods(spec, admission),
         message=str(condition_of(workload, "Evicted").get("message") or "") if phase is QueuePhase.GIVEN_UP else "",
     )
 
@@ -248,16 +232,13 @@ def _checks(workload: Workload) -> str:
     return f"has quota and waits for admission checks{': ' if waits_for else ''}{', '.join(waits_for)}"
 
 
-def _pods(spec: Mapping[str, Any], admission: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Admitted and wanted pods; None unless Kueue admitted only a part of them."""
-    wanted = sum(int(pod_set.get("count") or 0) for pod_set in spec.get("podSets") or ())
-    admitted = sum(int(of.get("count") or 0) for of in admission.get("podSetAssignments") or ())
-    return (admitted, wanted) if 0 < admitted < wanted else None
-
-
-def _flavors(admission: Mapping[str, Any]) -> tuple[str, ...]:
+def _admission(spec: Mapping[str, Any], admission: Mapping[str, Any]) -> str:
     assignments = admission.get("podSetAssignments") or ()
-    return tuple(sorted({str(f) for assignment in assignments for f in (assignment.get("flavors") or {}).values()}))
+    flavors = ", ".join(sorted({str(flavor) for of in assignments for flavor in (of.get("flavors") or {}).values()}))
+    wanted = sum(int(pod_set.get("count") or 0) for pod_set in spec.get("podSets") or ())
+    admitted = sum(int(of.get("count") or 0) for of in assignments)
+    some = f" for {admitted} of {wanted} pods" if 0 < admitted < wanted else ""
+    return f"{admission.get('clusterQueue') or ''}{' with flavor ' if flavors else ''}{flavors}{some}"
 
 
 def _eviction_counts(status: Mapping[str, Any]) -> tuple[int, int]:

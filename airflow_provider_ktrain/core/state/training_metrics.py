@@ -264,7 +264,7 @@ def parse_metric_line(text: str) -> dict[str, Number]:
     return {
         clean(str(name)[:MAX_NAME_CHARS]): value
         for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value)
+        if not isinstance(value, str) and _as_number(value) is not None
     }
 
 
@@ -308,22 +308,17 @@ def _json_number(number: Number | None) -> Any:
 
 
 def _as_number(value: Any) -> Number | None:
-    """The number that `_json_number`, or a program, wrote; None if it is none."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return value if _fits(value) else None
+    """The number that `_json_number`, or a program, wrote; None if it is none, or can't be stored as a double."""
+    if isinstance(value, float):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if abs(value) < 2**63 else None  # JSON has integers of any length
     if not isinstance(value, str) or len(value) > MAX_NAME_CHARS:
         return None
     try:
         return float(value)
     except ValueError:
         return None
-
-
-def _fits(number: Number) -> bool:
-    """Whether the number can be stored as a double. JSON has integers of any length."""
-    return isinstance(number, float) or abs(number) < 2**63
 
 
 def _as_point(pair: Any) -> Point | None:
