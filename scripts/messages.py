@@ -50,8 +50,8 @@ TEXT_OF = ("summary", "description", "message", "reason", "text")
 REMEDY_OF = ("remedy", "resolution", "hint")
 #: methods and functions whose result is logged in another module
 RETURNED: Mapping[tuple[str, str], str] = {
-    ("core/checks/airflow_rules", "without_retry"): "warning",
-    ("core/checks/airflow_rules", "redelivered"): "warning",
+    ("operators/airflow_settings", "without_retry"): "warning",
+    ("operators/airflow_settings", "redelivered"): "warning",
     ("core/state/crash_loop", "describe"): "warning",
     ("engine/follow/state", "describe"): "info",
     ("core/state/usage", "__str__"): "info",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.adoption import decide
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.ending import RULES
@@ -214,8 +215,8 @@ def limits() -> Iterator[str]:
     pod = {"metadata": {"name": "p" * 253, "labels": labels}, "status": {"containerStatuses": statuses}}
     for limit, pods, amount in itertools.product(Limit, ([], [pod]), (1, 86400)):
         if limit is not Limit.CRASH_LOOP:
-            yield diagnose_limit(limit, amount, job, pods).summary
-    yield diagnose_crash_loop("Worker 999", 12, job, [pod]).summary
+            yield diagnose_limit(limit, amount, make_evidence(job, pods)).summary
+    yield diagnose_crash_loop("Worker 999", 12, make_evidence(job, [pod])).summary
 
 
 def releases() -> Iterator[str]:

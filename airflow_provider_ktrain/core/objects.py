@@ -62,10 +62,20 @@ def node_of(pod: Json) -> str:
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
+def condition_of(obj: Json, type_: str) -> Json:
+    """The object's condition of a type, whatever its status; empty if there is none."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == type_), {})
+
+
+def has_condition(obj: Json, type_: str) -> bool:
+    """Whether the status of the object's condition of a type is True."""
+    return str(condition_of(obj, type_).get("status")) == "True"
+
+
 def scheduling(pod: Json) -> Json:
     """The condition PodScheduled; empty if there is none."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if c.get("type") == "PodScheduled"), {})
+    return condition_of(pod, "PodScheduled")
 
 
 # containers
@@ -80,6 +90,11 @@ def containers(pod: Json) -> Iterator[Json]:
 def main_containers(pod: Json) -> Iterator[Json]:
     """The status of each container that is not an init container."""
     yield from (pod.get("status") or {}).get("containerStatuses") or ()
+
+
+def container_status(pod: Json, name: str) -> Json:
+    """The status of the container of that name, which is not an init container; empty if it isn't known."""
+    return next((container for container in main_containers(pod) if container.get("name") == name), {})
 
 
 def with_init(pod: Json) -> Iterator[tuple[bool, Json]]:
@@ -159,10 +174,10 @@ def was_ended_by_deletion(terminated: Json, pod: Json) -> bool:
 def disruption_of(pod: Json) -> tuple[str, str, datetime | None]:
     """Reason, message and time, if Kubernetes ended the pod rather than its program; else empty, empty and None."""
     status = pod.get("status") or {}
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            reason, message = str(condition.get("reason") or "DisruptionTarget"), str(condition.get("message") or "")
-            return status.get("reason") or reason, message, parse_timestamp(condition.get("lastTransitionTime"))
+    if has_condition(pod, "DisruptionTarget"):
+        condition = condition_of(pod, "DisruptionTarget")
+        reason, message = str(condition.get("reason") or "DisruptionTarget"), str(condition.get("message") or "")
+        return status.get("reason") or reason, message, parse_timestamp(condition.get("lastTransitionTime"))
     reason = str(status.get("reason") or "") if status.get("phase") == "Failed" else ""
     return (reason, str(status.get("message") or ""), _last_end(pod)) if reason else ("", "", None)
 

@@ -1,4 +1,7 @@
-"""Finds settings of Airflow that can lose the result of a training."""
+"""Finds settings of Airflow under which it fails a try whose training goes on or has succeeded.
+
+Both causes are in Airflow itself (docs/where-it-runs.md), so that a task can only warn of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.checks.airflow_rules import redelivered, without_retry
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.core.identity import JobRef
@@ -29,3 +31,36 @@ def check(operator: JobParameters, ref: JobRef) -> None:
     if text := "\n".join(filter(None, found)):
         write = log.info if urlsplit(ref.cluster).hostname in compat.LOOPBACK else log.warning
         write(text)
+
+
+def without_retry(retries: int) -> str:
+    """The task has no retry, which would return the result of a training that has succeeded.
+
+    :param retries: of the task.
+    :return: what to change and why; empty if the setting is right.
+    """
+    if retries > 0:
+        return ""
+    return (
+        "Set retries to 1 or more: Airflow may fail this try although the training succeeds, and then only a retry "
+        "returns the result.\nIts scheduler can take an old message of the executor for the end of the task "
+        "(apache/airflow#72716, #71580)."
+    )
+
+
+def redelivered(worker_seconds: float | None, redelivery_seconds: float | None) -> str:
+    """A worker may run the task for longer than its message stays invisible to other workers.
+
+    :param worker_seconds: for how many seconds a worker may run the task; None: without a limit.
+    :param redelivery_seconds: time after which the message of a task that a worker still runs is delivered again; None
+        if none is.
+    :return: what to change and why; empty if the setting is right.
+    """
+    if redelivery_seconds is None or (worker_seconds is not None and worker_seconds < redelivery_seconds):
+        return ""
+    limit = "how long the training may run" if worker_seconds is None else "execution_timeout"
+    return (
+        f"Set [celery_broker_transport_options] visibility_timeout (now {redelivery_seconds:.0f} s) to more than "
+        f"{limit}, or deferrable=True.\nAfter that time the broker delivers the message of a running task again, and "
+        "Airflow may fail the running try."
+    )

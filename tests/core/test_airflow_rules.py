@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.checks.airflow_rules import redelivered, without_retry
+from airflow_provider_ktrain.operators.airflow_settings import redelivered, without_retry
 
 RETRIES = "Set retries to 1 or more: Airflow may fail this try although the training succeeds"
 UNLIMITED = "visibility_timeout (now 86400 s) to more than how long the training may run, or deferrable=True."

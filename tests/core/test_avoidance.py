@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import (
     diagnose,
     diagnose_crash_loop,
@@ -62,7 +63,7 @@ def traceback(error: str) -> dict[str, list[str]]:
 )  # fmt: skip
 def test_node_of_a_pod_that_kubernetes_ended(status: dict[str, Any], reason: str) -> None:
     pods = [on("n0", pod("Master", 0)), on("n1", pod("Worker", 0, code=137, at=9, **status))]
-    assert diagnose(failed(), pods).failed_nodes == ({"n1": f"Worker 0 {reason}"} if reason else {})
+    assert diagnose(make_evidence(failed(), pods)).failed_nodes == ({"n1": f"Worker 0 {reason}"} if reason else {})
 
 
 @pytest.mark.parametrize(
@@ -77,14 +78,14 @@ def test_node_of_a_pod_that_kubernetes_ended(status: dict[str, Any], reason: str
 )
 def test_node_of_a_program_that_reports_its_gpu(error: str, gpus: int, reason: str) -> None:
     pods = [on("n0", pod("Master", 0), gpus), on("n1", pod("Worker", 0, code=1, at=9), gpus)]
-    cause = diagnose(failed(), pods, log_tails=traceback(error))
+    cause = diagnose(make_evidence(failed(), pods, logs=traceback(error)))
     assert cause.failed_nodes == ({"n1": f"Worker 0 {reason}"} if reason else {})
     assert cause.as_dict()["failed_nodes"] == cause.failed_nodes
 
 
 def test_log_of_a_later_failure_names_no_node() -> None:
     pods = [on("n0", pod("Master", 0, code=1, at=5)), on("n1", pod("Worker", 0, code=1, at=9))]
-    assert diagnose(failed(), pods, log_tails=traceback(ECC)).failed_nodes == {}
+    assert diagnose(make_evidence(failed(), pods, logs=traceback(ECC))).failed_nodes == {}
 
 
 def test_node_that_cannot_start_containers() -> None:
@@ -95,10 +96,10 @@ def test_node_that_cannot_start_containers() -> None:
     made["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
     reason = {"n1": "Worker 0 can't start: the node's GPU driver does not work"}
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
-    assert diagnose_limit(Limit.STARTUP, 60, job, [made]).failed_nodes == reason
+    assert diagnose_limit(Limit.STARTUP, 60, make_evidence(job, [made])).failed_nodes == reason
     now = parse_timestamp(time(600))
     assert now is not None
-    given_up = find_startup_cause(job, [made], [], 600, now)
+    given_up = find_startup_cause(make_evidence(job, [made], [], now=now), 600)
     assert given_up is not None
     assert (given_up.category, given_up.failed_nodes) == (Category.INFRASTRUCTURE, reason)
 
@@ -108,7 +109,7 @@ def test_node_of_a_crash_loop() -> None:
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": time(9)}
     running["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
-    cause = diagnose_crash_loop("Worker 0", 6, job, [running], (), traceback(ECC))
+    cause = diagnose_crash_loop("Worker 0", 6, make_evidence(job, [running], (), traceback(ECC)))
     assert cause.failed_nodes == {"n1": "Worker 0 has a broken GPU"}
 
 
@@ -194,5 +195,7 @@ def test_obstacle_names_the_avoided_nodes() -> None:
         "phase": "Pending",
         "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}],
     }
-    cause = diagnose_limit(Limit.SCHEDULE, 60, {"kind": "PyTorchJob", "metadata": {"name": "train"}}, [waits])
+    cause = diagnose_limit(
+        Limit.SCHEDULE, 60, make_evidence({"kind": "PyTorchJob", "metadata": {"name": "train"}}, [waits])
+    )
     assert "The pod avoids 1 node (avoid_failed_nodes): n1." in cause.resolution

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue, pod_sets
+from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue, requests_of
 from airflow_provider_ktrain.core.checks.server_rules import queue_of
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from tests.core.manifests import mpijob, pytorchjob, trainjob
@@ -79,14 +79,14 @@ def test_requests_of_pods_are_summed_by_role() -> None:
     resources = [{"limits": {"cpu": "1", GPU: 2}, "requests": {"cpu": "500m"}}, {"requests": {"memory": "1Gi"}}]
     pod["containers"] = [{"name": str(number), "resources": of_one} for number, of_one in enumerate(resources)]
     pod["initContainers"] = [{"name": "init", "resources": {"requests": {"cpu": "2"}}}]
-    totals = {pods.role: pods.total for pods in pod_sets(manifest)}
+    totals = requests_of(manifest)
     assert totals["Worker"] == {"cpu": Decimal(4), GPU: Decimal(4), "memory": Decimal(2 * 2**30)}
 
 
 def test_nodes_of_a_trainjob_are_one_pod_set() -> None:
     manifest = trainjob()
     manifest["spec"]["trainer"] = {"numNodes": 3, "resourcesPerNode": {"limits": {GPU: 2}}}
-    assert [(pods.role, pods.total) for pods in pod_sets(manifest)] == [("node", {GPU: Decimal(6)})]
+    assert requests_of(manifest) == {"node": {GPU: Decimal(6)}}
 
 
 @pytest.mark.parametrize(

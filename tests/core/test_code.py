@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.adoption import may_have_begun
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, MANIFEST_ANNOTATION, Owner, TaskKey
@@ -389,7 +390,7 @@ def test_pods_may_wait_for_the_config_map_while_its_create_is_repeated(waited: f
     message = 'MountVolume.SetUp failed for volume "ktrain-archive" : configmap "train-code-s" not found'
     event = {"reason": "FailedMount", "message": message, "involvedObject": {"kind": "Pod", "name": meta["name"]}}
     pods = [{"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waiting]}}]
-    cause = find_startup_cause(JOB, pods, [event], waited)
+    cause = find_startup_cause(make_evidence(JOB, pods, [event]), waited)
     assert (cause is not None and "train-code-s" in cause.summary) is failed
 
 
@@ -413,4 +414,4 @@ def test_pod_that_found_its_config_map_late_may_pull_its_image_for_long(status: 
         {"reason": reason, "message": "", "involvedObject": about},
     ]
     pods = [{"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waiting], **status}}]
-    assert find_startup_cause(JOB, pods, events, 1200) is None
+    assert find_startup_cause(make_evidence(JOB, pods, events), 1200) is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.objects import uid_of
 from airflow_provider_ktrain.core.state.crash_loop import (
     MAX_HANDED_OVER_CONTAINERS,
     SHORT_RUN_SECONDS,
@@ -77,7 +78,7 @@ class History(RestartHistory):
     """A history that is given all pods each time, and finds out which have changed."""
 
     def see(self, job: Any, pods: Pods) -> list[Restart]:
-        return self.update(job, pods, [uid for uid in self._seen if uid not in pods])
+        return self.update(job, pods, [uid for uid in map(uid_of, self._pods.values()) if uid not in pods])
 
 
 def described(restarts: list[Restart]) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
 from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause, Limit
@@ -28,7 +29,7 @@ def recording(name: str) -> dict[str, Any]:
 
 
 def cause_of(record: dict[str, Any]) -> Cause:
-    return diagnose(record["job"], record["pods"], record["events"], record["logs"], gone=record["gone"])
+    return diagnose(make_evidence(record["job"], record["pods"], record["events"], record["logs"], gone=record["gone"]))
 
 
 DEADLINE = "exceeded its activeDeadlineSeconds of"
@@ -258,8 +259,8 @@ FAILED_AFTER_GRACE = {
 def test_startup_failures_are_only_jobs_that_never_start(name: str) -> None:
     record = recording(name)
     seen = record["job"], record["pods"], record["events"]
-    in_the_end = find_startup_cause(*seen, waited_seconds=max(GRACE_SECONDS.values()))
-    assert find_startup_cause(*seen, waited_seconds=min(GRACE_SECONDS.values()) - 1) is None
+    in_the_end = find_startup_cause(make_evidence(*seen), max(GRACE_SECONDS.values()))
+    assert find_startup_cause(make_evidence(*seen), min(GRACE_SECONDS.values()) - 1) is None
     assert (in_the_end is not None) == (name in FAILED_AFTER_GRACE)
     if in_the_end:
         cause = cause_of(record)
@@ -269,8 +270,8 @@ def test_startup_failures_are_only_jobs_that_never_start(name: str) -> None:
 
 def test_image_pull_failure_ends_the_job_after_three_minutes() -> None:
     record = recording("17-pt-image-pull")
-    assert find_startup_cause(record["job"], record["pods"], record["events"], waited_seconds=179) is None
-    cause = find_startup_cause(record["job"], record["pods"], record["events"], waited_seconds=180)
+    assert find_startup_cause(make_evidence(record["job"], record["pods"], record["events"]), 179) is None
+    cause = find_startup_cause(make_evidence(record["job"], record["pods"], record["events"]), 180)
     assert cause
     assert cause.replica == "Master 0"
     assert cause.summary.endswith("no such host. Giving up after waiting 180 s.")
@@ -368,7 +369,7 @@ def test_cause_is_the_earliest_failure_and_not_later_kills() -> None:
         pod("Master", 0, code=143, at=103, **copy.deepcopy(killed)),
         pod("Worker", 1, code=137, at=132, **copy.deepcopy(killed)),
     ]
-    cause = diagnose(failed(at=101), pods, log_tails=logs(worker_0=TRACEBACK, master_0="epoch 1"))
+    cause = diagnose(make_evidence(failed(at=101), pods, logs=logs(worker_0=TRACEBACK, master_0="epoch 1")))
     assert (cause.category, cause.replica) == (Category.USER_CODE, "Worker 0")
     assert cause.summary == "Worker 0 failed: ValueError: negative loss (exit code 1)"
     assert "Failed later" not in cause.detail
@@ -376,7 +377,7 @@ def test_cause_is_the_earliest_failure_and_not_later_kills() -> None:
 
 def test_a_lost_peer_is_not_the_cause_even_if_it_failed_first() -> None:
     pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=1, at=100)]
-    cause = diagnose(failed(), pods, log_tails=logs(master_0=PEER_LOST, worker_0=TRACEBACK))
+    cause = diagnose(make_evidence(failed(), pods, logs=logs(master_0=PEER_LOST, worker_0=TRACEBACK)))
     assert cause.summary == "Worker 0 failed: ValueError: negative loss (exit code 1)"
     assert "Failed later: Master 0" in cause.detail
 
@@ -384,7 +385,7 @@ def test_a_lost_peer_is_not_the_cause_even_if_it_failed_first() -> None:
 @pytest.mark.parametrize("log", [PEER_LOST, NCCL_TIMEOUT, "torch.distributed.DistNetworkError: Broken pipe"])
 def test_if_all_replicas_lost_a_peer_the_cause_is_unknown(log: str) -> None:
     pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=134, at=100)]
-    cause = diagnose(failed(), pods, log_tails=logs(master_0=log, worker_0=log))
+    cause = diagnose(make_evidence(failed(), pods, logs=logs(master_0=log, worker_0=log)))
     assert cause.category is Category.INFRASTRUCTURE
     assert cause.summary.startswith("Master 0 lost a peer, and no replica reports why: ")
 
@@ -396,11 +397,11 @@ def test_a_replaced_evicted_pod_is_the_cause_if_others_only_lost_a_peer() -> Non
     evicted["status"]["startTime"] = time(80)
     recreated = pod("Worker", 0, uid="new", created=time(95))
     pods = [pod("Master", 0, code=1, at=100), evicted, recreated]
-    cause = diagnose(failed(), pods, log_tails=logs(master_0=PEER_LOST))
+    cause = diagnose(make_evidence(failed(), pods, logs=logs(master_0=PEER_LOST)))
     assert (cause.category, cause.replica) == (Category.INFRASTRUCTURE, "Worker 0")
     assert cause.summary == "Worker 0 was evicted from its node (Evicted): The node was low on resource: memory."
     # a traceback is a cause, not an effect
-    assert diagnose(failed(), pods, log_tails=logs(master_0=TRACEBACK)).replica == "Master 0"
+    assert diagnose(make_evidence(failed(), pods, logs=logs(master_0=TRACEBACK))).replica == "Master 0"
 
 
 @pytest.mark.parametrize(
@@ -418,14 +419,14 @@ def test_disruption_is_an_infrastructure_failure(reason: str, description: str) 
     condition["lastTransitionTime"] = time(9)
     meta = {"deletionTimestamp": time(40), "deletionGracePeriodSeconds": 30}
     pods = [pod("Worker", 3, code=143, at=11, conditions=[condition], metadata=meta), pod("Master", 0)]
-    cause = diagnose(failed(at=12), pods)
+    cause = diagnose(make_evidence(failed(at=12), pods))
     assert cause.summary == f"Worker 3 {description} ({reason}): m"
     assert cause.category is Category.INFRASTRUCTURE
 
 
 def test_lost_node_is_an_infrastructure_failure() -> None:
     lost = pod("Worker", 0, phase="Failed", reason="NodeLost", message="Node n was lost")
-    assert diagnose(failed(), [lost]).summary == "Worker 0 lost its node (NodeLost): Node n was lost"
+    assert diagnose(make_evidence(failed(), [lost])).summary == "Worker 0 lost its node (NodeLost): Node n was lost"
 
 
 @pytest.mark.parametrize(
@@ -437,13 +438,13 @@ def test_lost_node_is_an_infrastructure_failure() -> None:
 )
 def test_a_pod_deleted_by_hand_fails_the_job_under_never(meta: dict[str, Any]) -> None:
     job = failed(at=101, message="PyTorchJob train is failed because 1 Worker replica(s) failed.")
-    cause = diagnose(job, [pod("Worker", 1, code=143, at=102, metadata=meta), pod("Master", 0)])
+    cause = diagnose(make_evidence(job, [pod("Worker", 1, code=143, at=102, metadata=meta), pod("Master", 0)]))
     assert cause.summary == "Worker 1 was deleted or killed from outside, which failed the job"
     assert cause.category is Category.INFRASTRUCTURE
 
 
 def test_sigkill_from_outside_is_an_infrastructure_failure() -> None:
-    cause = diagnose(failed(), [pod("Master", 0, code=137, at=5)], log_tails=logs(master_0="epoch 1"))
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=137, at=5)], logs=logs(master_0="epoch 1")))
     assert cause.summary == "Master 0 was killed from outside by SIGKILL (exit code 137)"
     assert cause.category is Category.INFRASTRUCTURE
 
@@ -451,14 +452,16 @@ def test_sigkill_from_outside_is_an_infrastructure_failure() -> None:
 def test_a_kill_that_made_the_operator_delete_the_pod_is_the_cause() -> None:
     """A deletion sends SIGKILL at the end of the grace period, not before."""
     meta = {"deletionTimestamp": time(131), "deletionGracePeriodSeconds": 30}
-    cause = diagnose(failed(at=101), [pod("Worker", 1, code=137, at=100, metadata=meta), pod("Master", 0)])
+    cause = diagnose(
+        make_evidence(failed(at=101), [pod("Worker", 1, code=137, at=100, metadata=meta), pod("Master", 0)])
+    )
     assert cause.summary == "Worker 1 was killed from outside by SIGKILL (exit code 137)"
 
 
 def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
     meta = {"deletionTimestamp": time(132), "deletionGracePeriodSeconds": 30}
     pods = [pod("Worker", 0, code=1, at=104, metadata=meta), pod("Master", 0, code=3, at=105)]
-    assert diagnose(failed(at=106), pods).replica == "Master 0"
+    assert diagnose(make_evidence(failed(at=106), pods)).replica == "Master 0"
 
 
 @pytest.mark.parametrize(
@@ -497,34 +500,36 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
     ],
 )
 def test_cause_is_found_in_the_report_of_a_launcher(log: str, category: Category, summary: str) -> None:
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=written(log)))
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=1, at=5)], logs=logs(master_0=written(log))))
     assert (cause.category, cause.summary) == (category, summary)
     assert "ChildFailedError" not in cause.detail or log in ("torchrun-kill", "torchrun-exit")
 
 
 def test_cause_is_the_failed_rank_and_not_its_peers() -> None:
     pods = [pod("Master", 0, code=1, at=5), pod("Worker", 0, code=1, at=5)]
-    cause = diagnose(failed(), pods, log_tails=logs(master_0=written("gloo-rank0"), worker_0=written("gloo-rank1")))
+    cause = diagnose(
+        make_evidence(failed(), pods, logs=logs(master_0=written("gloo-rank0"), worker_0=written("gloo-rank1")))
+    )
     assert cause.summary == "Worker 0 failed: ValueError: boom (exit code 1)"
 
 
 def test_torchrun_ended_by_sigterm_is_not_the_cause() -> None:
     message = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15"
     pods = [pod("Master", 0, code=1, at=5), pod("Worker", 0, code=2, at=9)]
-    assert diagnose(failed(), pods, log_tails=logs(master_0=message, worker_0="x")).replica == "Worker 0"
+    assert diagnose(make_evidence(failed(), pods, logs=logs(master_0=message, worker_0="x"))).replica == "Worker 0"
 
 
 def test_the_last_exception_of_a_process_counts() -> None:
     log = f"Traceback (most recent call last):\n  x\nKeyError: 'retried'\ngoing on\n{TRACEBACK}"
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=log))
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=1, at=5)], logs=logs(master_0=log)))
     assert cause.summary == "Master 0 failed: ValueError: negative loss (exit code 1)"
 
 
 def test_error_file_of_torchelastic_is_read_from_the_termination_message() -> None:
     error = {"message": {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "...", "timestamp": "1"}}}
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": json.dumps(error)})])
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=1, at=5, end={"message": json.dumps(error)})]))
     assert cause.summary == "Master 0 failed: KeyError: 'lr' (exit code 1)"
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": "disk is gone"})])
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=1, at=5, end={"message": "disk is gone"})]))
     assert cause.summary == "Master 0 failed with exit code 1. Last log line: disk is gone"
 
 
@@ -547,7 +552,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("line", "code", "category"), WORDS, ids=[w[0][:40] or str(w[1]) for w in WORDS])
 def test_known_messages_of_programs_give_the_category(line: str, code: int, category: Category) -> None:
-    cause = diagnose(failed(), [pod("Worker", 2, code=code, at=5)], log_tails=logs(worker_2=line))
+    cause = diagnose(make_evidence(failed(), [pod("Worker", 2, code=code, at=5)], logs=logs(worker_2=line)))
     assert cause.category is category
     assert line in cause.summary
     assert cause.summary.startswith("Worker 2")
@@ -563,7 +568,7 @@ def test_known_messages_of_programs_give_the_category(line: str, code: int, cate
 )
 def test_program_that_torchrun_could_not_start_is_named(line: str) -> None:
     """The Trainer sets only PET_* variables, which torchrun reads (migrate-to-trainjob.md)."""
-    cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=line))
+    cause = diagnose(make_evidence(failed(), [pod("Worker", 0, code=1, at=5)], logs=logs(worker_0=line)))
     assert cause.summary == f"Worker 0 lacks the variables that torchrun sets: {line} (exit code 1)"
     assert cause.resolution.startswith("Start the program by torchrun")
 
@@ -572,7 +577,7 @@ def test_program_that_torchrun_could_not_start_is_named(line: str) -> None:
 def test_requested_gpus_that_are_not_visible_are_an_infrastructure_failure(gpus: int) -> None:
     it = pod("Worker", 0, code=1, at=5)
     it["spec"]["containers"] = [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]
-    cause = diagnose(failed(), [it], log_tails=logs(worker_0="RuntimeError: No CUDA GPUs are available"))
+    cause = diagnose(make_evidence(failed(), [it], logs=logs(worker_0="RuntimeError: No CUDA GPUs are available")))
     assert cause.summary == "Worker 0 can't see any GPU: RuntimeError: No CUDA GPUs are available (exit code 1)"
     assert cause.category is (Category.INFRASTRUCTURE if gpus else Category.USER_CODE)
 
@@ -590,7 +595,9 @@ NO_FILE = "python: can't open file '/etc/train.yaml': [Errno 2] No such file or 
     ids=["a warning", "far from the end", "before the exception"],
 )
 def test_known_message_before_later_output_is_ignored(log: list[str]) -> None:
-    cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails={log_key("train-worker-0", "pytorch"): log})
+    cause = diagnose(
+        make_evidence(failed(), [pod("Worker", 0, code=1, at=5)], logs={log_key("train-worker-0", "pytorch"): log})
+    )
     assert "can't find its program" not in cause.summary
     assert cause.category is Category.USER_CODE
 
@@ -604,13 +611,13 @@ def test_known_message_before_later_output_is_ignored(log: list[str]) -> None:
     ],
 )
 def test_a_known_message_does_not_override_a_signal(code: int, category: Category, end_of_summary: str) -> None:
-    cause = diagnose(failed(), [pod("Worker", 0, code=code, at=5)], log_tails=logs(worker_0=NO_FILE))
+    cause = diagnose(make_evidence(failed(), [pod("Worker", 0, code=code, at=5)], logs=logs(worker_0=NO_FILE)))
     assert cause.category is category
     assert cause.summary.startswith(f"Worker 0 {end_of_summary}")
 
 
 def test_signals_are_shown_by_name() -> None:
-    cause = diagnose(failed(), [pod("Master", 0, code=139, at=5)])
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=139, at=5)]))
     assert cause.summary == "Master 0 failed with exit code 139, SIGSEGV"
 
 
@@ -622,31 +629,31 @@ def test_a_recovered_container_is_not_a_failure() -> None:
     done = pod("Worker", 1, code=0, at=9)
     done["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": time(1)}}
     cause = diagnose(
-        failed(), [include_recovered, done, pod("Master", 0, code=2, at=50)], log_tails=logs(master_0="bad")
+        make_evidence(failed(), [include_recovered, done, pod("Master", 0, code=2, at=50)], logs=logs(master_0="bad"))
     )
     assert cause.replica == "Master 0"
 
 
 def test_replicas_that_failed_in_the_same_second_are_chosen_by_index() -> None:
     pods = [pod("Worker", i, code=1, at=5) for i in (2, 1, 0)]
-    assert diagnose(failed(), pods).replica == "Worker 0"
+    assert diagnose(make_evidence(failed(), pods)).replica == "Worker 0"
 
 
 def test_an_eviction_reported_by_mpi_operator() -> None:
-    cause = diagnose(failed(reason="MPIJobEvicted", message="1/2 workers are evicted"), [])
+    cause = diagnose(make_evidence(failed(reason="MPIJobEvicted", message="1/2 workers are evicted"), []))
     assert cause.category is Category.INFRASTRUCTURE
 
 
 def test_a_job_that_no_operator_has_reconciled() -> None:
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
-    assert "no operator has reconciled it" in diagnose(job, []).summary
-    cause = diagnose_limit(Limit.STARTUP, 300, job, [])
+    assert "no operator has reconciled it" in diagnose(make_evidence(job, [])).summary
+    cause = diagnose_limit(Limit.STARTUP, 300, make_evidence(job, []))
     assert cause.summary == "PyTorchJob train was not reconciled by any operator within 300 s (startup_timeout)"
 
 
 def test_exceeded_quota_is_a_scheduling_failure() -> None:
     event = {"reason": "FailedCreatePod", "message": 'Error creating: pods "x" is forbidden: exceeded quota: gpus'}
-    cause = diagnose({"kind": "PyTorchJob", "metadata": {"name": "t"}, "status": {}}, [], [event])
+    cause = diagnose(make_evidence({"kind": "PyTorchJob", "metadata": {"name": "t"}, "status": {}}, [], [event]))
     assert cause.category is Category.SCHEDULING
     assert "exceeds the namespace's quota: gpus" in cause.summary
 
@@ -692,7 +699,7 @@ def test_exceeded_quota_is_a_scheduling_failure() -> None:
 )
 def test_a_limit_names_what_blocked_the_job(limit: Limit, name: str, category: Category, expected: str) -> None:
     record = recording(name)
-    cause = diagnose_limit(limit, 60, record["job"], record["pods"], record["events"], record["logs"])
+    cause = diagnose_limit(limit, 60, make_evidence(record["job"], record["pods"], record["events"], record["logs"]))
     assert cause.category is category
     assert expected in cause.summary
     assert cause.resolution
@@ -700,7 +707,9 @@ def test_a_limit_names_what_blocked_the_job(limit: Limit, name: str, category: C
 
 def test_max_restarts_names_the_failure() -> None:
     record = recording("32c-mpi-launcher-fails-default")
-    cause = diagnose_limit(Limit.RESTARTS, 2, record["job"], record["pods"], record["events"], record["logs"])
+    cause = diagnose_limit(
+        Limit.RESTARTS, 2, make_evidence(record["job"], record["pods"], record["events"], record["logs"])
+    )
     assert cause.category is Category.USER_CODE
     assert cause.summary == (
         "MPIJob lfail was restarted more often than max_restarts=2 allows: "
@@ -719,7 +728,7 @@ def test_max_restarts_names_the_failure_before_the_restart(now: dict[str, Any]) 
     (status,) = again["status"]["containerStatuses"]
     status |= {"lastState": status["state"], "state": now}
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
-    cause = diagnose_limit(Limit.RESTARTS, 0, job, [again], (), logs(master_0="broken"))
+    cause = diagnose_limit(Limit.RESTARTS, 0, make_evidence(job, [again], (), logs(master_0="broken")))
     assert cause.category is Category.USER_CODE
     assert cause.summary == (
         "PyTorchJob train was restarted more often than max_restarts=0 allows: "
@@ -737,7 +746,7 @@ def test_a_typo_in_an_image_name_is_named_in_the_first_line() -> None:
     waiting = pod("Master", 0)
     (status,) = waiting["status"]["containerStatuses"]
     status |= {"image": "pytorch-dmeo:latest", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}
-    cause = find_startup_cause({"kind": "PyTorchJob"}, [waiting], waited_seconds=180)
+    cause = find_startup_cause(make_evidence({"kind": "PyTorchJob"}, [waiting]), 180)
     assert cause
     assert cause.summary == "Master 0 can't pull pytorch-dmeo:latest: not found. Giving up after waiting 180 s."
     assert cause.detail == f"ErrImagePull: {message}"
@@ -768,7 +777,9 @@ def test_a_cause_is_limited_in_length(replicas: int) -> None:
     pods = [pod("Worker", i, code=1, at=5) for i in range(replicas)]
     lines = [*["\r".join(["epoch 3:  97%|####"] * (HUGE // 20))] * 49, "ValueError: bad shard " + "x" * HUGE]
     cause = diagnose(
-        failed(message="y" * HUGE), pods, log_tails={log_key(p["metadata"]["name"], "pytorch"): lines for p in pods}
+        make_evidence(
+            failed(message="y" * HUGE), pods, logs={log_key(p["metadata"]["name"], "pytorch"): lines for p in pods}
+        )
     )
     assert cause.summary.startswith("Worker 0 failed: ValueError: bad shard xxx")
     assert len(cause.summary) == MAX_FIRST_LINE_CHARS
@@ -798,7 +809,7 @@ def test_recreated_pods_share_one_log() -> None:
 
     pods = [pod("Worker", 0, code=1, at=20 * n + 5, uid=str(n), created=time(20 * n)) for n in range(20)]
     tails = Logs(logs(worker_0=TRACEBACK))
-    assert "recreated 19 times" in diagnose(failed(), pods, log_tails=tails).detail
+    assert "recreated 19 times" in diagnose(make_evidence(failed(), pods, logs=tails)).detail
     assert tails.asked == 1
 
 
@@ -806,9 +817,9 @@ def test_recreated_pods_share_one_log() -> None:
 def test_a_cause_has_only_storable_characters(text: str) -> None:
     end = {"message": text}
     for cause in (
-        diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=f"ValueError: {text}")),
-        diagnose(failed(), [pod("Worker", 0, code=1, at=5, end=end)]),
-        diagnose(failed(message=text), []),
+        diagnose(make_evidence(failed(), [pod("Worker", 0, code=1, at=5)], logs=logs(worker_0=f"ValueError: {text}"))),
+        diagnose(make_evidence(failed(), [pod("Worker", 0, code=1, at=5, end=end)])),
+        diagnose(make_evidence(failed(message=text), [])),
     ):
         assert "a\ufffdb" in cause.summary
         assert clean(cause.as_dict()) == cause.as_dict()
@@ -816,7 +827,7 @@ def test_a_cause_has_only_storable_characters(text: str) -> None:
 
 @pytest.mark.parametrize("message", ["[" * 4096, '{"message": ' * 900 + "1" + "}" * 900], ids=["lists", "objects"])
 def test_a_termination_message_that_is_not_json_is_text(message: str) -> None:
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": message})])
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=1, at=5, end={"message": message})]))
     assert cause.summary.startswith("Master 0 failed")
 
 
@@ -824,7 +835,7 @@ def test_a_termination_message_that_is_not_json_is_text(message: str) -> None:
 def test_logs_with_any_bytes_can_be_parsed(lines: list[str], message: str) -> None:
     end = {"message": message}
     tails = {log_key("train-master-0", "pytorch"): lines}
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end=end)], log_tails=tails)
+    cause = diagnose(make_evidence(failed(), [pod("Master", 0, code=1, at=5, end=end)], logs=tails))
     assert cause.summary.startswith("Master 0")
     assert "\n" not in cause.summary
     assert len(cause.summary) <= MAX_FIRST_LINE_CHARS

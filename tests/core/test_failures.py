@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import (
@@ -57,7 +58,7 @@ def test_the_first_line_of_a_failure(name: str) -> None:
     case = CASES[name]
     logs = {"pytorch": case.get("log"), "fetch": case.get("init log")}
     tails = {log_key("train-pod", container): text.splitlines() for container, text in logs.items() if text}
-    cause = diagnose(*evidence(case), tails)
+    cause = diagnose(make_evidence(*evidence(case), tails))
     assert (cause.summary, cause.category) == (case["first"], case["category"])
     assert case.get("resolution", "") in cause.resolution
     assert_sentences(cause.resolution)
@@ -67,8 +68,8 @@ def test_the_first_line_of_a_failure(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "given up" in case])
 def test_denied_pods_fail_the_job_after_the_grace_time(name: str) -> None:
     seen = evidence(CASES[name])
-    assert find_startup_cause(*seen) is None
-    cause = find_startup_cause(*seen, waited_seconds=max(GRACE_SECONDS.values()))
+    assert find_startup_cause(make_evidence(*seen), 0) is None
+    cause = find_startup_cause(make_evidence(*seen), max(GRACE_SECONDS.values()))
     assert cause
     assert cause.summary == f"{CASES[name]['first']}. Giving up after waiting 300 s."
 
@@ -87,7 +88,7 @@ def test_the_grace_time_of_a_pod_starts_when_its_image_can_be_pulled(
     it["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled}]
     if downloads:
         it["status"]["initContainerStatuses"] = [{"name": "fetch", "state": {"terminated": {"finishedAt": since}}}]
-    cause = find_startup_cause(job, [it], waited_seconds=7200, now=now)
+    cause = find_startup_cause(make_evidence(job, [it], now=now), 7200)
     assert (cause is not None) is gives_up
     assert cause is None or cause.summary.endswith("Giving up after waiting 180 s.")
 
@@ -99,9 +100,9 @@ def test_a_denied_pod_that_exists_now_does_not_fail_the_job(refused: str) -> Non
     why = f'pods "{refused}" is forbidden: no service account' if refused else 'webhook "x" denied the request'
     event = {"reason": "FailedCreatePod", "message": f"Error creating: {why}"}
     it["metadata"]["name"] = refused.replace("x7k2p", "9qwer") or "train-worker-0"
-    assert find_startup_cause(job, [it], [event], waited_seconds=3600) is None
+    assert find_startup_cause(make_evidence(job, [it], [event]), 3600) is None
     it["metadata"]["name"] = "train-worker-1"
-    assert (find_startup_cause(job, [it], [event], waited_seconds=3600) is None) is (refused == "")
+    assert (find_startup_cause(make_evidence(job, [it], [event]), 3600) is None) is (refused == "")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("communication: ") and "GPU" not in name])
@@ -114,7 +115,7 @@ def test_a_replica_that_only_lost_a_peer_is_not_the_cause(name: str) -> None:
         log_key("train-worker-1", "pytorch"): ["torch.OutOfMemoryError: CUDA out of memory."],
     }
     summary = "Worker 1 ran out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. (exit code 1)"
-    assert diagnose(job, [missed, cause], events, tails).summary == summary
+    assert diagnose(make_evidence(job, [missed, cause], events, tails)).summary == summary
 
 
 def test_image_without_python_is_named() -> None:
@@ -123,7 +124,7 @@ def test_image_without_python_is_named() -> None:
     end = {"exitCode": 128, "reason": "StartError", "message": message}
     (it,) = evidence({"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "Error"}, "last": end})[1]
     it["status"]["containerStatuses"][0] |= {"restartCount": MAX_START_RESTARTS}
-    cause = find_unstartable_command({"kind": "PyTorchJob"}, [it])
+    cause = find_unstartable_command(make_evidence({"kind": "PyTorchJob"}, [it]))
     assert cause is not None
     assert 'can\'t start its command: exec: "python3": executable file not found in $PATH.' in cause.summary
     assert cause.resolution.startswith("Use an image that contains python3")
@@ -134,7 +135,7 @@ def test_a_sidecar_that_cannot_be_started_does_not_end_the_training() -> None:
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
     job, (it,), _ = evidence(case)
     it["status"]["containerStatuses"][0] |= {"restartCount": 9, "name": "metrics-exporter"}
-    assert find_unstartable_command(job, [it]) is None
+    assert find_unstartable_command(make_evidence(job, [it])) is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_command_that_cannot_be_started_is_given_up(restarts: int, end: dict[s
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
     job, (it,), _ = evidence(case)
     it["status"]["containerStatuses"][0]["restartCount"] = restarts
-    cause = find_unstartable_command(job, [it])
+    cause = find_unstartable_command(make_evidence(job, [it]))
     assert (cause is not None) is gives_up
     if cause:
         assert cause.summary.startswith("Worker 0 can't start its command: ")

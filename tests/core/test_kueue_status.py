@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.kueue_status import (
+    FAILS_AFTER_SECONDS,
     Eviction,
-    QueuePhase,
     QueueStatus,
     queue_status,
     runs_elsewhere,
@@ -112,7 +113,7 @@ def test_lines_about_recorded_workloads(name: str, job: str) -> None:
 
 def test_preemption_is_counted_and_explained() -> None:
     preempted = next(s for s in recorded("72b-kueue-trainjob-preemption", "low") if s.phase is QueuePhase.EVICTING)
-    assert (preempted.evictions, preempted.preemptions, preempted.ever_admitted) == (1, 1, True)
+    assert (preempted.evictions, preempted.preemptions) == (1, 1)
     why = "preempted: a job with a higher priority in the ClusterQueue needs the quota"
     assert preempted.last_eviction == Eviction("Preempted", why, "2026-11-22T02:04:13Z")
     assert preempted.last_eviction.preempted
@@ -143,7 +144,7 @@ def test_evictions_stay_counted_when_the_job_is_admitted_again() -> None:
 def test_a_job_never_fits_only_if_no_flavor_can_hold_it(message: str, phase: QueuePhase) -> None:
     status = queue_status(workload(pending(PREFIX + message)))
     assert status.phase is phase
-    assert (status.fails_after_seconds == 600) is (phase is QueuePhase.NEVER_FITS)
+    assert (FAILS_AFTER_SECONDS.get(status.phase) == 600) is (phase is QueuePhase.NEVER_FITS)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,6 @@ def test_a_job_that_was_admitted_once_may_fit_again(
     earlier = [condition(*one) for one in conditions]
     found = queue_status(workload(pending(PREFIX + ABOVE.format("a100")), *earlier, **status))
     assert found.phase is phase
-    assert found.ever_admitted is (phase is QueuePhase.WAITING)
 
 
 def test_reason_exceeds_max_quota_alone_is_no_evidence() -> None:
@@ -206,7 +206,7 @@ def test_line_names_missing_and_excessive_quota() -> None:
 )
 def test_a_missing_or_stopped_queue_waits_for_an_administrator(message: str, why: str) -> None:
     status = queue_status(workload(pending(message, "Inadmissible")))
-    assert (status.phase, status.why, status.fails_after_seconds) == (QueuePhase.MISCONFIGURED, why, None)
+    assert (status.phase, status.why, FAILS_AFTER_SECONDS.get(status.phase)) == (QueuePhase.MISCONFIGURED, why, None)
 
 
 @pytest.mark.parametrize("prefix", ["DeactivatedDueTo", "InactiveWorkload"])
@@ -215,7 +215,7 @@ def test_job_that_kueue_gave_up_on_fails_after_a_minute(cause: str, prefix: str)
     message = 'The workload is deactivated due to AdmissionCheck in Rejected state: "budget"'
     evicted = condition("Evicted", "True", prefix + cause, message)
     status = queue_status(workload(pending(message), evicted, active=False))
-    assert (status.phase, status.fails_after_seconds, status.message) == (QueuePhase.GIVEN_UP, 60, message)
+    assert (status.phase, FAILS_AFTER_SECONDS.get(status.phase), status.message) == (QueuePhase.GIVEN_UP, 60, message)
     assert status.line.startswith("Kueue ")
 
 
@@ -231,7 +231,7 @@ def test_a_deactivation_by_kueue_is_recognised_before_the_eviction() -> None:
 def test_deactivated_workload_waits_without_limit() -> None:
     evicted = condition("Evicted", "True", "Deactivated", "The workload is deactivated")
     for status in (queue_status(workload(active=False)), queue_status(workload(evicted, active=False))):
-        assert (status.phase, status.fails_after_seconds) == (QueuePhase.DEACTIVATED, None)
+        assert (status.phase, FAILS_AFTER_SECONDS.get(status.phase)) == (QueuePhase.DEACTIVATED, None)
 
 
 def test_an_old_reason_of_a_workload_that_is_active_again_is_ignored() -> None:
@@ -340,7 +340,7 @@ def test_each_reason_of_an_eviction_in_plain_words(
     assert evicting.last_eviction is not None
     assert evicting.last_eviction.preempted is (reason == "Preempted")
     queued = queue_status(workload(pending(message), evicted, *more))
-    assert (queued.phase, queued.why, queued.ever_admitted) == (phase, why, True)
+    assert (queued.phase, queued.why) == (phase, why)
 
 
 def test_job_that_kueue_queues_again_later_waits() -> None:

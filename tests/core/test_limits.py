@@ -6,7 +6,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.state.limits import Limits, clocks, count_restarts
+from airflow_provider_ktrain.core.objects import restarts_of
+from airflow_provider_ktrain.core.state.limits import Limits, clocks
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
@@ -113,4 +114,5 @@ def test_no_clock_runs_without_limits() -> None:
 
 def test_restarts_of_all_containers_are_counted() -> None:
     statuses = {"containerStatuses": [{"restartCount": 2}], "initContainerStatuses": [{"restartCount": 1}, {}]}
-    assert count_restarts([{"status": statuses}, {"status": {}}, {}]) == 3
+    pods: list[dict[str, Any]] = [{"status": statuses}, {"status": {}}, {}]
+    assert [sum(restarts_of(pod)) for pod in pods] == [3, 0, 0]

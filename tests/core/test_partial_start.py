@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
@@ -124,7 +125,7 @@ def test_cause_is_the_pod_without_a_node_even_if_others_failed() -> None:
     master = pod("Master", node=True)
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": time(50)}
     master["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": ended}, "restartCount": 3}]
-    cause = diagnose_limit(Limit.PARTIAL_START, 3600, job(), [master, pod("Worker", node=False)])
+    cause = diagnose_limit(Limit.PARTIAL_START, 3600, make_evidence(job(), [master, pod("Worker", node=False)]))
     assert (cause.category, cause.replica) == (Category.SCHEDULING, "Worker 0")
     assert cause.summary.startswith(
         "PyTorchJob train held GPUs for 3600 s while some of its pods had no node (partial_start_timeout): "

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
@@ -91,7 +92,7 @@ def test_clock_waits_until_all_containers_have_started() -> None:
     ],
 )
 def test_cause_names_the_last_step(step: int | None, summary: str) -> None:
-    cause = diagnose_limit(Limit.PROGRESS, 600, job(), [pod("Master", 0)], step=step)
+    cause = diagnose_limit(Limit.PROGRESS, 600, make_evidence(job(), [pod("Master", 0)]), step=step)
     assert cause.category is Category.HANG
     assert cause.summary == summary
     assert "KTRAIN_METRIC" in cause.resolution

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
 from airflow_provider_ktrain.core.ending import Event, Situation, Task, decide
@@ -29,11 +30,11 @@ def produced() -> Iterator[tuple[str, str]]:
         yield case["category"], case["first"]
     held = recording("14-pt-suspend-create-at-3s")
     for limit, seconds, job in ((Limit.QUEUE, 60, held["job"]), (Limit.LOG_STALL, 600, job_named("train"))):
-        cause = diagnose_limit(limit, seconds, job, [])
+        cause = diagnose_limit(limit, seconds, make_evidence(job, []))
         yield cause.category, cause.summary
-    cause = diagnose_limit(Limit.PROGRESS, 600, job_named("train"), [], step=4200)
+    cause = diagnose_limit(Limit.PROGRESS, 600, make_evidence(job_named("train"), []), step=4200)
     yield cause.category, cause.summary
-    cause = diagnose(job_named("train"), [])
+    cause = diagnose(make_evidence(job_named("train"), []))
     yield cause.category, cause.summary
     for task in (Task.OVER, Task.RUNNING):
         text = decide(Situation(Event.KILL, task=task, hurried=True)).text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
@@ -120,13 +121,13 @@ def pod(role: str, state: Object) -> Object:
 def given_up(seen: Object, pods: list[Object], events: list[Object], seconds: float, *, has_run: bool = False) -> bool:
     """Whether the job is given up so many seconds after START, if it has been in its phase since then."""
     now = START + timedelta(seconds=seconds)
-    return find_startup_cause(seen, pods, events, seconds, now, has_run=has_run) is not None
+    return find_startup_cause(make_evidence(seen, pods, events, now=now), seconds, has_run=has_run) is not None
 
 
 @pytest.mark.parametrize("name", REPORTED)
 def test_no_event_forbids_a_retry(name: str) -> None:
     kind, _, _, category, first = REPORTED[name]
-    cause = diagnose(job(kind, CREATED), [], [event(name)])
+    cause = diagnose(make_evidence(job(kind, CREATED), [], [event(name)]))
     assert (cause.category, cause.summary) == (category, first)
     assert cause.resolution
     assert not isinstance(failure(cause.as_dict()), AirflowFailException)
@@ -189,7 +190,7 @@ def test_own_end_of_a_job_comes_before_what_an_event_reports() -> None:
     evicted = pod("worker", {"terminated": {"exitCode": 137, "finishedAt": at(2400)}})
     evicted["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     failed = {"type": "Failed", "status": "True", "message": "PyTorchJob train is failed"}
-    cause = diagnose(job("PyTorchJob", CREATED, failed), [evicted], [event(name) for name in REPORTED])
+    cause = diagnose(make_evidence(job("PyTorchJob", CREATED, failed), [evicted], [event(name) for name in REPORTED]))
     assert cause.category is Category.INFRASTRUCTURE
     assert cause.summary.startswith("Worker 0 was evicted")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -49,5 +50,5 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         for number in range(lines_read):
             keep(f"line {number}", "2026-11-22T10:00:00Z", 0)
         found = await evidence.gather({("w", "main")})
-    assert diagnose(JOB, [pod], *found).summary == summary
+    assert diagnose(make_evidence(JOB, [pod], *found)).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"

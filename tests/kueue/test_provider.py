@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import pytest
 
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
+from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.kueue_status import queue_status
 from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.outcome import Outcome

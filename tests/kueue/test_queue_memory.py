@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.state.kueue_status import QueuePhase
+from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.api import Api

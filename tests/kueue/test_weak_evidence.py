@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from airflow_provider_ktrain.core.state.kueue_status import QueuePhase
+from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.follow.context import FollowContext

@@ -6,7 +6,6 @@ Proof is needed for an error: a job that borrows may get what the cohort has, wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -17,18 +16,6 @@ from airflow_provider_ktrain.core.kinds import kind_of
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Decimal]
-
-
-@dataclass(frozen=True)
-class PodSet:
-    """The pods of one role, which need one flavor for all resources of a resource group.
-
-    :param role: the role.
-    :param total: what all its pods request together, by resource.
-    """
-
-    role: str
-    total: Amounts
 
 
 def judge_cluster_queue(
@@ -52,17 +39,16 @@ def judge_cluster_queue(
         message = f"ClusterQueue {name} admits no jobs of this namespace (namespaceSelector)"
         hint = "use another queue, or ask an administrator to label the namespace"
         yield Problem(ERROR, "queue", at.path, message, at.text, "a queue for this namespace", hint)
-    yield from _quota(at, name, spec, pod_sets(manifest))
+    yield from _quota(at, name, spec, requests_of(manifest))
 
 
-def pod_sets(manifest: Object) -> list[PodSet]:
-    """What the job's roles request."""
+def requests_of(manifest: Object) -> dict[str, Amounts]:
+    """What all pods of a role request together, by role. They need one flavor for all resources of a resource group."""
     kind = kind_of(manifest.get("kind"))
-    found = []
+    found = {}
     for role, replica in kind.replicas(manifest).items():
         pod = (replica.get("template") or {}).get("spec") or {}
-        total = {resource: amount * kind.count(manifest, role) for resource, amount in _of_pod(pod).items()}
-        found.append(PodSet(role, total))
+        found[role] = {resource: amount * kind.count(manifest, role) for resource, amount in _of_pod(pod).items()}
     return found
 
 
@@ -86,11 +72,11 @@ def _of_container(container: Any) -> Amounts:
     return {resource: amount for resource, amount in amounts.items() if amount}
 
 
-def _quota(at: Field, name: str, spec: Object, asked: list[PodSet]) -> Iterator[Problem]:
-    """No flavor can hold one of the pod sets, or no flavor has quota for a resource."""
+def _quota(at: Field, name: str, spec: Object, asked: Mapping[str, Amounts]) -> Iterator[Problem]:
+    """No flavor can hold the pods of a role, or no flavor has quota for a resource."""
     groups = [group for group in spec.get("resourceGroups") or () if isinstance(group, Mapping)]
     covered = {resource for group in groups for resource in group.get("coveredResources") or ()}
-    missing = sorted({resource for pods in asked for resource in pods.total} - covered)
+    missing = sorted({resource for amounts in asked.values() for resource in amounts} - covered)
     if missing:
         message = f"ClusterQueue {name} has no quota for {', '.join(missing)}: it may never admit the job"
         hint = "use another queue, or ask an administrator for quota"
@@ -98,11 +84,11 @@ def _quota(at: Field, name: str, spec: Object, asked: list[PodSet]) -> Iterator[
     borrows = bool(spec.get("cohortName") or spec.get("cohort"))
     for group in groups:
         flavors = {str(f.get("name")): _most(f, borrows=borrows) for f in group.get("flavors") or ()}
-        for pods in asked:
-            lacking = [_lacking(pods.total, flavor, most) for flavor, most in flavors.items()]
+        for role, amounts in asked.items():
+            lacking = [_lacking(amounts, flavor, most) for flavor, most in flavors.items()]
             if flavors and all(lacking):
                 message = (
-                    f"ClusterQueue {name} can never admit the job: its {pods.role} pods request "
+                    f"ClusterQueue {name} can never admit the job: its {role} pods request "
                     f"{' and '.join(filter(None, lacking))}"
                 )
                 hint = "request less, use another queue, or ask an administrator to raise the quota"

@@ -152,21 +152,20 @@ def container_name(job: Job) -> Iterator[Finding]:
 @rule("image", ERROR)
 def image(job: Job) -> Iterator[Finding]:
     """Every container has an image with a valid name; that of a TrainJob may be the runtime's."""
-    for replica in job.replicas.values():
-        for container in (*replica.pod["initContainers"], *replica.containers):
-            image = container["image"]
-            if not isinstance(image.value, str | None):
-                continue  # the schema reports it
-            if not image.text and job.kind.has_runtimes:
-                continue
-            if not image.text:
-                message = f"container {container['name'].text} has no image"
-                yield Finding(image, message, "nothing", "an image", "add image: registry/repository:tag")
-            elif re.search(r"<[^>]*>|\{\{.*\}\}|\$\{.*\}", image.text):
-                yield Finding(image, "the image is a placeholder", image.text, "an image", "write your image's name")
-            elif not _IMAGE.fullmatch(image.text):
-                hint = "correct it: a repository has lower-case letters, digits, ., _ and -"
-                yield Finding(image, "invalid image name", repr(image.text), "registry/repository:tag", hint)
+    for _, container in job.containers:
+        image = container["image"]
+        if not isinstance(image.value, str | None):
+            continue  # the schema reports it
+        if not image.text and job.kind.has_runtimes:
+            continue
+        if not image.text:
+            message = f"container {container['name'].text} has no image"
+            yield Finding(image, message, "nothing", "an image", "add image: registry/repository:tag")
+        elif re.search(r"<[^>]*>|\{\{.*\}\}|\$\{.*\}", image.text):
+            yield Finding(image, "the image is a placeholder", image.text, "an image", "write your image's name")
+        elif not _IMAGE.fullmatch(image.text):
+            hint = "correct it: a repository has lower-case letters, digits, ., _ and -"
+            yield Finding(image, "invalid image name", repr(image.text), "registry/repository:tag", hint)
 
 
 _IMAGE = re.compile(
@@ -183,19 +182,18 @@ def wrong_list(job: Job) -> Iterator[Finding]:
     Recorded: the API server refuses `{name, value}` under volumeMounts with `mountPath: Required value`, and doesn't
     mention env.
     """
-    for replica in job.replicas.values():
-        lists = [(replica.pod, "volumes")]
-        for container in (*replica.pod["initContainers"], *replica.containers):
-            lists += [(container, key) for key in ("env", "envFrom", "volumeMounts", "ports")]
-        for holder, key in lists:
-            for entry in holder[key]:
-                belongs = _list_of(entry)
-                if belongs and belongs != key:
-                    subject = entry["name"].text or "the entry"
-                    place = "to the pod's volumes, beside containers" if belongs == "volumes" else f"to {belongs}"
-                    shape = "{" + ", ".join(k for k, _ in entry.members()) + "}"
-                    message = f"{subject} is in {key}, but is an entry of {belongs}"
-                    yield Finding(entry, message, shape, _SHAPES[key], f"move it {place}")
+    lists = [(replica.pod, "volumes") for replica in job.replicas.values()]
+    for _, container in job.containers:
+        lists += [(container, key) for key in ("env", "envFrom", "volumeMounts", "ports")]
+    for holder, key in lists:
+        for entry in holder[key]:
+            belongs = _list_of(entry)
+            if belongs and belongs != key:
+                subject = entry["name"].text or "the entry"
+                place = "to the pod's volumes, beside containers" if belongs == "volumes" else f"to {belongs}"
+                shape = "{" + ", ".join(k for k, _ in entry.members()) + "}"
+                message = f"{subject} is in {key}, but is an entry of {belongs}"
+                yield Finding(entry, message, shape, _SHAPES[key], f"move it {place}")
 
 
 def _list_of(entry: Field) -> str | None:
@@ -226,26 +224,23 @@ def env_name(job: Job) -> Iterator[Finding]:
 
     Kubernetes since 1.30 takes any printable ASCII but `=`.
     """
-    for replica in job.replicas.values():
-        for container in (*replica.pod["initContainers"], *replica.containers):
-            for name in (env["name"] for env in container["env"]):
-                if isinstance(name.value, str) and not re.fullmatch(r"[ -<>-~]+", name.text):
-                    expected = "letters, digits, _, - and ."
-                    yield Finding(name, "invalid name of a variable", repr(name.text), expected, "rename it")
+    for name in (env["name"] for _, container in job.containers for env in container["env"]):
+        if isinstance(name.value, str) and not re.fullmatch(r"[ -<>-~]+", name.text):
+            expected = "letters, digits, _, - and ."
+            yield Finding(name, "invalid name of a variable", repr(name.text), expected, "rename it")
 
 
 @rule("volume", ERROR)
 def volume_exists(job: Job) -> Iterator[Finding]:
     """Every mount has a volume of the same name."""
-    for replica in job.replicas.values():
+    for replica, container in job.containers:
         volumes = {v["name"].text for v in replica.pod["volumes"]}
-        for container in (*replica.pod["initContainers"], *replica.containers):
-            for mount in container["volumeMounts"]:
-                name = mount["name"]
-                if _list_of(mount) == "volumeMounts" and name.text and name.text not in volumes | _OPERATOR_VOLUMES:
-                    have = ", ".join(sorted(volumes)) or "no volumes"
-                    message, hint = f"{replica.role} has no volume {name.text}", "add it to the pod's volumes"
-                    yield Finding(name, message, have, f"a volume {name.text}", hint)
+        for mount in container["volumeMounts"]:
+            name = mount["name"]
+            if _list_of(mount) == "volumeMounts" and name.text and name.text not in volumes | _OPERATOR_VOLUMES:
+                have = ", ".join(sorted(volumes)) or "no volumes"
+                message, hint = f"{replica.role} has no volume {name.text}", "add it to the pod's volumes"
+                yield Finding(name, message, have, f"a volume {name.text}", hint)
 
 
 @rule("restart-policy", ERROR)
@@ -284,11 +279,10 @@ def multikueue(job: Job) -> Iterator[Finding]:
 @rule("resources", ERROR)
 def resources(job: Job) -> Iterator[Finding]:
     """Requests and limits are valid quantities, and a node could grant them."""
-    for replica in job.replicas.values():
-        for container in (*replica.pod["initContainers"], *replica.containers):
-            yield from _resources(container["resources"])
-        for size in (volume["emptyDir"]["sizeLimit"] for volume in replica.pod["volumes"]):
-            yield from _quantity("sizeLimit", size)
+    for _, container in job.containers:
+        yield from _resources(container["resources"])
+    for volume in (v for replica in job.replicas.values() for v in replica.pod["volumes"]):
+        yield from _quantity("sizeLimit", volume["emptyDir"]["sizeLimit"])
 
 
 def _resources(resources: Field) -> Iterator[Finding]:

@@ -185,6 +185,13 @@ class Job:
         return [*(r.at["template"] for r in self.replicas.values()), *(r["template"]["spec"]["template"] for r in jobs)]
 
     @property
+    def containers(self) -> Iterator[tuple[Replica, Field]]:
+        """Each container with its replica type, init containers first."""
+        for replica in self.replicas.values():
+            for container in (*replica.pod["initContainers"], *replica.containers):
+                yield replica, container
+
+    @property
     def training(self) -> list[Replica]:
         """The replicas in which training processes run: the Workers of an MPIJob."""
         return [r for r in self.replicas.values() if self.kind.trains(self.spec.value, r.role)]

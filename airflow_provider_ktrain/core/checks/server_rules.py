@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queu
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING, Problem
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.objects import condition_of, labels_of
 from airflow_provider_ktrain.core.rbac import CODE_RULES
 
 #: without them a job runs; only some causes of failures, or the reasons of Kueue, are missing
@@ -136,8 +137,7 @@ def _cluster_queue(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Pr
         message = f"ClusterQueue {name} of the LocalQueue does not exist: Kueue would never admit the job"
         yield Problem(ERROR, "queue", at.path, message, at.text, "a queue with a ClusterQueue", "use another queue")
     elif found.status == 200:
-        labels = (answers.namespace[1].body.get("metadata") or {}).get("labels") or {}
-        yield from judge_cluster_queue(at, name, found.body, manifest, labels)
+        yield from judge_cluster_queue(at, name, found.body, manifest, labels_of(answers.namespace[1].body))
 
 
 def _priority_class(at: Field, found: Answer | None) -> Iterator[Problem]:
@@ -156,9 +156,9 @@ def _inactive(at: Field, queue: Mapping[str, Any]) -> Iterator[Problem]:
         hint = "resume the queue, or use another one"
         yield Problem(WARNING, "queue", at.path, message, at.text, "stopPolicy None", hint)
         return
-    for condition in (queue.get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "Active" and condition.get("status") == "False":
-            reason = condition.get("message") or condition.get("reason") or "no reason given"
-            message = f"the LocalQueue does not admit jobs now: {reason}"
-            hint = "wait until it does, or use another one"
-            yield Problem(WARNING, "queue", at.path, message, at.text, "an active LocalQueue", hint)
+    active = condition_of(queue, "Active")
+    if active.get("status") == "False":
+        reason = active.get("message") or active.get("reason") or "no reason given"
+        message = f"the LocalQueue does not admit jobs now: {reason}"
+        hint = "wait until it does, or use another one"
+        yield Problem(WARNING, "queue", at.path, message, at.text, "an active LocalQueue", hint)

@@ -70,7 +70,7 @@ def shared_memory(job: Job) -> Iterator[Finding]:
     NCCL between the processes of a pod, and DataLoader workers, share memory through /dev/shm.
     """
     for replica, _ in [] if job.kind.has_runtimes else _using(job, "nccl"):
-        for trained in [replica] if replica in job.training else job.training:
+        for trained in _trained(job, replica):
             mounts = {m["mountPath"].text.rstrip("/") for m in trained.main["volumeMounts"]}
             if trained.gpus and "/dev/shm" not in mounts and not trained.pod["hostIPC"].value:
                 yield Finding(

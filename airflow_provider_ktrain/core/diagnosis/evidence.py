@@ -81,7 +81,7 @@ class Evidence:
 def make_evidence(
     job: Json,
     pods: Sequence[Json],
-    events: Sequence[Json],
+    events: Sequence[Json] = (),
     logs: Mapping[str, Sequence[str]] | None = None,
     now: datetime | None = None,
     gone: bool = False,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core import objects
-from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.objects import Json
 
@@ -20,17 +19,9 @@ def primary_exit_code(kind: Kind, job: Json, pods: Sequence[Json]) -> int | None
     :param job: the job as last seen.
     :param pods: its pods, each as last seen, deleted ones included.
     """
-    role = kind.primary(job)
-    by_name = {objects.name_of(pod): pod for pod in sorted(pods, key=objects.created)}  # recreated pods share one
-    for failure in reversed(find_failures(kind, pods, {})):
-        if (failure.role, failure.index) != (role, 0) or failure.is_init or not failure.is_latest:
-            continue
-        pod = by_name[failure.pod]
-        if objects.disruption_of(pod)[0]:
-            continue
-        if failure.container == kind.main_container_name(job, pod):
-            return failure.exit_code
-    return None
+    pod, container = _primary(kind, job, pods)
+    failed = [run for run in objects.failed_runs(container) if not objects.was_ended_by_deletion(run, pod)]
+    return failed[-1].get("exitCode") if failed and not objects.disruption_of(pod)[0] else None
 
 
 @dataclass(frozen=True)
@@ -59,15 +50,17 @@ def find_ended_primary(kind: Kind, job: Json, pods: Sequence[Json]) -> EndedPrim
     :param job: the job as last seen.
     :param pods: its pods that exist.
     """
-    role = kind.primary(job)
-    own = [pod for pod in pods if kind.pod_role(objects.labels_of(pod)) == (role, 0)]
-    newest = max(own, key=objects.created, default=None)
-    if newest is None:
+    _, container = _primary(kind, job, pods)
+    ended = objects.state_of(container, "terminated")
+    if not ended:
         return None
-    name = kind.main_container_name(job, newest)
-    for status in objects.main_containers(newest):
-        ended = objects.state_of(status, "terminated")
-        if status.get("name") == name and ended:
-            code, at = int(ended.get("exitCode") or 0), str(ended.get("finishedAt") or "")
-            return EndedPrimary(kind.replica_name(role, 0), code, at)
-    return None
+    code, at = int(ended.get("exitCode") or 0), str(ended.get("finishedAt") or "")
+    return EndedPrimary(kind.replica_name(kind.primary(job), 0), code, at)
+
+
+def _primary(kind: Kind, job: Json, pods: Sequence[Json]) -> tuple[Json, Json]:
+    """The newest pod of the primary replica, and the status of its main container; empty if they aren't known."""
+    primary = kind.primary(job), 0
+    own = (pod for pod in pods if kind.pod_role(objects.labels_of(pod)) == primary)
+    newest: Json = max(own, key=objects.created, default={})
+    return newest, objects.container_status(newest, kind.main_container_name(job, newest))

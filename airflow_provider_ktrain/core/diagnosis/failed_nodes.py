@@ -40,7 +40,7 @@ def _of_failures(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 def _disruption(failure: Failure) -> str:
     """Why Kubernetes ended the pod; empty if it didn't, or if the node isn't the reason."""
-    known = next((p for p in failure_patterns.DISRUPTIONS if re.search(p.pattern, failure.reason)), None)
+    known = failure_patterns.first_match(failure_patterns.DISRUPTIONS, failure.reason)
     own_limit = re.search(failure_patterns.DISK_LIMIT_PATTERN, failure.message)
     return f"{known.description} ({failure.reason})" if known and known.blames_node and not own_limit else ""
 

@@ -5,6 +5,8 @@ The rules in replica_rules.py and startup_rules.py search these tables. In each 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
@@ -355,6 +357,11 @@ SCHEDULING_HINTS = (
     ),
     (r"Insufficient|Too many pods", "Request less, select other nodes, or wait until resources are free."),
 )
+
+
+def first_match(patterns: Iterable[FailurePattern], text: str) -> FailurePattern | None:
+    """The first of the patterns that matches the text; None if none does."""
+    return next((known for known in patterns if re.search(known.pattern, text)), None)
 
 
 def reports_peer_loss(text: str) -> bool:

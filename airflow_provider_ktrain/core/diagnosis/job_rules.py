@@ -7,83 +7,51 @@ rule looks at one kind of evidence; the first that applies decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 
-from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
+from airflow_provider_ktrain.core.diagnosis import startup_rules
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
-from airflow_provider_ktrain.core.diagnosis.startup_rules import (
-    find_blocked_container,
-    find_obstacle,
-    find_operator_rejection,
-    find_refused_pods,
-    find_refused_resources,
-    find_startup_failure,
-    find_unschedulable_pod,
-)
-from airflow_provider_ktrain.core.objects import Json, deletion_requested_at, is_being_deleted
-from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.objects import deletion_requested_at, is_being_deleted
 
 Rule = Callable[[Evidence], Cause | None]
 _NO_FAILURE_LEFT = "its last failure is no longer visible"
 
 
-def diagnose(
-    job: Json,
-    pods: Sequence[Json],
-    events: Sequence[Json] = (),
-    log_tails: Mapping[str, Sequence[str]] | None = None,
-    now: datetime | None = None,
-    *,
-    gone: bool = False,
-) -> Cause:
+def diagnose(evidence: Evidence) -> Cause:
     """The cause of a job's failure, or of its lack of progress.
 
-    :param job: the job as last seen.
-    :param pods: its pods, each as last seen, also those that were deleted or replaced by others of the same name.
-    :param events: Events of the job, its pods and its launcher Job. Default: none.
-    :param log_tails: the last lines (about 50) of containers by `log_key(pod, container)`, without timestamps.
-        Default: none.
-    :param now: the current time, for the run time of a job that has not ended. Default: None, not reported.
-    :param gone: whether the job no longer exists. Default: False.
+    :param evidence: what is known of the job.
     """
-    evidence = make_evidence(job, pods, events, log_tails, now, gone)
     cause = next((cause for rule in _RULES if (cause := rule(evidence))), _unknown(evidence))
     return _with_failed_nodes(cause, evidence)
 
 
-def diagnose_limit(
-    limit: Limit,
-    amount: float,
-    job: Json,
-    pods: Sequence[Json],
-    events: Sequence[Json] = (),
-    log_tails: Mapping[str, Sequence[str]] | None = None,
-    *,
-    step: float | None = None,
-) -> Cause:
+def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: float | None = None) -> Cause:
     """The cause if one of the task's limits ended the job: the limit, and what kept the job from making progress.
 
     :param limit: the limit that was exceeded.
     :param amount: its value: seconds, or a number of restarts for `max_restarts`.
-    :param job: the job as last seen; the parameters up to `log_tails` are those of `diagnose`.
+    :param evidence: what is known of the job.
     :param step: the highest step that the program reported, for `progress_timeout`. Default: None, it reported none.
     """
-    evidence = replace(make_evidence(job, pods, events, log_tails), include_recovered=limit is Limit.RESTARTS)
+    evidence = replace(evidence, include_recovered=limit is Limit.RESTARTS)
     if limit is Limit.PARTIAL_START:  # whatever else failed, it failed while it waited for these pods
-        obstacle = find_unschedulable_pod(evidence)
+        obstacle = startup_rules.find_unschedulable_pod(evidence)
     else:
-        obstacle = diagnose_replica(evidence) or find_obstacle(evidence)
+        obstacle = diagnose_replica(evidence) or startup_rules.find_obstacle(evidence)
     if limit is Limit.RESTARTS:
-        cause = obstacle or Cause(Category.USER_CODE, "")
         why = obstacle.summary if obstacle else _NO_FAILURE_LEFT
-        summary = f"{evidence.title} was restarted more often than max_restarts={amount:.0f} allows: {why}"
-        return _with_failed_nodes(replace(cause, summary=summary), evidence)
+        cause = replace(
+            obstacle or Cause(Category.USER_CODE, ""),
+            summary=f"{evidence.title} was restarted more often than max_restarts={amount:.0f} allows: {why}",
+        )
+        return _with_failed_nodes(cause, evidence)
     category, description, resolution = _LIMITS[limit]
-    if limit is Limit.STARTUP and not pods and not evidence.conditions and not obstacle:
+    if limit is Limit.STARTUP and not evidence.pods and not evidence.conditions and not obstacle:
         description = "was not reconciled by any operator within {seconds} s ({limit})"
         resolution = f"Check that {evidence.operators} runs."
         if not evidence.kind.reports_phases:  # its operator may have tried, which only events show
@@ -91,32 +59,25 @@ def diagnose_limit(
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     why = f": {obstacle.summary}" if obstacle else ""
     higher = "" if step is None else f" higher than {step:.10g}"
-    decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
+    found = obstacle or Cause(category, "")
     cause = Cause(
-        decisive.category if decisive else category,
+        found.category if limit in (Limit.SCHEDULE, Limit.STARTUP) else category,
         f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit, higher=higher)}{why}",
-        obstacle.detail if obstacle else "",
-        (obstacle.resolution if obstacle else "") or resolution,
-        obstacle.replica if obstacle else "",
+        found.detail,
+        found.resolution or resolution,
+        found.replica,
     )
     return _with_failed_nodes(cause, evidence)
 
 
-def diagnose_crash_loop(
-    replica: str,
-    failures_in_a_row: int,
-    job: Json,
-    pods: Sequence[Json],
-    events: Sequence[Json] = (),
-    log_tails: Mapping[str, Sequence[str]] | None = None,
-) -> Cause:
+def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence) -> Cause:
     """The cause if a crash loop ended the job: that of the last failure.
 
     :param replica: the replica whose container failed, for example `Master 0`.
     :param failures_in_a_row: how often it failed.
-    :param job: the job as last seen; the other parameters are those of `diagnose`.
+    :param evidence: what is known of the job.
     """
-    evidence = replace(make_evidence(job, pods, events, log_tails), include_recovered=True)
+    evidence = replace(evidence, include_recovered=True)
     last = diagnose_replica(evidence)
     why = re.sub(f"^{replica} failed(:| with) ", "", last.summary) if last else _NO_FAILURE_LEFT
     often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
@@ -127,30 +88,18 @@ def diagnose_crash_loop(
     return _with_failed_nodes(cause, evidence)
 
 
-def find_startup_cause(
-    job: Json,
-    pods: Sequence[Json],
-    events: Sequence[Json] = (),
-    waited_seconds: float = 0.0,
-    now: datetime | None = None,
-    *,
-    has_run: bool = False,
-) -> Cause | None:
+def find_startup_cause(evidence: Evidence, waited_seconds: float, *, has_run: bool = False) -> Cause | None:
     """Why a job will never start, with the nodes that failed; None while it may still start.
 
     Events don't end a job that has run: it may be a part of a training that waits for its pods again.
 
-    :param job: the job as last seen.
-    :param pods: its pods.
-    :param events: Events of the job and its pods. Default: none.
-    :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS. Default: 0.
-    :param now: the current time. With it, the grace time of a pod starts when it gets its node, and that of an event
-        when it was first seen, since the job may have waited for hours until then. Default: None, only
-        `waited_seconds` counts.
+    :param evidence: what is known of the job. With a current time, the grace time of a pod starts when it gets its
+        node, and that of an event when it was first seen, since the job may have waited for hours until then.
+    :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS.
     :param has_run: whether the job is known to have run before. Default: False, its conditions and pods show it.
     """
-    evidence = replace(make_evidence(job, pods, events, now=now), waited_seconds=waited_seconds)
-    cause = find_startup_failure(evidence, has_run=has_run)
+    evidence = replace(evidence, waited_seconds=waited_seconds)
+    cause = startup_rules.find_startup_failure(evidence, has_run=has_run)
     return None if cause is None else _with_failed_nodes(cause, evidence)
 
 
@@ -270,7 +219,7 @@ def _job_deleted(evidence: Evidence) -> Cause | None:
         return None
     if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
         return None
-    obstacle = find_obstacle(evidence)
+    obstacle = startup_rules.find_obstacle(evidence)
     return Cause(
         Category.INFRASTRUCTURE,
         f"{evidence.title} {'was' if evidence.gone else 'is being'} deleted by someone else before it ended",
@@ -301,9 +250,7 @@ def _unknown(evidence: Evidence) -> Cause:
             "",
             f"Check that {evidence.operators} runs, and the job's events.",
         )
-    started = parse_timestamp((evidence.job.get("status") or {}).get("startTime"))
-    run_time = f" after {(evidence.now - started).total_seconds():.0f} s" if evidence.now and started else ""
-    return Cause(Category.UNKNOWN, f"{evidence.title} shows no failure{run_time}", "", "Check its events and logs.")
+    return Cause(Category.UNKNOWN, f"{evidence.title} shows no failure", "", "Check its events and logs.")
 
 
 _RULES: tuple[Rule, ...] = (
@@ -311,12 +258,12 @@ _RULES: tuple[Rule, ...] = (
     diagnose_replica,
     _backoff_limit_exceeded,
     _pod_deleted,
-    find_operator_rejection,
+    startup_rules.find_operator_rejection,
     _failed_without_evidence,
     _job_deleted,
-    find_blocked_container,
-    find_refused_pods,
-    find_unschedulable_pod,
-    find_refused_resources,
+    startup_rules.find_blocked_container,
+    startup_rules.find_refused_pods,
+    startup_rules.find_unschedulable_pod,
+    startup_rules.find_refused_resources,
     _suspended,
 )

@@ -59,11 +59,6 @@ class Failure:
     gpus: int
     node: str
 
-    @property
-    def is_peer_loss(self) -> bool:
-        """Whether it failed only because it lost a peer."""
-        return self.tail.is_peer_loss
-
 
 def find_failures(
     kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]], *, include_recovered: bool = False
@@ -84,9 +79,11 @@ def find_failures(
         for pod in pods
         for failure in _failures_of_pod(kind, pod, newest[_replica_key(kind, pod)] is pod, tail, include_recovered)
     ]
-    return sorted(
-        found, key=lambda f: (f.is_peer_loss, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index)
-    )
+
+    def order(f: Failure) -> tuple[object, ...]:
+        return f.tail.is_peer_loss, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index
+
+    return sorted(found, key=order)
 
 
 def likely_causes(found: Sequence[Failure]) -> list[Failure]:
@@ -98,7 +95,7 @@ def likely_causes(found: Sequence[Failure]) -> list[Failure]:
     :param found: all failures, as `find_failures` returns them.
     """
     latest = [f for f in found if f.is_latest]
-    if not latest or not latest[0].is_peer_loss:
+    if not latest or not latest[0].tail.is_peer_loss:
         return latest or list(found)
     first = latest[0].since
     lost_peers = [

@@ -25,7 +25,7 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     failure = found[0]
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
     obstacle = find_obstacle(evidence)
-    needs_its_peers = failure.is_peer_loss or failure.role in evidence.kind.launchers
+    needs_its_peers = failure.tail.is_peer_loss or failure.role in evidence.kind.launchers
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
         effect = f"{failure.replica} failed while waiting for it ({describe_exit_code(failure.exit_code)})"
         cause = replace(obstacle, summary=f"{obstacle.summary}. {effect}")
@@ -60,13 +60,13 @@ def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
 
 def _disrupted(f: Failure) -> Cause | None:
     """Kubernetes ended the pod: eviction, preemption, a lost node, the pod's deadline."""
-    for known in failure_patterns.DISRUPTIONS:
-        if re.search(known.pattern, f.reason):
-            message = f": {first_line(f.message)}" if f.message else ""
-            own_limit = re.search(failure_patterns.DISK_LIMIT_PATTERN, f.message)
-            resolution = failure_patterns.DISK_LIMIT_RESOLUTION if own_limit else known.resolution
-            return Cause(known.category, f"{f.replica} {known.description} ({f.reason}){message}", "", resolution)
-    return None
+    known = failure_patterns.first_match(failure_patterns.DISRUPTIONS, f.reason)
+    if known is None:
+        return None
+    message = f": {first_line(f.message)}" if f.message else ""
+    own_limit = re.search(failure_patterns.DISK_LIMIT_PATTERN, f.message)
+    resolution = failure_patterns.DISK_LIMIT_RESOLUTION if own_limit else known.resolution
+    return Cause(known.category, f"{f.replica} {known.description} ({f.reason}){message}", "", resolution)
 
 
 def _out_of_memory(f: Failure) -> Cause | None:
@@ -144,7 +144,7 @@ def _line_at(text: str, position: int) -> str:
 
 def _lost_a_peer(f: Failure) -> Cause | None:
     """The replica failed because another one was lost, and none of them shows another cause."""
-    if not f.is_peer_loss:
+    if not f.tail.is_peer_loss:
         return None
     message = f.tail.exception or f.tail.last_line
     known = next(known for known in failure_patterns.PEER_LOSSES if re.search(known.pattern, message))

@@ -11,10 +11,10 @@ from datetime import datetime
 
 from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
-from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code, find_failures
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
 from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
 from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import clipped, counted, first_line
@@ -83,17 +83,15 @@ def _longest_run(container: Json, now: datetime | None) -> float:
     return max(((end - start).total_seconds() if start and end else math.inf for start, end in times), default=0.0)
 
 
-def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
+def find_unstartable_command(evidence: Evidence) -> Cause | None:
     """Why a container whose command can't be started will never run; None if there is no such container.
 
     Under OnFailure, training-operator's default, the kubelet restarts it forever and the job stays Running.
 
-    :param job: the job as last seen.
-    :param pods: its pods.
+    :param evidence: what is known of the job.
     """
-    kind = make_evidence(job, pods, ()).kind
-    for failure in find_failures(kind, pods, {}):
-        is_needed = failure.is_init or kind.is_main_container(failure.container)  # not a sidecar
+    for failure in evidence.all_failures:
+        is_needed = failure.is_init or evidence.kind.is_main_container(failure.container)  # not a sidecar
         tried_often = is_needed and failure.is_latest and failure.restarts >= MAX_START_RESTARTS
         if tried_often and (cause := start_error_cause(failure)) and cause.category is Category.IMAGE:
             summary = f"{cause.summary}. Giving up after {failure.restarts + 1} attempts."
@@ -166,7 +164,7 @@ def find_refused_pods(evidence: Evidence) -> Cause | None:
     """
     for _, reason, message, waited_seconds in _lasting(evidence, "FailedCreate"):
         text = f"{reason}: {message}"
-        known = next((p for p in failure_patterns.POD_REFUSALS if re.search(p.pattern, text)), None)
+        known = failure_patterns.first_match(failure_patterns.POD_REFUSALS, text)
         if known and not _created_since(evidence, message):
             summary = f"{evidence.title} {known.description}: {_without_prefix(message)}"
             return _given_up(Cause(known.category, summary, f"Event {text}", known.resolution), waited_seconds)
@@ -375,10 +373,9 @@ def _events_of(evidence: Evidence, pod: Json) -> list[Json]:
 
 def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
     """Whether the kubelet has mounted the pod's volumes: before that, it neither pulls images nor starts containers."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
     return (
-        any(str(event.get("reason")) in _AFTER_MOUNT for event in events)
-        or any(c.get("type") == "PodReadyToStartContainers" and c.get("status") == "True" for c in conditions)
+        objects.has_condition(pod, "PodReadyToStartContainers")
+        or any(str(event.get("reason")) in _AFTER_MOUNT for event in events)
         or any((c.get("state") or {}).keys() & {"running", "terminated"} for c in objects.containers(pod))
     )
 

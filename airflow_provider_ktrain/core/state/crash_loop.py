@@ -12,7 +12,6 @@ too, so all counts start again when that replica runs again. Elastic jobs expect
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -149,8 +148,7 @@ class RestartHistory:
         self._containers = {str(key): _Container(**known_fields(_Container, c)) for key, c in containers.items()}
         self._pods: dict[str, Json] = {}  # the current pod of each replica
         self._running_since: dict[str, float] = {}  # by replica, in epoch seconds
-        self._lost: dict[str, None] = {}  # uids of current pods that were disrupted or deleted
-        self._seen: dict[str, Json] = {}  # the pods that exist, by uid
+        self._lost: set[str] = set()  # replicas whose current pod was disrupted or deleted
         self._last_run: dict[str, tuple[int, Json]] = {}  # the last ended run of each container, with its number
 
     def update(self, job: Json, pods: Mapping[str, Json], removed: Iterable[str] = ()) -> list[Restart]:
@@ -161,14 +159,14 @@ class RestartHistory:
         :param removed: uids of pods that no longer exist. Default: none.
         :return: restarts that were not returned before.
         """
-        vanished = [pod for uid in removed if (pod := self._seen.pop(uid, None)) is not None]
-        changed = sorted((pod for uid, pod in pods.items() if self._seen.get(uid) is not pod), key=created)
-        self._seen |= pods
         if wants_suspension(job) or "Suspended" in true_conditions(job):
             self._reset()
             return []
-        for pod in vanished:
-            self._note_loss(pod, gone=True)
+        gone = set(removed)
+        for pod in self._pods.values() if gone else ():
+            if uid_of(pod) in gone:
+                self._note_loss(pod, gone=True)
+        changed = sorted(pods.values(), key=created)
         restarts = [restart for pod in changed for restart in self._replace(pod)]
         for pod in changed:
             self._note_loss(pod)
@@ -180,13 +178,11 @@ class RestartHistory:
 
     def mark_deleted(self, pod: Json) -> list[Restart]:
         """Record that a pod was deleted. `pod` is its last state. Returns the new restarts that it shows."""
-        uid = uid_of(pod)
-        if self._seen.pop(uid, None) is None and uid not in map(uid_of, self._pods.values()):
+        if not self._is_current(pod):
             return []
         self._note_loss(pod, gone=True)
         restarts = self._note_runs(pod)
-        if uid == uid_of(self._pods.get(self._replica(pod), {})):
-            self._pods[self._replica(pod)] = pod
+        self._pods[self._replica(pod)] = pod
         return restarts
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
@@ -222,10 +218,12 @@ class RestartHistory:
         before = self._pods.get(replica)
         if before is None or uid_of(before) == uid_of(pod):
             self._pods[replica] = pod
-        if before is None or uid_of(before) == uid_of(pod) or created(pod) < created(before):
+            return []
+        if created(pod) < created(before):
             return []
         restarts = self._note_runs(before)
         self._pods[replica] = pod
+        self._lost.discard(replica)
         if (restart := self._restart_in_new_pod(replica, before, pod)) is not None:
             restarts.append(restart)
         return restarts
@@ -262,15 +260,12 @@ class RestartHistory:
         The same may have happened while no process followed the job. So the previous process's counts continue only
         once every replica has run in its current pod.
         """
-        replica, uid = self._replica(pod), uid_of(pod)
-        present = self._pods.get(replica)
-        why = _why_lost(pod, gone=gone)
-        if present is None or uid_of(present) != uid or uid in self._lost or not why:
+        replica, why = self._replica(pod), _why_lost(pod, gone=gone)
+        if not why or replica in self._lost or not self._is_current(pod):
             return
         if why == POD_DELETED and self._kind.failure_deletes_peers and any(map(_has_failed, self._pods.values())):
             return  # the deletion is the effect of that failure, which is counted
-        current = {uid, *map(uid_of, self._pods.values())}
-        self._lost = {lost: None for lost in (*self._lost, uid) if lost in current}
+        self._lost.add(replica)
         self._running_since.pop(replica, None)
         self._restart_counts_from(None)
 
@@ -281,7 +276,7 @@ class RestartHistory:
 
     def _note_first_run(self, pod: Json) -> None:
         replica = self._replica(pod)
-        if replica in self._running_since or uid_of(pod) in self._lost or self._pods.get(replica) is not pod:
+        if replica in self._running_since or replica in self._lost or not self._is_current(pod):
             return
         runs = [run for c in objects.main_containers(pod) for run in objects.runs_of(c)]
         began = [at for run in runs if (at := epoch_seconds(run.get("startedAt")))]
@@ -309,13 +304,9 @@ class RestartHistory:
     # runs
 
     def _note_runs(self, pod: Json) -> list[Restart]:
-        replica = self._replica(pod)
-        present = self._pods.get(replica)
-        if present is None or uid_of(present) != uid_of(pod):
-            return []
         restarts: list[Restart] = []
-        for is_init, status in objects.with_init(pod):
-            key = f"{replica}/{status.get('name')}"
+        for is_init, status in objects.with_init(pod) if self._is_current(pod) else ():
+            key = f"{self._replica(pod)}/{status.get('name')}"
             container = self._container(key, pod, status)
             if container is None:
                 continue
@@ -372,14 +363,17 @@ class RestartHistory:
         if not objects.run_failed(run) or started is None or not 0 <= finished - started < SHORT_RUN_SECONDS:
             container.failures = 0
             return
-        reason = str(run.get("reason"))
-        if any(re.search(known.pattern, reason) for known in failure_patterns.DISRUPTIONS):  # the node restarted
+        if failure_patterns.first_match(failure_patterns.DISRUPTIONS, str(run.get("reason"))):  # the node restarted
             self._restart_counts_from(finished)
             return
         if started - container.last >= SHORT_RUN_SECONDS:  # a gap: runs may have been missed
             container.failures = 0
         container.failures += 1
         container.last = finished
+
+    def _is_current(self, pod: Json) -> bool:
+        """Whether it is the newest pod of its replica."""
+        return uid_of(self._pods.get(self._replica(pod), {})) == uid_of(pod)
 
     def _replica(self, pod: Json) -> str:
         return self._kind.replica_name(*self._kind.pod_role(objects.labels_of(pod)))
@@ -388,11 +382,8 @@ class RestartHistory:
 def _why_lost(pod: Json, *, gone: bool) -> str:
     """Why a replica lost its pod, which may no longer exist, for another reason than its own failure; empty if not."""
     if disruption := objects.disruption_of(pod)[0]:
-        description = next(
-            (known.description for known in failure_patterns.DISRUPTIONS if re.search(known.pattern, disruption)),
-            "was disrupted",
-        )
-        return f"its pod {description} ({disruption})"
+        known = failure_patterns.first_match(failure_patterns.DISRUPTIONS, disruption)
+        return f"its pod {known.description if known else 'was disrupted'} ({disruption})"
     if not gone and not objects.is_being_deleted(pod):
         return ""
     ends = _failures(pod)

@@ -23,49 +23,49 @@ _ABOVE_MAXIMUM = re.compile(
     r"|, request > maximum capacity \((?P<old_request>\S+) > (?P<old_capacity>\S+)\))?"
 )
 _PREEMPTING = re.compile(r"\.? ?Pending the preemption of (?P<count>\d+) workload\(s\)")
-_INACTIVE = re.compile(r"(?P<what>ClusterQueue|LocalQueue) (?P<name>\S+) is inactive")
-_MISSING = re.compile(
-    r"(?P<what>ClusterQueue|LocalQueue) (?P<name>\S*) ?(?:doesn't exist|not found|is terminating or missing)"
+#: what an administrator must change: patterns, and what they mean
+_SETUP = (
+    (r"(ClusterQueue|LocalQueue) (\S+) is inactive", r"\1 \2 is inactive: it is stopped, or not completely set up"),
+    (r"(ClusterQueue|LocalQueue) (\S+) ?(doesn't exist|not found|is terminating or missing)", r"\1 \2 doesn't exist"),
+    (r"(ClusterQueue|LocalQueue)  ?(doesn't exist|not found|is terminating or missing)", r"its \1 doesn't exist"),
+    (r"resource (\S+) unavailable in ClusterQueue", r"its ClusterQueue has no quota for \1"),
+    (r"(?i)namespace doesn't match ClusterQueue selector", "its ClusterQueue admits no jobs of this namespace"),
 )
-_UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
-_OTHER_NAMESPACE = re.compile(r"namespace doesn't match ClusterQueue selector", re.IGNORECASE)
 _EXCEEDS = "ExceedsMaxQuota"  #: the reason in newer releases. One flavor is enough for it, so it proves nothing alone
 
 
-class Obstacle(enum.Enum):
-    """What keeps a Workload from getting quota."""
+class QueuePhase(enum.StrEnum):
+    """What the queue does with a job."""
 
-    QUOTA = "quota"  #: quota, other jobs or Kueue's order: it may be admitted without anybody's help
-    SETUP = "setup"  #: the queue doesn't exist, is stopped, or doesn't serve such a job
-    SIZE = "size"  #: the job requests more than every flavor has at most
+    WAITING = "waiting"  #: for quota, or for Kueue to look at the job
+    MISCONFIGURED = "misconfigured"  #: its queue is missing or stopped: waits until an administrator changes that
+    NEVER_FITS = "never fits"  #: requests more than the whole quota of every flavor, and was never admitted
+    CHECKING = "checking"  #: has quota, and waits for admission checks
+    ADMITTED = "admitted"
+    EVICTING = "evicting"  #: lost its admission: its pods are being deleted, then it is queued again
+    DEACTIVATED = "deactivated"  #: by somebody: waits until the Workload is active again
+    GIVEN_UP = "given up"  #: deactivated by Kueue itself: it doesn't come back without help
+    FINISHED = "finished"
 
 
-def explain(reason: str, message: str) -> tuple[Obstacle, str]:
-    """What keeps a Workload from getting quota, and the same in plain words, without a full stop.
+def explain(reason: str, message: str) -> tuple[QueuePhase, str]:
+    """The phase of a Workload without quota, and what keeps it from getting quota in plain words, without a full stop.
 
     :param reason: of its condition QuotaReserved, which is False.
     :param message: of the same condition.
     """
     if setup := _setup(message):
-        return Obstacle.SETUP, setup
+        return QueuePhase.MISCONFIGURED, setup
     above = list(_ABOVE_MAXIMUM.finditer(message))
     if _never_fits(reason, message, above):
-        return Obstacle.SIZE, _above_maximum(above)
-    return Obstacle.QUOTA, _needed(message) or _raw(message) or reason or "it waits for quota"
+        return QueuePhase.NEVER_FITS, _above_maximum(above)
+    return QueuePhase.WAITING, _needed(message) or _raw(message) or reason or "it waits for quota"
 
 
 def _setup(message: str) -> str:
     """What an administrator must change; "" if nothing."""
-    if found := _INACTIVE.search(message):
-        return f"{found['what']} {found['name']} is inactive: it is stopped, or not completely set up"
-    if found := _MISSING.search(message):
-        named = f"{found['what']} {found['name']}" if found["name"] else f"its {found['what']}"
-        return f"{named} doesn't exist"
-    if found := _UNCOVERED.search(message):
-        return f"its ClusterQueue has no quota for {found['resource']}"
-    if _OTHER_NAMESPACE.search(message):
-        return "its ClusterQueue admits no jobs of this namespace"
-    return ""
+    found = ((re.search(pattern, message), why) for pattern, why in _SETUP)
+    return next((match.expand(why) for match, why in found if match), "")
 
 
 def _never_fits(reason: str, message: str, above: list[re.Match[str]]) -> bool:

@@ -6,18 +6,17 @@ apis/kueue (reasons of conditions). The messages about quota are explained in `k
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.state.kueue_messages import Obstacle, explain
+from airflow_provider_ktrain.core.objects import condition_of, created, has_condition
+from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase, explain
 from airflow_provider_ktrain.core.text import with_short_first_line
 
 Workload = Mapping[str, Any]
-Conditions = Mapping[str, Mapping[str, Any]]  #: of a Workload, by type
 
 PREEMPTED = "Preempted"
 DEACTIVATED = "Deactivated"
@@ -52,20 +51,6 @@ PREEMPTIONS = {
 _STOPPED = ("ClusterQueueStopped", "LocalQueueStopped")  # reasons of the condition Evicted
 
 
-class QueuePhase(enum.StrEnum):
-    """What the queue does with a job."""
-
-    WAITING = "waiting"  #: for quota, or for Kueue to look at the job
-    MISCONFIGURED = "misconfigured"  #: its queue is missing or stopped: waits until an administrator changes that
-    NEVER_FITS = "never fits"  #: requests more than the whole quota of every flavor, and was never admitted
-    CHECKING = "checking"  #: has quota, and waits for admission checks
-    ADMITTED = "admitted"
-    EVICTING = "evicting"  #: lost its admission: its pods are being deleted, then it is queued again
-    DEACTIVATED = "deactivated"  #: by somebody: waits until the Workload is active again
-    GIVEN_UP = "given up"  #: deactivated by Kueue itself: it doesn't come back without help
-    FINISHED = "finished"
-
-
 #: phases in which no job comes to run, unless the quota is raised or the Workload is activated within this time
 FAILS_AFTER_SECONDS = {QueuePhase.NEVER_FITS: 600.0, QueuePhase.GIVEN_UP: 60.0}
 
@@ -96,44 +81,27 @@ class QueueStatus:
     :param phase: what it does.
     :param why: why the job isn't admitted, in plain words without a full stop; "" if there is nothing to say.
     :param queue: the LocalQueue that the job names.
-    :param cluster_queue: the ClusterQueue that has admitted the job; "" if none has.
-    :param flavors: of the admission, in alphabetical order.
-    :param ever_admitted: whether the job was admitted at least once.
+    :param admission: the ClusterQueue that has admitted the job, with flavors, and with pods if only some are admitted.
     :param evictions: how often it lost its admission, preemptions included, as counted by Kueue.
     :param preemptions: how often because another job took the quota.
     :param last_eviction: the last time that it lost its admission; None if it never did, or is admitted again.
-    :param pods: how many pods are admitted, and how many the job asked for; None if these are the same.
     :param message: Kueue's own text about a Workload that it deactivated; "" in other phases.
     """
 
     phase: QueuePhase
     why: str = ""
     queue: str = ""
-    cluster_queue: str = ""
-    flavors: tuple[str, ...] = ()
-    ever_admitted: bool = False
+    admission: str = ""
     evictions: int = 0
     preemptions: int = 0
     last_eviction: Eviction | None = None
-    pods: tuple[int, int] | None = None
     message: str = ""
 
     @property
     def line(self) -> str:
         """One sentence for the log."""
-        text = _LINES[self.phase].format(queue=self.queue, why=self.why, admission=self._admission)
+        text = _LINES[self.phase].format(queue=self.queue, why=self.why, admission=self.admission)
         return with_short_first_line(text[:1].upper() + text[1:])
-
-    @property
-    def fails_after_seconds(self) -> float | None:
-        """How long the queue may stay in this phase before the task fails; None for as long as it takes."""
-        return FAILS_AFTER_SECONDS.get(self.phase)
-
-    @property
-    def _admission(self) -> str:
-        flavors = f" with flavor {', '.join(self.flavors)}" if self.flavors else ""
-        some = f" for {self.pods[0]} of {self.pods[1]} pods" if self.pods else ""
-        return f"ClusterQueue {self.cluster_queue}{flavors}{some}"
 
 
 _LINES = {
@@ -141,16 +109,11 @@ _LINES = {
     QueuePhase.MISCONFIGURED: "Queued in LocalQueue {queue}: {why}. An administrator must correct this.",
     QueuePhase.NEVER_FITS: "Queued in LocalQueue {queue}: {why}.",
     QueuePhase.CHECKING: "Queued in LocalQueue {queue}: {why}.",
-    QueuePhase.ADMITTED: "Admitted by {admission}.",
+    QueuePhase.ADMITTED: "Admitted by ClusterQueue {admission}.",
     QueuePhase.EVICTING: "The job lost its quota and will be queued again: {why}.",
     QueuePhase.DEACTIVATED: "The job is paused: {why}. It continues when the Workload is active again.",
     QueuePhase.GIVEN_UP: "{why}.",
     QueuePhase.FINISHED: "The queue has released the job's quota.",
-}
-_PHASES = {
-    Obstacle.QUOTA: QueuePhase.WAITING,
-    Obstacle.SETUP: QueuePhase.MISCONFIGURED,
-    Obstacle.SIZE: QueuePhase.NEVER_FITS,
 }
 
 
@@ -159,25 +122,20 @@ def queue_status(workload: Workload) -> QueueStatus:
 
     :param workload: as read from the API server.
     """
-    conditions = _conditions(workload)
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
-    admission = status.get("admission") or {}
     evictions, preemptions = _eviction_counts(status)
-    eviction = _last_eviction(conditions)
-    admitted_once = evictions > 0 or _was_admitted(conditions, status)
-    phase, why = _phase(workload, conditions, ever_admitted=admitted_once)
+    eviction = _last_eviction(workload)
+    admitted_once = evictions > 0 or _was_admitted(workload)
+    phase, why = _phase(workload, ever_admitted=admitted_once)
     return QueueStatus(
         phase=phase,
         why=why,
         queue=str(spec.get("queueName") or ""),
-        cluster_queue=str(admission.get("clusterQueue") or ""),
-        flavors=_flavors(admission),
-        ever_admitted=admitted_once,
+        admission=_admission(spec, status.get("admission") or {}),
         evictions=max(evictions, int(eviction is not None)),
         preemptions=max(preemptions, int(eviction is not None and eviction.preempted)),
         last_eviction=eviction,
-        pods=_pods(spec, admission),
-        message=str(conditions.get("Evicted", {}).get("message") or "") if phase is QueuePhase.GIVEN_UP else "",
+        message=str(condition_of(workload, "Evicted").get("message") or "") if phase is QueuePhase.GIVEN_UP else "",
     )
 
 
@@ -194,13 +152,10 @@ def workload_of(workloads: Iterable[Workload], uid: str) -> Workload | None:
         owners = workload["metadata"].get("ownerReferences") or ()
         return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)
 
-    owned = filter(is_owned, workloads)
-    return max(owned, key=_age, default=None)
+    def age(workload: Workload) -> tuple[bool, str]:
+        return not has_condition(workload, "Finished"), created(workload)
 
-
-def _age(workload: Workload) -> tuple[bool, str]:
-    finished = _is_true(_conditions(workload), "Finished")
-    return not finished, str(workload["metadata"].get("creationTimestamp", ""))
+    return max(filter(is_owned, workloads), key=age, default=None)
 
 
 def requested_gpus(workload: Workload) -> int:
@@ -215,96 +170,75 @@ def runs_elsewhere(job: Mapping[str, Any]) -> bool:
     return MULTIKUEUE in (spec.get("managedBy"), (spec.get("runPolicy") or {}).get("managedBy"))
 
 
-def _conditions(workload: Workload) -> Conditions:
-    found = (workload.get("status") or {}).get("conditions") or ()
-    return {str(c["type"]): c for c in found if isinstance(c, Mapping) and c.get("type")}
-
-
-def _is_true(conditions: Conditions, type_: str) -> bool:
-    return str(conditions.get(type_, {}).get("status")) == "True"
-
-
-def _phase(workload: Workload, conditions: Conditions, *, ever_admitted: bool) -> tuple[QueuePhase, str]:
-    """Phase, and why."""
-    evicted, quota = conditions.get("Evicted", {}), conditions.get("QuotaReserved", {})
-    if _is_true(conditions, "Finished"):
+def _phase(workload: Workload, *, ever_admitted: bool) -> tuple[QueuePhase, str]:
+    """Phase, and why. A Workload that was admitted once fits when the quota is as it was then."""
+    evicted, quota = condition_of(workload, "Evicted"), condition_of(workload, "QuotaReserved")
+    if has_condition(workload, "Finished"):
         return QueuePhase.FINISHED, ""
     if (workload.get("spec") or {}).get("active") is False:
-        return _deactivated(conditions)
-    if _is_true(conditions, "Evicted") and _is_true(conditions, "QuotaReserved"):
-        return QueuePhase.EVICTING, _eviction_why(conditions)
-    if _is_true(conditions, "Admitted"):
+        return _deactivated(workload)
+    if has_condition(workload, "Evicted") and has_condition(workload, "QuotaReserved"):
+        return QueuePhase.EVICTING, _eviction_why(workload)
+    if has_condition(workload, "Admitted"):
         return QueuePhase.ADMITTED, ""
-    if _is_true(conditions, "QuotaReserved"):
+    if has_condition(workload, "QuotaReserved"):
         return QueuePhase.CHECKING, _checks(workload)
     if not quota:
         return QueuePhase.WAITING, "Kueue has not looked at the job yet"
-    if _is_true(conditions, "Evicted") and quota.get("message") == evicted.get("message"):
+    if has_condition(workload, "Evicted") and quota.get("message") == evicted.get("message"):
         stopped = evicted.get("reason") in _STOPPED
         phase = QueuePhase.MISCONFIGURED if stopped else QueuePhase.WAITING
-        return phase, _eviction_why(conditions) + _backoff(workload, conditions)
-    return _waiting(str(quota.get("reason") or ""), str(quota.get("message") or ""), ever_admitted)
+        return phase, _eviction_why(workload) + _backoff(workload)
+    phase, why = explain(str(quota.get("reason") or ""), str(quota.get("message") or ""))
+    if phase is QueuePhase.NEVER_FITS and ever_admitted:
+        return QueuePhase.WAITING, why.removesuffix(": it can never run here")
+    return phase, why
 
 
-def _was_admitted(conditions: Conditions, status: Mapping[str, Any]) -> bool:
+def _was_admitted(workload: Workload) -> bool:
     """Whether the job is or was admitted. Newer releases show Admitted False, NoReservation from the beginning."""
-    if "Evicted" in conditions or status.get("accumulatedPastExecutionTimeSeconds"):
+    if condition_of(workload, "Evicted") or (workload.get("status") or {}).get("accumulatedPastExecutionTimeSeconds"):
         return True
-    admitted = conditions.get("Admitted")
-    return admitted is not None and (_is_true(conditions, "Admitted") or admitted.get("reason") != "NoReservation")
+    admitted = condition_of(workload, "Admitted")
+    return has_condition(workload, "Admitted") or admitted.get("reason") not in (None, "NoReservation")
 
 
-def _deactivated(conditions: Conditions) -> tuple[QueuePhase, str]:
+def _deactivated(workload: Workload) -> tuple[QueuePhase, str]:
     """Who made the Workload inactive: Kueue announces and explains it by conditions; everybody else sets `active`."""
-    evicted = conditions.get("Evicted", {})
-    reason = str(evicted.get("reason") or "") if _is_true(conditions, "Evicted") else ""
-    found = _BY_KUEUE.fullmatch(reason)
+    reason = condition_of(workload, "Evicted").get("reason") if has_condition(workload, "Evicted") else ""
+    found = _BY_KUEUE.fullmatch(str(reason))
     cause = found["cause"] if found else ""
-    if not cause and _is_true(conditions, "DeactivationTarget"):  # until Kueue has evicted the job
-        cause = str(conditions["DeactivationTarget"].get("reason") or "")
+    if not cause and has_condition(workload, "DeactivationTarget"):  # until Kueue has evicted the job
+        cause = str(condition_of(workload, "DeactivationTarget").get("reason"))
     if cause in DEACTIVATIONS_BY_KUEUE:
         return QueuePhase.GIVEN_UP, DEACTIVATIONS_BY_KUEUE[cause]
     return QueuePhase.DEACTIVATED, "somebody set spec.active of its Workload to false"
 
 
-def _backoff(workload: Workload, conditions: Conditions) -> str:
+def _backoff(workload: Workload) -> str:
     """Whether Kueue waits before it queues an evicted job again."""
     at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
-    waits = at and str(conditions.get("Requeued", {}).get("status")) == "False"
+    waits = at and str(condition_of(workload, "Requeued").get("status")) == "False"
     return ". Kueue queues it again after a pause" if waits else ""
 
 
-def _waiting(reason: str, message: str, ever_admitted: bool) -> tuple[QueuePhase, str]:
-    """Why a Workload has no quota. One that was admitted once fits when the quota is as it was then."""
-    obstacle, why = explain(reason, message)
-    if obstacle is Obstacle.SIZE and ever_admitted:
-        return QueuePhase.WAITING, why.removesuffix(": it can never run here")
-    return _PHASES[obstacle], why
-
-
 def _checks(workload: Workload) -> str:
-    checks = (workload.get("status") or {}).get("admissionChecks") or ()
-    open_checks = [_check(check) for check in checks if check.get("state") != "Ready"]
-    named = f": {', '.join(open_checks)}" if open_checks else ""
-    return f"has quota and waits for admission checks{named}"
+    """That the job waits for admission checks: for which, with their messages."""
+    waits_for = []
+    for check in (workload.get("status") or {}).get("admissionChecks") or ():
+        if check.get("state") != "Ready":
+            message = str(check.get("message") or "").strip().rstrip(".")
+            waits_for.append(f"{check.get('name')} ({message})" if message else str(check.get("name")))
+    return f"has quota and waits for admission checks{': ' if waits_for else ''}{', '.join(waits_for)}"
 
 
-def _check(check: Mapping[str, Any]) -> str:
-    """The name of an admission check, with its message."""
-    message = str(check.get("message") or "").strip().rstrip(".")
-    return f"{check.get('name')} ({message})" if message else str(check.get("name"))
-
-
-def _pods(spec: Mapping[str, Any], admission: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Admitted and wanted pods; None unless Kueue admitted only a part of them."""
-    wanted = sum(int(pod_set.get("count") or 0) for pod_set in spec.get("podSets") or ())
-    admitted = sum(int(of.get("count") or 0) for of in admission.get("podSetAssignments") or ())
-    return (admitted, wanted) if 0 < admitted < wanted else None
-
-
-def _flavors(admission: Mapping[str, Any]) -> tuple[str, ...]:
+def _admission(spec: Mapping[str, Any], admission: Mapping[str, Any]) -> str:
     assignments = admission.get("podSetAssignments") or ()
-    return tuple(sorted({str(f) for assignment in assignments for f in (assignment.get("flavors") or {}).values()}))
+    flavors = ", ".join(sorted({str(flavor) for of in assignments for flavor in (of.get("flavors") or {}).values()}))
+    wanted = sum(int(pod_set.get("count") or 0) for pod_set in spec.get("podSets") or ())
+    admitted = sum(int(of.get("count") or 0) for of in assignments)
+    some = f" for {admitted} of {wanted} pods" if 0 < admitted < wanted else ""
+    return f"{admission.get('clusterQueue') or ''}{' with flavor ' if flavors else ''}{flavors}{some}"
 
 
 def _eviction_counts(status: Mapping[str, Any]) -> tuple[int, int]:
@@ -314,21 +248,20 @@ def _eviction_counts(status: Mapping[str, Any]) -> tuple[int, int]:
     return sum(count for _, count in counts), sum(count for reason, count in counts if reason == PREEMPTED)
 
 
-def _last_eviction(conditions: Conditions) -> Eviction | None:
-    evicted = conditions.get("Evicted", {})
-    if not _is_true(conditions, "Evicted"):
+def _last_eviction(workload: Workload) -> Eviction | None:
+    if not has_condition(workload, "Evicted"):
         return None  # the condition of a job that is admitted again has lost the reason
+    evicted = condition_of(workload, "Evicted")
     at = str(evicted.get("lastTransitionTime") or "")
-    return Eviction(str(evicted.get("reason") or ""), _eviction_why(conditions), at)
+    return Eviction(str(evicted.get("reason") or ""), _eviction_why(workload), at)
 
 
-def _eviction_why(conditions: Conditions) -> str:
-    evicted = conditions["Evicted"]
+def _eviction_why(workload: Workload) -> str:
+    evicted = condition_of(workload, "Evicted")
     reason, message = str(evicted.get("reason") or ""), str(evicted.get("message") or "")
     if reason == PREEMPTED:
-        cause = str(conditions.get("Preempted", {}).get("reason") or "")
-        return f"preempted: {PREEMPTIONS.get(cause, 'another job needs the quota')}"
-    by_kueue = _BY_KUEUE.fullmatch(reason)
-    if by_kueue:
+        cause = condition_of(workload, "Preempted").get("reason")
+        return f"preempted: {PREEMPTIONS.get(str(cause), 'another job needs the quota')}"
+    if by_kueue := _BY_KUEUE.fullmatch(reason):
         return DEACTIVATIONS_BY_KUEUE[by_kueue["cause"]]
     return EVICTIONS.get(reason) or message or reason

@@ -5,12 +5,12 @@ A clock starts at a timestamp of the cluster, so it is the same for every proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.objects import Json, created_at, is_being_deleted, node_of, restarts_of
+from airflow_provider_ktrain.core.objects import Json, condition_of, created_at, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
@@ -117,16 +117,10 @@ def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:
         yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod))
 
 
-def count_restarts(pods: Iterable[Json]) -> int:
-    """Restarts of all containers of these pods, init containers included."""
-    return sum(restarts for pod in pods for restarts in restarts_of(pod))
-
-
 def _resumed_at(job: Json) -> float | None:
     """When a queue last let the job run; None if it was never suspended."""
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    ended = (c for c in conditions if c.get("type") == "Suspended" and str(c.get("status")) == "False")
-    return max((epoch_seconds(c.get("lastTransitionTime")) or 0.0 for c in ended), default=0.0) or None
+    suspended = condition_of(job, "Suspended")
+    return epoch_seconds(suspended.get("lastTransitionTime")) if str(suspended.get("status")) == "False" else None
 
 
 def _queued_since(job: Json) -> float | None:

@@ -55,7 +55,6 @@ class PodGroups:
     def __init__(self, kind: Kind, pods: Iterable[Pod] = ()) -> None:
         self._kind = kind
         self.pods: dict[str, Pod] = {}  #: by uid; change it only by `put` and `remove`
-        self._roles: dict[str, tuple[str, int]] = {}  # role and index, by uid
         self.shown: dict[str, str] = {}  #: of `state_of_pod`, by uid
         self.shown_version = 0  #: grows when `shown` changes
         self._places: dict[str, tuple[State, float]] = {}  # group and time of each pod
@@ -67,9 +66,8 @@ class PodGroups:
         """Add a pod, or replace its earlier state."""
         uid = str(pod["metadata"]["uid"])
         self.pods[uid] = pod
-        self._roles[uid] = role = self._kind.pod_role(labels_of(pod))
         self._show(uid, state_of_pod(pod, self._kind))
-        place = _place_of(self._kind, role[0], pod)
+        place = _place_of(self._kind, pod)
         if self._places.get(uid) != place:
             self._leave(uid)
             self._places[uid] = place
@@ -78,13 +76,8 @@ class PodGroups:
     def remove(self, uid: str) -> None:
         """Remove a pod, if it is known."""
         if self.pods.pop(uid, None) is not None:
-            del self._roles[uid]
             self._show(uid, None)
             self._leave(uid)
-
-    def role_of(self, pod: Pod) -> tuple[str, int]:
-        """Role and index of a pod in `pods`."""
-        return self._roles[pod["metadata"]["uid"]]
 
     def state_of(self, pod: Pod) -> str:
         """The state of a pod in `pods`: see `state_of_pod`."""
@@ -147,10 +140,10 @@ def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | No
     return None if partial is None else partial.since
 
 
-def _place_of(kind: Kind, role: str, pod: Pod) -> tuple[State, float]:
+def _place_of(kind: Kind, pod: Pod) -> tuple[State, float]:
     spec = pod.get("spec") or {}
     state = State(
-        role=role,
+        role=kind.pod_role(labels_of(pod))[0],
         phase=str((pod.get("status") or {}).get("phase", "Pending")),
         has_node=bool(node_of(pod)),
         is_terminating=is_being_deleted(pod),

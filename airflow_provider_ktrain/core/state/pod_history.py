@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -10,8 +11,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.objects import created, labels_of
-from airflow_provider_ktrain.core.state.limits import count_restarts
+from airflow_provider_ktrain.core.objects import created, labels_of, restarts_of
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.usage import Usage, usage
 
@@ -113,7 +113,8 @@ class PodHistory:
         return {"restarts": float(self.restarts - self._count(self.live)), **seconds}
 
     def _count(self, pods: list[Pod]) -> int:
-        return count_restarts(pods) + sum(self._failed(pod) for replaced in self._replaced(pods) for pod in replaced)
+        replaced = itertools.chain.from_iterable(self._replaced(pods))
+        return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(self._failed, replaced))
 
     def _drop_old_pods(self, now: datetime) -> None:
         for replaced in self._replaced(self.all):
@@ -135,7 +136,7 @@ class PodHistory:
 
     def _drop(self, pod: Pod, now: datetime) -> None:
         del self._known[pod["metadata"]["uid"]]
-        self._dropped_restarts += count_restarts([pod]) + self._failed(pod)
+        self._dropped_restarts += sum(restarts_of(pod)) + self._failed(pod)
         self._dropped_usage = _plus(self._dropped_usage, usage([pod], now, evicted=self._evicted))
 
     def _failed(self, pod: Pod) -> bool:

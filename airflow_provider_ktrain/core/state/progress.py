@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.objects import Json, has_ended, main_containers, uid_of
+from airflow_provider_ktrain.core.objects import Json, container_status, has_ended, runs_of, uid_of
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 
@@ -43,7 +43,5 @@ class RunStarts:
 def _started_at(kind: Kind, job: Json, pod: Json) -> float | None:
     """When the newest run of a pod's main container started."""
     main = kind.main_container_name(job, pod)
-    status: Json = next((status for status in main_containers(pod) if status.get("name") == main), {})
-    state, earlier = status.get("state") or {}, status.get("lastState") or {}
-    run = state.get("running") or state.get("terminated") or earlier.get("terminated") or {}
-    return epoch_seconds(run.get("startedAt"))
+    *_, newest = {}, *runs_of(container_status(pod, main))
+    return epoch_seconds(newest.get("startedAt"))

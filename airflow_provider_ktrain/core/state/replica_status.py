@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.objects import Json, has_ended, is_being_deleted, scheduling
+from airflow_provider_ktrain.core.objects import Json, has_ended, is_being_deleted, labels_of, scheduling
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, passes_by_itself
 from airflow_provider_ktrain.core.text import listed
@@ -50,7 +50,7 @@ def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> Rep
             others.append(f"{len(replicas)} {state}")
             states.append((state, (str(len(replicas)),)))
         else:
-            roles = sorted(map(pods.role_of, replicas))
+            roles = sorted(kind.pod_role(labels_of(pod)) for pod in replicas)
             names = tuple(kind.replica_name(*role) for role in roles)
             oldest = parse_timestamp(min(filter(None, map(_waiting_since, replicas)), default=None))
             waited = "" if oldest is None else f" {_age(max((now - oldest).total_seconds(), 0))}"

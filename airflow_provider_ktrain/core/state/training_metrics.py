@@ -151,7 +151,14 @@ class TrainingMetrics:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """For each metric its `last` and `best` value with their `step` and `best_step`, as JSON types."""
-        return {name: _summary(series) for name, series in self._series.items() if series.points}
+        found: dict[str, dict[str, Any]] = {}
+        for name, series in self._series.items():
+            if series.points:
+                last, best = series.points[-1], series.best
+                found[name] = {"last": _json_number(last.value), "step": _json_number(last.step)}
+                if best is not None:
+                    found[name] |= {"best": _json_number(best.value), "best_step": _json_number(best.step)}
+        return found
 
     def points(self, max_bytes: int = MAX_SERIES_BYTES) -> dict[str, list[list[Any]]]:
         """For each metric its `[step, value]` pairs, first and last included, as JSON types of at most `max_bytes`."""
@@ -257,7 +264,7 @@ def parse_metric_line(text: str) -> dict[str, Number]:
     return {
         clean(str(name)[:MAX_NAME_CHARS]): value
         for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value)
+        if not isinstance(value, str) and _as_number(value) is not None
     }
 
 
@@ -289,14 +296,6 @@ def best_of(points: Iterable[Point], name: str) -> Point | None:
     return choose(finite, key=lambda point: point.value)
 
 
-def _summary(series: Series) -> dict[str, Any]:
-    last = series.points[-1]
-    found = {"last": _json_number(last.value), "step": _json_number(last.step)}
-    if series.best is not None:
-        found |= {"best": _json_number(series.best.value), "best_step": _json_number(series.best.step)}
-    return found
-
-
 def _json_number(number: Number | None) -> Any:
     """The number with six digits, which are enough for a plot. JSON has no NaN and infinities: they become text."""
     if number is None or isinstance(number, int):
@@ -309,22 +308,17 @@ def _json_number(number: Number | None) -> Any:
 
 
 def _as_number(value: Any) -> Number | None:
-    """The number that `_json_number`, or a program, wrote; None if it is none."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return value if _fits(value) else None
+    """The number that `_json_number`, or a program, wrote; None if it is none, or can't be stored as a double."""
+    if isinstance(value, float):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if abs(value) < 2**63 else None  # JSON has integers of any length
     if not isinstance(value, str) or len(value) > MAX_NAME_CHARS:
         return None
     try:
         return float(value)
     except ValueError:
         return None
-
-
-def _fits(number: Number) -> bool:
-    """Whether the number can be stored as a double. JSON has integers of any length."""
-    return isinstance(number, float) or abs(number) < 2**63
 
 
 def _as_point(pair: Any) -> Point | None:

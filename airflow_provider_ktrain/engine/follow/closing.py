@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
@@ -24,7 +24,6 @@ from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 from airflow_provider_ktrain.engine.threads import in_thread
 
-Object = dict[str, Any]
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
 SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
 MAX_REST_SECONDS = 30.0  #: after the release, for lines of replicas that outlived the job
@@ -87,19 +86,12 @@ class Closing:
 
     async def cause_of_end(self) -> Cause:
         """Why the job failed or is gone."""
-        state = self._state
-        gone = state.phase is Phase.GONE
-        return diagnosis.diagnose(
-            state.known_job, state.pods.all, *await self._output.evidence.gather(self._unread), gone=gone
-        )
+        return diagnose(await self._evidence())
 
-    async def last_lines_of_running_job(
-        self,
-    ) -> tuple[Object, list[Mapping[str, Any]], list[Object], dict[str, list[str]]]:
-        """What a diagnosis needs of a job that a limit ends: job, pods, events, and last lines of logs."""
+    async def evidence_of_running_job(self) -> Evidence:
+        """What a diagnosis needs of a job that a limit ends. Reading of logs ends with this."""
         await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
-        evidence = await self._output.evidence.gather(self._unread)
-        return self._state.known_job, self._state.pods.all, *evidence
+        return await self._evidence()
 
     def report_failure(self, cause: Cause) -> None:
         """Log the cause with the end of the failed replica's log.
@@ -115,6 +107,11 @@ class Closing:
     @property
     def _phase(self) -> Phase:
         return self._state.phase or Phase.PENDING
+
+    async def _evidence(self) -> Evidence:
+        state, pods = self._state, self._state.pods.all
+        found = await self._output.evidence.gather(self._unread)
+        return make_evidence(state.known_job, pods, *found, gone=state.phase is Phase.GONE)
 
     # logs
 

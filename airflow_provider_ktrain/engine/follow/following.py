@@ -251,12 +251,12 @@ class Following:
         """Why the training is ended by a rule, with the last log lines. Reading of logs ends with this."""
         if noticed.cause is not None:
             return noticed.cause
-        seen = await self.closing.last_lines_of_running_job()
+        evidence = await self.closing.evidence_of_running_job()
         if noticed.loop is not None:
-            return diagnosis.diagnose_crash_loop(noticed.loop.replica, noticed.loop.failures, *seen)
+            return diagnosis.diagnose_crash_loop(noticed.loop.replica, noticed.loop.failures, evidence)
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
-        cause = diagnosis.diagnose_limit(limit, noticed.amount, *seen, step=step)
+        cause = diagnosis.diagnose_limit(limit, noticed.amount, evidence, step=step)
         if limit in LOG_LIMITS and (unread := self._probe.unread_replicas):
             cause = replace(cause, detail="\n".join(filter(None, (unread, cause.detail))))
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause

@@ -15,7 +15,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state import kueue_status
-from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, QueueStatus, queue_status, workload_of
+from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.kueue_status import QueueStatus, queue_status, workload_of
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import kueue
@@ -217,7 +218,7 @@ class QueueFollower:
     def due(self) -> float | None:
         """When the task may fail if the queue's state doesn't change, by `time.monotonic`; None if it doesn't."""
         status = self.status
-        seconds = status.fails_after_seconds if status is not None and self._may_fail else None
+        seconds = kueue_status.FAILS_AFTER_SECONDS.get(status.phase) if status is not None and self._may_fail else None
         if status is None or seconds is None or self._state.phase not in (Phase.QUEUED, Phase.SUSPENDED):
             return None
         if status.phase is QueuePhase.NEVER_FITS and self._ran_before:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.startup_rules import (
@@ -63,7 +64,7 @@ class StartupChecks:
         """
         state = self._state
         if any(map(restarted_often, state.pods.groups.examples())) and (
-            cause := find_unstartable_command(state.known_job, state.pods.live)
+            cause := find_unstartable_command(make_evidence(state.known_job, state.pods.live))
         ):
             return cause
         if self.due is None:
@@ -77,7 +78,8 @@ class StartupChecks:
         waited = time.monotonic() - state.phase_since - away
         now = utc_now() - datetime.timedelta(seconds=away)
         events = await self._events.watched()
-        cause = find_startup_cause(state.known_job, state.pods.live, events, waited, now, has_run=state.has_run)
+        evidence = make_evidence(state.known_job, state.pods.live, events, now=now)
+        cause = find_startup_cause(evidence, waited, has_run=state.has_run)
         if cause is None:
             self._log_obstacle(events)
         return cause
