@@ -13,7 +13,7 @@ from aiohttp import web
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.logs import reader
+from airflow_provider_ktrain.engine.logs import log_gate, reader
 from airflow_provider_ktrain.engine.logs.container_follower import QUIET_SECONDS
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
@@ -198,10 +198,10 @@ async def test_drain_continues_after_lines_were_held_back() -> None:
     assert report.unread == []
 
 
-async def test_drain_continues_while_lines_wait_for_the_next_burst() -> None:
+async def test_drain_continues_while_lines_wait_for_the_next_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_gate, "BURST_INTERVAL", 1.0)
     async with five_lines_read() as (kube, log, sink, follower):
-        gate = follower.budget.gate
-        gate.unread_log, gate.interval = lambda: 0, 1.0
+        follower.budget.gate.unread_log = lambda: 0
         write(log, 5, 6)
         await until(lambda: len(sink.lines) == 6)
         write(log, 6, 10)

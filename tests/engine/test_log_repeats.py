@@ -115,7 +115,7 @@ def logged(*lines: str) -> tuple[list[str], int]:
         block = "\n".join(f"{stamp(n)} {text}" for n, text in enumerate(lines))
         await emitting.emit(block.encode(), Replay(position))
         emitting.finish(position)
-        return emitting.lines
+        return emitting.tally.lines
 
     count = asyncio.run(emit())
     assert sink.notes == []

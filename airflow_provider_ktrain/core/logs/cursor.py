@@ -130,14 +130,6 @@ class Position:
             self.at_last += 1
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Lines may be missing between two times, for example because the log was rotated."""
-
-    after: str
-    until: str
-
-
 class Replay:
     """Separates the new lines of a response from known ones, and moves the position.
 
@@ -147,7 +139,7 @@ class Replay:
     def __init__(self, position: Position) -> None:
         self.position = position
         self.live = not position.last  #: all further lines are new
-        self.gap: Gap | None = None
+        self.gap: tuple[str, str] | None = None  #: lines may be missing between these times: the log was rotated
         self._skip = -1  # known lines left to skip; -1: unknown before the first line
         self._again = position.at_last
 
@@ -175,7 +167,7 @@ class Replay:
             same = time == position.base.first
             self._skip = position.base.count if same else 0
             if not same and time > position.last and position.base.first:
-                self.gap = Gap(position.last, time)
+                self.gap = position.last, time
         if time > position.last:
             seen = False
         elif self._skip:

@@ -12,11 +12,11 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, run_of, started_at
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower, JobLogs
+from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, ignore
-from airflow_provider_ktrain.engine.logs.reader import ForbiddenNotice
+from airflow_provider_ktrain.engine.logs.reader import JobLogs
 from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
+from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
 WHOLE = Tally(complete=True)  #: of no container; one object for all jobs
 LATE_LINES_SECONDS = 5.0  #: at the end of a drain in which lines are only counted, at most
@@ -31,7 +31,6 @@ class LogFollower:
     :param kind: of the job; it derives role and index from a pod's labels.
     :param cursor: the positions to resume from; updated in place, so that `cursor.to_dict()` is current at any time.
         Default: the beginning of each log.
-    :param budget: limits the streams. Default: the process's budget.
     :param chosen: whether to follow a container of a pod; called whenever the pod has changed, until it returns True.
         Default: all containers.
     :param inspector: called once per container with a line that names it; what it returns is called with text,
@@ -45,23 +44,13 @@ class LogFollower:
         *,
         kind: Kind,
         cursor: Cursor | None = None,
-        budget: StreamBudget | None = None,
         chosen: Callable[[Pod, str], bool] = lambda pod, container: True,
         inspector: Callable[[LogLine], Inspect] = lambda source: ignore,
     ) -> None:
         self.cursor = Cursor() if cursor is None else cursor
-        self.budget = budget or process_budget()
+        self.budget = process_budget()
         self.budget.gate.watch_for_stalls()
-        self._job = JobLogs(
-            api,
-            sink,
-            kind,
-            self.cursor,
-            self.budget,
-            inspector,
-            ForbiddenNotice(),
-            self._forget,
-        )
+        self._job = JobLogs(api, sink, kind, self.cursor, self.budget, inspector)
         self._chosen = chosen
         self._followed: dict[tuple[str, str], ContainerFollower] = {}
         self._observed: dict[str, Pod] = {}  # by uid, as last observed
@@ -96,7 +85,8 @@ class LogFollower:
                         self.cursor.forget(*key)
                     continue
                 self.cursor.resume(*key, run.restart, started_at(pod, container["name"]))
-                followed = self._followed[key] = ContainerFollower(self._job, pod, container["name"])
+                followed = ContainerFollower(self._job, pod, container["name"], self._forget)
+                self._followed[key] = followed
             followed.observe(run, deleted=deleted)
             if deleted and followed.task.done():
                 self._forget(followed)
@@ -143,7 +133,7 @@ class LogFollower:
             for container in late:
                 container.drain()
             for container in (*drained, *late):
-                container.count_only()
+                container.emitter.count_only = True
             await asyncio.wait(rest, timeout=counting)
         await _cancel(rest)
         return self.report()
@@ -181,12 +171,12 @@ class LogFollower:
     @property
     def _is_emitting(self) -> bool:
         """Whether lines of a container that hasn't caught up were received and not emitted yet."""
-        return any(container.is_emitting for container in self._followed.values() if not container.caught_up)
+        return any(container.emitter.is_emitting for container in self._followed.values() if not container.caught_up)
 
     def _lines_read(self) -> int:
         """A number that changes while there is progress."""
         behind = (container for container in self._followed.values() if not container.caught_up)
-        return self._gone_whole.lines + sum(container.lines_read for container in behind)
+        return self._gone_whole.lines + sum(container.emitter.read for container in behind)
 
     def read_span(self, uid: str, container: str, restart: int) -> tuple[float, float]:
         """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read.

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 MAX_GAPS = 20  #: kept per container of deleted pods
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Tally:
-    """What became of one container's log.
+    """What became of one container's log. Its emitter counts in it; a copy is reported.
 
-    :param lines, bytes: that were logged.
+    :param lines, bytes: that were logged; repetitions that were left out count as lines.
     :param dropped: lines dropped by the rate limit.
     :param dropped_bytes: bytes of these lines, and bytes cut off lines over MAX_LINE_BYTES.
     :param gaps: where lines may be missing, and why.
