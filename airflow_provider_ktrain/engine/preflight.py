@@ -29,7 +29,7 @@ from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.request_errors import explain, unreachable
+from airflow_provider_ktrain.engine.request_errors import explain
 from airflow_provider_ktrain.engine.runtimes import read_served
 
 Object = dict[str, Any]
@@ -180,10 +180,8 @@ async def _dry_run(
             body=stamp(manifest, name, namespace),
             query={"fieldValidation": "Strict", "dryRun": "All"},
         )
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
-        if e.reason == "AlreadyExists":  # the server reports this only for a valid manifest
+    except (ApiStatusError, ApiUnavailable) as e:
+        if isinstance(e, ApiStatusError) and e.reason == "AlreadyExists":  # reported only for a valid manifest
             return []
         error = explain(e, "create", f"{kind.plural}.{kind.group}", namespace)
         if isinstance(error, ManifestError) or e.status in (403, 422):

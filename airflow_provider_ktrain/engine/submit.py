@@ -55,9 +55,8 @@ from airflow_provider_ktrain.engine.job_requests import (
     list_pods,
     read_training,
 )
-from airflow_provider_ktrain.engine.quota_wait import QuotaWait
 from airflow_provider_ktrain.engine.release import JobChanged
-from airflow_provider_ktrain.engine.request_errors import explain, is_transient
+from airflow_provider_ktrain.engine.request_errors import QuotaWait, explain, is_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -414,7 +413,7 @@ async def submit(
         api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, end_job, log,
         posting, code, invalid,
     )  # fmt: skip
-    waits = QuotaWait(quota_patience, str(claim.target), log)
+    waits = QuotaWait(quota_patience, str(claim.target), log.warning)
     look_first = invalid is not None or me.try_number > 1
     while True:
         if invalid is not None and await claim.retry("get", claim.find) is None:
