@@ -12,9 +12,8 @@ from weakref import WeakKeyDictionary
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared_informer
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 FIRST_LIST_SECONDS = 10.0  #: for the first list of the events, after which they are listed for the job

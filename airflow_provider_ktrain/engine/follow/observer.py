@@ -22,9 +22,8 @@ from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log, pod_owners, read_job
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.wakeup import Wakeup
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription
 from airflow_provider_ktrain.engine.watch.stripping import stripped
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
@@ -79,16 +78,15 @@ class Observer:
     def _note(self, subscription: Subscription) -> None:
         """Take deletions and errors from a watch. The objects that exist are taken by `update`."""
         try:
-            changes = subscription.take()
+            deleted = subscription.take()
         except Exception as error:
             self._bear(error)
             return
-        if changes is None:
+        if deleted is None:
             return
         self._rejected_since = None
-        for seen in changes:
-            if seen.type == "DELETED":
-                self._mark_deleted(seen.object)
+        for obj in deleted:
+            self._mark_deleted(obj)
 
     def _bear(self, error: Exception) -> None:
         """Warn that a watch is rejected; raise the error if that lasts too long."""

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.objects import created
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import owner_of
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
+from airflow_provider_ktrain.engine.watch.informer import Subscription
 
 Object = dict[str, Any]
 SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else

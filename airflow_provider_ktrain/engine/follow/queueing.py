@@ -26,9 +26,8 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.wakeup import Wakeup
-from airflow_provider_ktrain.engine.watch.informer import shared_informer
+from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import by_owner
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
 RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request
