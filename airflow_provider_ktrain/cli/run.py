@@ -223,7 +223,6 @@ def _code(path: Path) -> Code:
 async def _follow(
     target: Target, args: argparse.Namespace, loaded: JobFile, code: Code | None, console: Console
 ) -> int:
-    """Submit the job and follow it; returns the exit code."""
     from airflow_provider_ktrain.cli.run_host import InterruptedTwice, RunHost
     from airflow_provider_ktrain.engine.api import Api
 

@@ -301,10 +301,7 @@ class Api:
     # the client
 
     async def _connect(self, refused: Connection | None = None) -> Connection:
-        """The connection for a request.
-
-        :param refused: the connection whose credentials were rejected.
-        """
+        """The connection for a request, which isn't `refused`: that one's credentials were rejected."""
         reason = await self._reason_to_build(refused)
         if reason is not None:
             until, error = self._build_error

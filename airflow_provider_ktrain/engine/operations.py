@@ -201,7 +201,6 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
 
 
 def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
-    """Raise if the job has ended: then it can't be scaled, suspended or resumed."""
     if (phase := phase_of(job)).ended:
         raise KtrainError(f"{ref} is {phase}: it can't be {what}")
 

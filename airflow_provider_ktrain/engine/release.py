@@ -110,7 +110,6 @@ def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mo
 
 
 def _recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any]) -> bool:
-    """Whether the operator recreates deleted pods of this ended job."""
     recreates = ref.version in kind_of(ref.kind).recreates_pods and phase_of(job) is Phase.FAILED
     return recreates and not (job.get("status") or {}).get("completionTime")
 
@@ -426,7 +425,6 @@ def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _is_left(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod has not finished, or is still being deleted."""
     return not has_ended(pod) or is_being_deleted(pod)
 
 

@@ -197,8 +197,6 @@ async def _credential(section: Any, renew: bool) -> Credential:
     As in kubectl, a credential without an expiry is valid until the API server refuses it. It stays in memory.
 
     :param section: `exec` of a user in a kubeconfig, as a ConfigNode.
-    :param renew: run the plugin in any case.
-    :raises ValueError: the plugin returned neither a token nor a certificate with its key.
     """
     from kubernetes_asyncio.config.exec_provider import ExecProvider
 
@@ -215,7 +213,6 @@ async def _credential(section: Any, renew: bool) -> Credential:
 
 
 def _lasts(credential: Credential) -> bool:
-    """Whether a credential is valid for another EXPIRY_MARGIN_SECONDS."""
     expiry = credential.get("expirationTimestamp")
     return not expiry or (epoch_seconds(expiry) or 0.0) > time.time() + EXPIRY_MARGIN_SECONDS
 

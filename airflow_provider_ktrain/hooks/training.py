@@ -61,7 +61,6 @@ class TrainingHook:
             raise self._missing() from e
 
     def _missing(self) -> AccessError:
-        """The error for a connection that Airflow doesn't have."""
         return AccessError(
             f"There is no connection {self.conn_id!r}. Add it: airflow connections add {self.conn_id} --conn-type "
             """kubernetes --conn-extra '{"kube_config_path": "/path/to/kubeconfig"}'"""

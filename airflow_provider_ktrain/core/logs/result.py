@@ -44,9 +44,7 @@ class _Part(NamedTuple):
 
     :param line: from the marker on.
     :param whole: number of lines and checksum of the whole text; equal in all lines of one text.
-    :param number: of this line, from 1.
-    :param total: number of lines.
-    :param text: the part of the whole text.
+    :param number: of this line, from 1 to `total`.
     """
 
     line: str
@@ -139,7 +137,6 @@ def find_result(
 
 
 def _joined(held: str) -> tuple[Any, str]:
-    """The result in numbered lines."""
     parts = {part.number: part for line in held.split("\n") if (part := _part(line))}
     count = next((part.total for part in parts.values()), 0)
     if not count or len(parts) < count:
