@@ -85,6 +85,7 @@ class RunHost:
             raise InterruptedTwice(await self.describe_rest()) from None
 
     def _interrupt(self, number: int) -> None:
+        """Handle a signal."""
         if self.interrupted_by is not None:
             assert self._running is not None
             self._running.cancel()
@@ -97,6 +98,7 @@ class RunHost:
         self._stop.request(f"Interrupted by {name}.")
 
     async def _run(self) -> Outcome:
+        """Submit the job, follow it and delete it."""
         training = self._training
         training.job.options = Options(limits=LIMITS)
         try:

@@ -61,6 +61,7 @@ class TrainingHook:
             raise self._missing() from e
 
     def _missing(self) -> AccessError:
+        """The error for a connection that Airflow doesn't have."""
         return AccessError(
             f"There is no connection {self.conn_id!r}. Add it: airflow connections add {self.conn_id} --conn-type "
             """kubernetes --conn-extra '{"kube_config_path": "/path/to/kubeconfig"}'"""
@@ -80,7 +81,8 @@ class TrainingHook:
         from kubernetes_asyncio.client import ApiClient
 
         extras = kubeconfig.effective(await self._read())
-        self._files, self._digest = await in_thread(lambda: _read_files(extras))
+        files = await in_thread(lambda: kubeconfig.files(extras))
+        self._files, self._digest = files, await in_thread(lambda: kubeconfig.digest(files))
         return ApiClient(await kubeconfig.configuration(self.conn_id, self.cluster_context, extras, renew=renew))
 
     def _new_api(self) -> Api:
@@ -164,11 +166,6 @@ def _import_airflow_hook() -> type[AsyncKubernetesHook]:
 
     hook: type[AsyncKubernetesHook] = AsyncKubernetesHook
     return hook
-
-
-def _read_files(extras: Mapping[str, Any]) -> tuple[list[Path], str]:
-    files = kubeconfig.files(extras)
-    return files, kubeconfig.digest(files)
 
 
 async def _content(extras: Mapping[str, Any]) -> str:
