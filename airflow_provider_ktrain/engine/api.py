@@ -70,6 +70,7 @@ class ApiUnavailable(ClusterError):
     """No response: connection refused or cut, timeout, DNS or TLS failure. The request wasn't repeated."""
 
     status = 0  #: there is none
+    transient = True  #: whether the same request may succeed later
 
 
 class ApiStatusError(ClusterError):
@@ -104,11 +105,6 @@ class ApiStatusError(ClusterError):
         if retry_after and retry_after.isdigit():
             details.setdefault("retryAfterSeconds", int(retry_after))
         return cls(status, answer.get("reason") or "", answer.get("message") or "", details)
-
-    @property
-    def not_found(self) -> bool:
-        """404: the object, or the resource type, doesn't exist."""
-        return self.status == 404
 
     @property
     def conflict(self) -> bool:

@@ -85,6 +85,7 @@ def _ignores(root: Path) -> Ignores:
 
 
 def _invalid_pattern(file: Path, number: int, line: str) -> ManifestError:
+    """The error for a line of the ignore file that git doesn't accept either."""
     return ManifestError(
         f"{IGNORE_FILE} has an invalid pattern",
         where=f"{file}:{number}",
@@ -106,6 +107,7 @@ def _entries(root: Path, directory: Path, ignores: Ignores) -> Iterator[tuple[st
 
 
 def _too_many(names: Iterable[str]) -> ManifestError:
+    """The error for a directory with more than MAX_FILES files."""
     directories = Counter(name.partition("/")[0] + "/" for name in names if "/" in name)
     return ManifestError(
         f"the code has more than {MAX_FILES:,} files",

@@ -4,8 +4,6 @@ A name is free only when the job that has it is gone, and a foreground deletion 
 has its grace period. A background deletion frees the name before the pods are gone (recording 58), so this module waits
 for the pods. A suspended job is resumed only when its old pods are gone, because operators count a pod that is being
 deleted as failed.
-
-`job_requests.delete_fenced` sends the delete request.
 """
 
 from __future__ import annotations

@@ -201,6 +201,7 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
 
 
 def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
+    """Raise if the job has ended: then it can't be scaled, suspended or resumed."""
     if (phase := phase_of(job)).ended:
         raise KtrainError(f"{ref} is {phase}: it can't be {what}")
 
@@ -216,7 +217,7 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]]
             try:
                 return await write(job)
             except ApiStatusError as e:
-                if not (e.conflict or e.not_found):
+                if e.status not in (404, 409):
                     raise
 
     try:

@@ -28,11 +28,6 @@ _WRITES = ("create", "patch", "delete")
 _RBAC_OPTIONS = {"configmaps": "--code "}  # of `ktrain rbac`, by the resource that is only in the Role with it
 
 
-def is_transient(error: ApiUnavailable | ApiStatusError) -> bool:
-    """Whether the same request may succeed later."""
-    return isinstance(error, ApiUnavailable) or error.transient
-
-
 async def retry_transient(
     ask: Callable[[], Awaitable[T]],
     end: float,
@@ -53,9 +48,9 @@ async def retry_transient(
         try:
             return await ask()
         except (ApiUnavailable, ApiStatusError) as e:
-            refused = isinstance(e, ApiStatusError) and e.status in (401, 403)
+            refused = e.status in (401, 403)
             last = min(end, refused_until) if refused else end
-            if not (refused or is_transient(e)) or time.monotonic() + delay > last:
+            if not (refused or e.transient) or time.monotonic() + delay > last:
                 raise
             if warn is not None:
                 seconds = last - time.monotonic()

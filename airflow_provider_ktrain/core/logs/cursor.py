@@ -1,12 +1,8 @@
 """The position in each container's log: following can stop at any line and resume with no line lost or repeated.
 
-How a resume finds its line: a server answers `sinceTime` with every line of the log file from that time on, in the
-order of the file, and it compares whole seconds (recorded on Kubernetes 1.36). Timestamps alone can't identify a line:
-many lines can have the same timestamp, and lines of stdout and stderr may be slightly out of order. So a position
-contains a window: a second shortly before the last line, and the number of lines read since its beginning. A resume
-requests the log from that second on and skips as many lines. If the response doesn't begin with the first line of the
-window, the file is not the one that was read (for example, it was rotated). Then timestamps decide which lines are new,
-and a gap is reported.
+Timestamps alone can't identify a line. So a position contains a window: a second shortly before the last line, and the
+number of lines read since its beginning. A resume requests the log from that second on and skips as many lines.
+docs/reference/log-cursor.md explains why, and what happens if the log was rotated.
 """
 
 from __future__ import annotations
@@ -315,10 +311,6 @@ class Cursor:
         key = self.key(uid, container)
         self.positions.pop(key, None)
         self.names.pop(key, None)
-
-    def unfinished(self) -> dict[int, Position]:
-        """The positions that are not complete."""
-        return {key: at for key, at in self.positions.items() if not at.complete}
 
     def to_dict(self, limit: int = MAX_SIZE) -> dict[str, Any]:
         """The cursor as JSON data.

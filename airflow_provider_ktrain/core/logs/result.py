@@ -137,6 +137,7 @@ def find_result(
 
 
 def _joined(held: str) -> tuple[Any, str]:
+    """The result in numbered lines."""
     parts = {part.number: part for line in held.split("\n") if (part := _part(line))}
     count = next((part.total for part in parts.values()), 0)
     if not count or len(parts) < count:

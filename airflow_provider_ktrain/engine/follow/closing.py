@@ -21,7 +21,8 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
+from airflow_provider_ktrain.engine.logs.emitter import Tally
+from airflow_provider_ktrain.engine.logs.follower import DrainReport
 from airflow_provider_ktrain.engine.threads import in_thread
 
 Object = dict[str, Any]

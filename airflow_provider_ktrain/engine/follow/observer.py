@@ -20,7 +20,7 @@ from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log, pod_owners, read_job
-from airflow_provider_ktrain.engine.request_errors import explain, is_transient
+from airflow_provider_ktrain.engine.request_errors import explain
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription
 from airflow_provider_ktrain.engine.watch.stripping import stripped
@@ -154,7 +154,7 @@ class Observer:
                 job = await read_job(self._api, state.ref)
                 state.gone, state.uncertain = job is None, job is not None
             except (ApiUnavailable, ApiStatusError) as e:
-                if self._fail_fast and not is_transient(e):
+                if self._fail_fast and not e.transient:
                     raise
                 state.uncertain = True
         elif job is not None:

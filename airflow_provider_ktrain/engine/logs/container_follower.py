@@ -33,7 +33,7 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
-from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimitedEmitter, Tally
 from airflow_provider_ktrain.engine.logs.reader import (
     TAIL_CHECK_BYTES,
     JobLogs,
@@ -42,7 +42,6 @@ from airflow_provider_ktrain.engine.logs.reader import (
     ResponseEnd,
     time_of_line,
 )
-from airflow_provider_ktrain.engine.logs.report import Tally
 
 log = logging.getLogger(__name__)
 
@@ -351,7 +350,7 @@ class ContainerFollower:
             try:
                 pod = await self._job.api.request("GET", self._path)
             except ApiStatusError as error:
-                if error.not_found:
+                if error.status == 404:
                     self._observed.deleted = True
                 elif not error.transient and error.status != 401:
                     return  # no right to read pods: the watch must do

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.core.text import counted, readable_size
 from airflow_provider_ktrain.engine.logs.log_gate import LogGate
-from airflow_provider_ktrain.engine.logs.report import Tally
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
 MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
@@ -30,6 +29,7 @@ MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megab
 BYTES_PER_SECOND, BURST_BYTES = 2 * 1024 * 1024, 32 * 1024 * 1024
 MAX_RECENT_LINES = 8  #: different lines of an init container that a repetition is compared with
 MAX_REPETITIONS, REPETITION_SECONDS = 6, 600.0  #: repetitions in a row that an init container may log in that time
+MAX_GAPS = 20  #: kept per container of deleted pods
 _TIME = re.compile(r"(?<!\d)(?:\d{4}[-/]\d\d[-/]\d\d[T ]?)?(?:\d\d:\d\d:\d\d(?:[.,]\d+)?)?")
 
 
@@ -52,6 +52,38 @@ class LogLine:
     note: bool = False
     init: bool = False
     pod_uid: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one container's log. Its emitter counts in it; a copy is reported.
+
+    :param lines, bytes: that were logged; repetitions that were left out count as lines.
+    :param dropped: lines dropped by the rate limit.
+    :param dropped_bytes: bytes of these lines, and bytes cut off lines over MAX_LINE_BYTES.
+    :param gaps: where lines may be missing, and why.
+    :param complete: whether everything that the server had was read.
+    :param late: lines that were counted but not logged, because the final drain ran out of time.
+    """
+
+    lines: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+    gaps: tuple[str, ...] = ()
+    complete: bool = False
+    late: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.lines + other.lines,
+            self.bytes + other.bytes,
+            self.dropped + other.dropped,
+            self.dropped_bytes + other.dropped_bytes,
+            (self.gaps + other.gaps)[:MAX_GAPS],
+            self.complete and other.complete,
+            self.late + other.late,
+        )
 
 
 Inspect = Callable[[str, str, int], None]  #: called with a line's text, its time and the number of its container's run

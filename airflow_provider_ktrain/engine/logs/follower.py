@@ -6,20 +6,41 @@ One asyncio task per container reads its runs one after the other: see `containe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, run_of, started_at
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, ignore
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, Tally, ignore
 from airflow_provider_ktrain.engine.logs.reader import JobLogs
-from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
 WHOLE = Tally(complete=True)  #: of no container; one object for all jobs
 LATE_LINES_SECONDS = 5.0  #: at the end of a drain in which lines are only counted, at most
+
+
+@dataclass(frozen=True)
+class DrainReport:
+    """What became of a job's logs, by (pod, container). Successive pods with the same name count as one.
+
+    :param gone: the sum of containers that were read to their end without a gap and whose pods are deleted.
+    """
+
+    containers: Mapping[tuple[str, str], Tally]
+    gone: Tally = field(default_factory=Tally)
+
+    @property
+    def total(self) -> Tally:
+        """The sum of existing and of deleted pods."""
+        return sum(self.containers.values(), self.gone)
+
+    @property
+    def unread(self) -> list[tuple[str, str]]:
+        """Containers whose logs were not read to the end."""
+        return [key for key, tally in self.containers.items() if not tally.complete]
 
 
 class LogFollower:
@@ -54,7 +75,8 @@ class LogFollower:
         self._chosen = chosen
         self._followed: dict[tuple[str, str], ContainerFollower] = {}
         self._observed: dict[str, Pod] = {}  # by uid, as last observed
-        self._unseen = self.cursor.unfinished()  # in the cursor, but the pod was not observed yet
+        # in the cursor, but the pod was not observed yet
+        self._unseen = {key: at for key, at in self.cursor.positions.items() if not at.complete}
         self._gone: dict[tuple[str, str], Tally] = {}  # of deleted pods, if there is something to report
         self._gone_whole = WHOLE  # the sum of all others
         self._draining = False

@@ -71,11 +71,11 @@ class Subscription:
         self._new = False  # whether `take` has something to return
 
     async def __aenter__(self) -> Self:
-        self._informer.add(self, self._key)
+        self._informer._add(self, self._key)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._informer.discard(self, self._key)
+        self._informer._discard(self, self._key)
 
     def take(self) -> list[Object] | None:
         """The objects that were deleted since the last call, as last seen. None: nothing has changed.
@@ -195,8 +195,7 @@ class SharedInformer:
         """
         return Subscription(self, key, news)
 
-    def add(self, subscription: Subscription, key: Key | None) -> None:
-        """Begin a subscription: deliver what is known, and then all changes."""
+    def _add(self, subscription: Subscription, key: Key | None) -> None:
         self._start()
         self._subscriptions[key] = (*self._subscriptions.get(key, ()), subscription)
         for obj in self._objects.having((key,)):
@@ -206,8 +205,7 @@ class SharedInformer:
         if self.failure is not None:
             subscription.fail(self.failure)
 
-    def discard(self, subscription: Subscription, key: Key | None) -> None:
-        """End a subscription."""
+    def _discard(self, subscription: Subscription, key: Key | None) -> None:
         others = tuple(other for other in self._subscriptions.pop(key, ()) if other is not subscription)
         if others:
             self._subscriptions[key] = others
@@ -304,6 +302,7 @@ class SharedInformer:
         self._broadcast(lambda subscription: subscription.fail(error))
 
     def _note_reached(self) -> None:
+        """Log the end of an outage that was logged."""
         if self.unreachable_since is not None:
             seconds = time.monotonic() - self.unreachable_since
             self._away.append((time.time() - seconds, time.time()))
@@ -407,6 +406,7 @@ class SharedInformer:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
+    """Parse an event of a watch."""
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError as error:
