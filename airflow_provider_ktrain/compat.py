@@ -73,7 +73,6 @@ def _server_url() -> str:
 
 
 def _setting(section: str, option: str) -> str:
-    """The text of an option of Airflow's configuration; empty if it is not set."""
     return str(configuration.conf.get(section, option, fallback="") or "")
 
 
@@ -322,7 +321,6 @@ def storable_log(log: Any, source: str = "") -> Any:
 
 
 def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments for the wrapped logger."""
     text, traceback = shown(event.pop("event")), shown(event.pop("exception", ""))
     return (f"{text}\n{traceback}" if traceback else text,), clean(dict(event))
 

@@ -145,15 +145,10 @@ def active_trainings() -> list[TaskRecord]:
     from airflow.models.xcom import XComModel
     from sqlalchemy import exists, select
 
-    same = (
-        XComModel.dag_id == TaskInstance.dag_id,
-        XComModel.run_id == TaskInstance.run_id,
-        XComModel.task_id == TaskInstance.task_id,
-        XComModel.map_index == TaskInstance.map_index,
-    )
+    status = (XComModel.key == STATUS_XCOM, *_is(XComModel, TaskInstance))
     wanted = (
         select(*_task_columns())
-        .where(TaskInstance.state.in_(ACTIVE_STATES), exists().where(XComModel.key == STATUS_XCOM, *same))
+        .where(TaskInstance.state.in_(ACTIVE_STATES), exists().where(*status))
         .order_by(TaskInstance.start_date.desc())
     )
     with _session() as session:
@@ -200,7 +195,8 @@ def _task_columns() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _is(model: Any, key: TaskInstanceId) -> Iterable[Any]:
+def _is(model: Any, key: Any) -> Iterable[Any]:
+    """Conditions: the row of `model` is about the task instance `key`, which may be another model."""
     return (
         model.dag_id == key.dag_id,
         model.run_id == key.run_id,

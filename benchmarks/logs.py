@@ -136,8 +136,8 @@ async def ours(parameters: Json) -> Json:
         pods.subscribe(key=by_name(parameters["pod"]), news=news) as subscription,
     ):
         while True:
-            for seen in await changed(subscription, news):
-                follow.observe(seen.object, deleted=seen.type == "DELETED")
+            for pod, deleted in await changed(subscription, news):
+                follow.observe(pod, deleted=deleted)
             phases = {pod["status"]["phase"] for pod in subscription.objects.values()}
             if phases & {"Succeeded", "Failed"}:
                 break
@@ -146,11 +146,12 @@ async def ours(parameters: Json) -> Json:
     return {"texts": texts, "notes": notes, "unread": len(report.unread), "requests": requests}
 
 
-async def changed(subscription: Any, news: Any) -> list[Any]:
-    """The changes of a subscription that sets `news`, as soon as there are some."""
-    while (seen := subscription.take()) is None:
+async def changed(subscription: Any, news: Any) -> list[tuple[Any, bool]]:
+    """The changed objects of a subscription that sets `news`, as soon as there are some, and whether it was deleted."""
+    while (deleted := subscription.take()) is None:
         await news.wait()
-    return list(seen)
+    uids = [uid for uid in subscription.take_changed() if uid in subscription.objects]
+    return [*((pod, True) for pod in deleted), *((subscription.objects[uid], False) for uid in uids)]
 
 
 @contextlib.asynccontextmanager
@@ -215,8 +216,8 @@ async def flood(parameters: Json) -> Json:
         while time.monotonic() < until:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
-                    for seen in await changed(subscription, news):
-                        follow.observe(seen.object)
+                    for pod, _ in await changed(subscription, news):
+                        follow.observe(pod)
             peak = max(peak, memory())
         report = follow.report()
         tally = next(t for (pod, _), t in report.containers.items() if pod == "flood")

@@ -18,26 +18,22 @@ class Console:
 
     Colors are used on a terminal only, and not if NO_COLOR is set (https://no-color.org). If nobody reads the output
     any more (`ktrain run job.yaml | head`), the process gets SIGTERM, and what is printed after that is dropped.
-
-    :param out: where info and warnings are printed. Default: standard output.
-    :param err: where errors are printed. Default: standard error.
     """
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        self._out, self._err = out or sys.stdout, err or sys.stderr
+    def __init__(self) -> None:
         self._broken = False
 
     def info(self, event: Any, *args: Any, **kw: Any) -> None:
         """Progress."""
-        self._print(self._out, "", "", event, args)
+        self._print(sys.stdout, "", "", event, args)
 
     def warning(self, event: Any, *args: Any, **kw: Any) -> None:
         """A problem that doesn't end the command."""
-        self._print(self._out, _YELLOW, "warning: ", event, args)
+        self._print(sys.stdout, _YELLOW, "warning: ", event, args)
 
     def error(self, event: Any, *args: Any, **kw: Any) -> None:
         """Why the command fails."""
-        self._print(self._err, _RED, "error: ", event, args)
+        self._print(sys.stderr, _RED, "error: ", event, args)
 
     def _print(self, stream: TextIO, color: str, prefix: str, event: Any, args: tuple[Any, ...]) -> None:
         colored = stream.isatty() and not os.environ.get("NO_COLOR")

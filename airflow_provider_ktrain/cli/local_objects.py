@@ -37,10 +37,7 @@ async def _post(api: Api, path: str, obj: Mapping[str, Any]) -> None:
 
 
 async def _path(api: Api, obj: Mapping[str, Any], namespace: str) -> str:
-    """The path at which objects of this kind are created.
-
-    :raises ClusterError: the cluster doesn't serve the kind.
-    """
+    """The path at which objects of this kind are created."""
     version, kind = str(obj.get("apiVersion")), obj.get("kind")
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     try:

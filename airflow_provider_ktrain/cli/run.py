@@ -12,20 +12,26 @@ import sys
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_objects, run_job
+from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_objects
 from airflow_provider_ktrain.cli.arguments import duration
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode
 from airflow_provider_ktrain.cli.job_file import JobFile
 from airflow_provider_ktrain.cli.kubeconfig import Target
-from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.manifest.code import Code
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
 from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.engine.code_directory import read_code
 
 DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
+KIND = "PyTorchJob"  #: of a job without a file
+WORKERS = 1  #: of a job without a file, beside its Master
+LOCAL_IMAGE = "local"  #: of a job without a file in an embedded cluster, which runs it in the working directory
 
 
 def add_parser(subparsers: Any) -> None:
@@ -104,7 +110,7 @@ def _run(args: argparse.Namespace) -> int:
         return ExitCode.INVALID
     before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
     try:
-        loaded, code = run_job.load(args, console)
+        loaded, code = _load(args, console)
         local = _local_cluster(args, loaded.manifest, console) if args.local else None
         with local or contextlib.nullcontext(kubeconfig.target(args)) as target:
             return asyncio.run(_follow(target, args, loaded, code, console))
@@ -181,10 +187,42 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
 # the job
 
 
+def _load(args: argparse.Namespace, console: Console) -> tuple[JobFile, Code | None]:
+    """The job of the file, or one that runs the command after `--`, with the options; and the code sent with it.
+
+    :raises InvalidManifest: the manifest has errors.
+    :raises ManifestError: the file or the code can't be read, an option doesn't fit the job, or the code is too large.
+    """
+    code = _code(Path(args.code)) if args.code is not None else None
+    options = JobOptions(
+        command=args.program or None, args=[] if args.program else None, workers=args.workers, gpus=args.gpus
+    )
+    if args.file is not None:
+        loaded = job_file.load(args.file, console)
+        return replace(loaded, manifest=overlay(loaded.manifest, options)), code
+    image = args.image[0][0] if args.image else LOCAL_IMAGE
+    workers = WORKERS if args.workers is None else args.workers
+    manifest = build(KIND, replace(options, image=image, workers=workers))
+    manifest["metadata"]["name"] = Path(args.code or args.program[0]).resolve().stem
+    return JobFile(manifest, (), ()), code
+
+
+def _code(path: Path) -> Code:
+    try:
+        return read_code(path)
+    except ManifestUnreadableError as e:  # of a task it may appear later
+        raise ManifestError(
+            e.message,
+            where="--code",
+            found=e.found,
+            expected=f"a readable file or directory, absolute or relative to {Path.cwd()}",
+            remedy="correct the path or the permissions",
+        ) from None
+
+
 async def _follow(
     target: Target, args: argparse.Namespace, loaded: JobFile, code: Code | None, console: Console
 ) -> int:
-    """Submit the job and follow it; returns the exit code."""
     from airflow_provider_ktrain.cli.run_host import InterruptedTwice, RunHost
     from airflow_provider_ktrain.engine.api import Api
 

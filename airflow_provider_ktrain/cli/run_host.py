@@ -47,45 +47,8 @@ class InterruptedTwice(KtrainError):
     """A second signal canceled the release. The message names what is left."""
 
 
-class RunSubmission:
-    """What a run submits.
-
-    :param request: the job; its owner names this run.
-    :param namespace: of the job.
-    """
-
-    def __init__(self, request: JobRequest, namespace: str) -> None:
-        self._request, self._namespace = request, namespace
-        self._version = ""
-        self.delete_command = delete_command(request.kind, namespace, request.job_name)
-
-    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
-        """Create the job."""
-        request, kind = self._request, self._request.kind
-        self._version = await served_version(api, kind, patience=DISCOVERY_SECONDS)
-        fitted = request.fitted(f"{kind.group}/{self._version}")
-        served: Served | None = await read_served(
-            api, kind, self._version, fitted, self._namespace, patience=DISCOVERY_SECONDS, log=log
-        )
-
-        def stamped(submission: str) -> dict[str, object]:
-            return request.stamped(fitted, self._namespace, submission, attempt=1, now=time.time(), served=served)
-
-        return await submit(
-            api, kind, self._version, stamped, request.owner, request.first_try,
-            code=request.code, posting=posting, end_job=end_job, log=log,
-        )  # fmt: skip
-
-    async def find(self, api: Api) -> Submitted | None:
-        """The job, if the create request was processed."""
-        kind, name = self._request.kind, self._request.job_name
-        if not self._version:
-            return None
-        return await find_own(api, kind, self._version, self._namespace, name, self._request.owner)
-
-
 class RunHost:
-    """Submits one job, follows it to its end, and deletes it.
+    """Submits one job, follows it to its end, and deletes it: an `engine.owned_job.Submission`.
 
     :param api: client for the cluster.
     :param request: the job; its owner names this run.
@@ -94,9 +57,9 @@ class RunHost:
     """
 
     def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log) -> None:
-        self._api, self._log = api, log
-        self._title = f"{request.kind.name} {namespace}/{request.job_name}"
-        self._submission = RunSubmission(request, namespace)
+        self._api, self._request, self._namespace, self._log = api, request, namespace, log
+        self.delete_command = delete_command(request.kind, namespace, request.job_name)
+        self._version = ""
         self._ref: JobRef | None = None
         self._stop = StopSignal()
         self._training = Training(self._connect, Host(), log, self._stop)
@@ -144,7 +107,7 @@ class RunHost:
         training.job.options = Options(limits=LIMITS)
         try:
             try:
-                submitted = await training.submit(self._submission)
+                submitted = await training.submit(self)
             except Stopped:
                 cause = Cause(Category.KILLED, str(self._stop.reason)).as_dict()
                 return Outcome("Pending", False, cause=cause)
@@ -164,11 +127,37 @@ class RunHost:
             return outcome
         return replace(outcome, release_error=await training.outcome_stored(submitted.ref, Event.OUTCOME_STORED))
 
+    # what is submitted
+
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+        """Create the job."""
+        request, kind = self._request, self._request.kind
+        self._version = await served_version(api, kind, patience=DISCOVERY_SECONDS)
+        fitted = request.fitted(f"{kind.group}/{self._version}")
+        served: Served | None = await read_served(
+            api, kind, self._version, fitted, self._namespace, patience=DISCOVERY_SECONDS, log=log
+        )
+
+        def stamped(submission: str) -> dict[str, object]:
+            return request.stamped(fitted, self._namespace, submission, attempt=1, now=time.time(), served=served)
+
+        return await submit(
+            api, kind, self._version, stamped, request.owner, request.first_try,
+            code=request.code, posting=posting, end_job=end_job, log=log,
+        )  # fmt: skip
+
+    async def find(self, api: Api) -> Submitted | None:
+        """The job, if the create request was processed."""
+        kind, name = self._request.kind, self._request.job_name
+        if not self._version:
+            return None
+        return await find_own(api, kind, self._version, self._namespace, name, self._request.owner)
+
     # what is left
 
     async def describe_rest(self) -> str:
         """What is left of the job, and how to delete it."""
-        title, command = self._title, self._submission.delete_command
+        title, command = f"{self._request.kind.name} {self._namespace}/{self._request.job_name}", self.delete_command
         if self._ref is None:
             return f"{title} may have been created. To delete it, run `{command}`"
         try:

@@ -70,6 +70,7 @@ class ApiUnavailable(ClusterError):
     """No response: connection refused or cut, timeout, DNS or TLS failure. The request wasn't repeated."""
 
     status = 0  #: there is none
+    transient = True  #: whether the same request may succeed later
 
 
 class ApiStatusError(ClusterError):
@@ -104,11 +105,6 @@ class ApiStatusError(ClusterError):
         if retry_after and retry_after.isdigit():
             details.setdefault("retryAfterSeconds", int(retry_after))
         return cls(status, answer.get("reason") or "", answer.get("message") or "", details)
-
-    @property
-    def not_found(self) -> bool:
-        """404: the object, or the resource type, doesn't exist."""
-        return self.status == 404
 
     @property
     def conflict(self) -> bool:
@@ -301,10 +297,7 @@ class Api:
     # the client
 
     async def _connect(self, refused: Connection | None = None) -> Connection:
-        """The connection for a request.
-
-        :param refused: the connection whose credentials were rejected.
-        """
+        """The connection for a request, which isn't `refused`: that one's credentials were rejected."""
         reason = await self._reason_to_build(refused)
         if reason is not None:
             until, error = self._build_error

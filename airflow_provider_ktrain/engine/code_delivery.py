@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, config_map
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, get
 from airflow_provider_ktrain.engine.job_requests import is_owned
-from airflow_provider_ktrain.engine.request_errors import explain, is_transient
+from airflow_provider_ktrain.engine.request_errors import explain, refuses_manifest
 
 Object = dict[str, Any]
 RESOURCE = "configmaps"
@@ -75,7 +75,7 @@ def is_refused(error: ApiStatusError) -> bool:
     if error.status == 413:
         return True
     refuses = 400 <= error.status < 500 and error.status != 401 and not error.conflict
-    return refuses and bool(error.reason) and not is_transient(error)
+    return refuses and bool(error.reason) and not error.transient
 
 
 def refusal(error: ApiStatusError, namespace: str) -> ManifestError | ClusterError:
@@ -84,10 +84,9 @@ def refusal(error: ApiStatusError, namespace: str) -> ManifestError | ClusterErr
     :param error: the response to the request that creates the ConfigMap.
     :param namespace: of the job.
     """
-    why = explain(error, "create", RESOURCE, namespace)
-    if isinstance(why, ManifestError):  # explain assumes that the request creates the job
-        why = ClusterError(
+    if refuses_manifest(error):  # `explain` assumes that the request creates the job
+        return ClusterError(
             f"the API server refused the ConfigMap with the code ({error.status} {error.reason}). Ask the "
             f"administrator of namespace {namespace!r}, or put the code into the image.\n{error.message}"
         )
-    return why
+    return explain(error, "create", RESOURCE, namespace)

@@ -36,15 +36,12 @@ class Connection:
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
+        self._configuration: Any = client.configuration
         self.users = 0
         self.retired = False
         self._sessions: dict[Pool, aiohttp.ClientSession] = {}
         self._tls: ssl.SSLContext  # for all pools, by `load`
         self._proxy: str | None = None  # by `load`
-
-    @property
-    def _configuration(self) -> Any:
-        return self.client.configuration
 
     @functools.cached_property
     def cluster(self) -> str:

@@ -4,8 +4,6 @@ A name is free only when the job that has it is gone, and a foreground deletion 
 has its grace period. A background deletion frees the name before the pods are gone (recording 58), so this module waits
 for the pods. A suspended job is resumed only when its old pods are gone, because operators count a pod that is being
 deleted as failed.
-
-`job_requests.delete_fenced` sends the delete request.
 """
 
 from __future__ import annotations
@@ -50,9 +48,7 @@ class DeletionWaiter:
         while (job := await self._ask(lambda: read_job(api, ref))) is not None:
             if self._report_is_due():
                 pods = await self._ask(lambda: job_pods(api, ref))
-                self._report(
-                    ref, "being deleted", "; ".join(map(_describe_terminating, pods)) or _describe_finalizers(job), pods
-                )
+                self._report(ref, "being deleted", pods, job)
             await asyncio.sleep(0.5)
 
     async def wait_for_pods(self, api: Api, ref: JobRef) -> None:
@@ -62,7 +58,7 @@ class DeletionWaiter:
         """
         while pods := [pod for pod in await self._ask(lambda: job_pods(api, ref)) if is_being_deleted(pod)]:
             if self._report_is_due():
-                self._report(ref, "being suspended", "; ".join(map(_describe_terminating, pods)), pods)
+                self._report(ref, "being suspended", pods)
             await asyncio.sleep(0.5)
 
     async def wait_for_earlier_pods(self, api: Api, ref: JobRef) -> bool:
@@ -75,8 +71,7 @@ class DeletionWaiter:
             if await self._ask(lambda: get(api, api_paths.job(ref))) is not None:
                 return False
             if self._report_is_due():
-                held = "; ".join(map(_describe_terminating, pods))
-                self._report(ref, "waiting for pods of an earlier job of this name", held, pods)
+                self._report(ref, "waiting for pods of an earlier job of this name", pods)
             await asyncio.sleep(0.5)
         return True
 
@@ -90,8 +85,9 @@ class DeletionWaiter:
         self._reported_at = self._reported_at or now
         return now - self._reported_at >= self._timeout / 10 or now - self._began_at >= self._timeout
 
-    def _report(self, ref: JobRef, what: str, held: str, pods: Sequence[Object]) -> None:
+    def _report(self, ref: JobRef, what: str, pods: Sequence[Object], job: Object | None = None) -> None:
         """Log what the deletion or suspension waits for. At the timeout, raise a ClusterError."""
+        held = "; ".join(map(_describe_terminating, pods)) or _describe_finalizers(job or {})
         self._reported_at = time.monotonic()
         seconds = self._reported_at - (self._began_at or self._reported_at)
         if seconds >= self._timeout:
@@ -128,5 +124,5 @@ def _describe_terminating(pod: Mapping[str, Any]) -> str:
 
 
 def _describe_finalizers(job: Mapping[str, Any]) -> str:
-    names = ", ".join(job["metadata"].get("finalizers") or ())
+    names = ", ".join((job.get("metadata") or {}).get("finalizers") or ())
     return f"its finalizers: {names}" if names else "an unknown reason: it has no pods and no finalizers"

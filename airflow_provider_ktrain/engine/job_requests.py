@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_AN
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, get
-from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
+from airflow_provider_ktrain.engine.request_errors import explain, retry_transient
 
 Object = dict[str, Any]
 PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
@@ -267,7 +267,7 @@ async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log 
             return
         response = "that job doesn't exist there"
     except ApiUnavailable as e:
-        raise unreachable(e) from None
+        raise explain(e, "get", ref.kind) from None
     except ApiStatusError as e:
         response = f"the API server there answers {e}"
     raise AccessError(

@@ -29,7 +29,7 @@ from airflow_provider_ktrain.engine.job_requests import (
     set_suspended,
 )
 from airflow_provider_ktrain.engine.release import Mode, Released, release_others
-from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
+from airflow_provider_ktrain.engine.request_errors import explain, retry_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -118,11 +118,17 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
 
     async def write(job: Object) -> str:
         _require_unended(ref, job, "suspended")
-        if await _is_queued(api, job):
-            await _pause(api, ref, job)
-            return "paused by its Workload"
-        await set_suspended(api, ref, job, True)
-        return "suspended"
+        if not await _is_queued(api, job):
+            await set_suspended(api, ref, job, True)
+            return "suspended"
+        try:
+            await kueue.pause(api, ref, job)
+        except kueue.NotPausableError as e:
+            raise KtrainError(
+                f"{ref} can't be suspended: Kueue would resume it within a second, and {e}.\n"
+                "`ktrain rbac --kueue` prints the required Role"
+            ) from None
+        return "paused by its Workload"
 
     what = await _fenced(api, ref, write, end)
 
@@ -169,20 +175,6 @@ async def _is_queued(api: Api, job: Object) -> bool:
     return bool(kueue.queue_of(job) and await kueue.served_version(api))
 
 
-async def _pause(api: Api, ref: JobRef, job: Object) -> None:
-    """Pause the job by its Workload.
-
-    :raises KtrainError: the job has no Workload, or the right to read or to patch it is missing.
-    """
-    try:
-        await kueue.pause(api, ref, job)
-    except kueue.NotPausableError as e:
-        raise KtrainError(
-            f"{ref} can't be suspended: Kueue would resume it within a second, and {e}.\n"
-            "`ktrain rbac --kueue` prints the required Role"
-        ) from None
-
-
 async def _requeue(api: Api, ref: JobRef, workload: Object) -> str:
     """Activate the Workload; Kueue then queues the job. Refuse to resume a job that waits: Kueue would undo it."""
     status = queue_status(workload)
@@ -213,7 +205,9 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
             )
         return Mode.DELETE
 
-    return await release_others(api, ref, decide, timeout=timeout)
+    released = await release_others(api, ref, decide, timeout=timeout)
+    assert released is not None  # `decide` never returns None
+    return released
 
 
 def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
@@ -233,15 +227,13 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]]
             try:
                 return await write(job)
             except ApiStatusError as e:
-                if not (e.conflict or e.not_found):
+                if e.status not in (404, 409):
                     raise
 
     try:
         return await retry_transient(attempt, end)
-    except ApiStatusError as e:
+    except (ApiStatusError, ApiUnavailable) as e:
         raise explain(e, "patch", kind_of(ref.kind).plural, ref.namespace) from None
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
 
 
 async def _wait_until(done: Callable[[], Awaitable[bool]], end: float, problem: str) -> None:

@@ -11,7 +11,6 @@ from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check
 from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
 from airflow_provider_ktrain.core.checks.server_rules import (
-    Answer,
     Answers,
     Right,
     cluster_queue_of,
@@ -30,8 +29,8 @@ from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.request_errors import explain, unreachable
-from airflow_provider_ktrain.engine.runtimes import read_served
+from airflow_provider_ktrain.engine.request_errors import explain
+from airflow_provider_ktrain.engine.runtimes import answer_to, read_served
 
 Object = dict[str, Any]
 
@@ -63,7 +62,7 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
         return [*check(manifest), Problem(ERROR, "not-served", "$.kind", str(e))]
     except ManifestError as e:
         return [*check(manifest), Problem.of("not-served", e)]
-    published = await _get(api, f"/openapi/v3/apis/{api_version}")
+    published = await answer_to(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     answers = await _read_answers(api, kind, manifest, namespace)
     problems += judge(manifest, answers)
@@ -96,42 +95,28 @@ async def _on_runtime(
 
 async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> Answers:
     queue = queue_of(manifest).text
-    kueue = await _get(api, f"/apis/{KUEUE_GROUP}") if queue else None
+    kueue = await answer_to(api, f"/apis/{KUEUE_GROUP}") if queue else None
     version = (kueue.body.get("preferredVersion") or {}).get("version") if kueue else None
     there, denied = await asyncio.gather(
-        _get(api, f"/api/v1/namespaces/{namespace}"),
+        answer_to(api, f"/api/v1/namespaces/{namespace}"),
         _denied(api, kind, namespace, kueue=bool(version), code=bool(code_hash(manifest))),
     )
     answers = Answers((namespace, there), denied, kueue)
     if not version:
         return answers
     base = f"/apis/{KUEUE_GROUP}/{version}"
-    local = await _get(api, f"{base}/namespaces/{namespace}/localqueues/{queue}")
+    local = await answer_to(api, f"{base}/namespaces/{namespace}/localqueues/{queue}")
     cluster, priority = cluster_queue_of(local), priority_class_of(manifest).text
     return replace(
         answers,
         queue=local,
-        cluster_queue=await _get(api, f"{base}/clusterqueues/{cluster}") if cluster else None,
-        priority_class=await _get(api, f"{base}/workloadpriorityclasses/{priority}") if priority else None,
+        cluster_queue=await answer_to(api, f"{base}/clusterqueues/{cluster}") if cluster else None,
+        priority_class=await answer_to(api, f"{base}/workloadpriorityclasses/{priority}") if priority else None,
     )
 
 
-async def _get(api: Api, path: str) -> Answer:
-    """Response to a GET: the object, 404 not found, or 403 forbidden."""
-    try:
-        return Answer(200, await api.request("GET", path))
-    except (ApiStatusError, ApiUnavailable) as e:
-        if e.status not in (403, 404):
-            raise explain(e, "get", path) from None
-        return Answer(e.status, {})
-
-
 async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool, code: bool) -> tuple[Right, ...] | None:
-    """The rights that the provider needs and this connection lacks. None: it may not check its rights.
-
-    :param kueue: whether the job is queued by Kueue.
-    :param code: whether the job gets code.
-    """
+    """The rights that the provider needs and this connection lacks. None: it may not check its rights."""
     needed = [
         Right(verb, resource, group)
         for rule in rbac.rules(kueue=kueue, code=code)
@@ -167,8 +152,6 @@ async def _dry_run(
     """The problems of a create that changes nothing.
 
     Kueue's webhook suspends a job that it manages, and sets `managedBy` for a queue of MultiKueue.
-
-    :param queued: whether the job names a queue on a cluster with Kueue.
     """
     name = (manifest.get("metadata") or {}).get("name") or PLACEHOLDER_NAME
     try:
@@ -178,10 +161,8 @@ async def _dry_run(
             body=stamp(manifest, name, namespace),
             query={"fieldValidation": "Strict", "dryRun": "All"},
         )
-    except ApiUnavailable as e:
-        raise unreachable(e) from None
-    except ApiStatusError as e:
-        if e.reason == "AlreadyExists":  # the server reports this only for a valid manifest
+    except (ApiStatusError, ApiUnavailable) as e:
+        if isinstance(e, ApiStatusError) and e.reason == "AlreadyExists":  # reported only for a valid manifest
             return []
         error = explain(e, "create", f"{kind.plural}.{kind.group}", namespace)
         if isinstance(error, ManifestError) or e.status in (403, 422):

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import KtrainError
@@ -110,7 +110,6 @@ def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mo
 
 
 def _recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any]) -> bool:
-    """Whether the operator recreates deleted pods of this ended job."""
     recreates = kind_of(ref.kind).operator_of(ref.version).recreates_pods and phase_of(job) is Phase.FAILED
     return recreates and not (job.get("status") or {}).get("completionTime")
 
@@ -123,7 +122,6 @@ async def release(
     *,
     timeout: float = 90,
     verify: bool = True,
-    margin: float = GRACE_MARGIN_SECONDS,
 ) -> Released:
     """Release the job's GPUs as decided on `read`, and wait until its pods are gone.
 
@@ -133,16 +131,15 @@ async def release(
         is gone, the pods that are left are deleted.
     :param timeout: limit for everything, in seconds; requests to an unreachable API server are repeated until then, and
         refused ones (401, 403) for 15 s. With `verify`, it is at least the longest terminationGracePeriodSeconds of the
-        pods plus `margin`. Default: 90.
+        pods plus 30 s. Default: 90.
     :param verify: wait until the job is gone, if it is deleted, and a list shows that no pod runs. False: return when
         the API server has accepted. Default: True.
-    :param margin: time beyond their grace period that pods may take to end, in seconds. Default: 30.
     :raises JobChanged: the job has changed since it was read. Nothing was done.
     :raises ReleaseError: pods are still there at the timeout, or the API server rejects a request.
     """
     releasing = _Release(api, ref, read, timeout)
     done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
-    left, gone = await releasing.wait(done, margin) if verify else ([], True)
+    left, gone = await releasing.wait(done) if verify else ([], True)
     seconds = time.monotonic() - releasing.began
     if left:
         names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
@@ -186,18 +183,6 @@ async def release_now(
     text = f"{ref} {what}. Its pods are being terminated."
     text += f"\n{why}" * bool(why)
     return Released(done, 0, 0, round(time.monotonic() - releasing.began, 3), text)
-
-
-@overload
-async def release_others(
-    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode], *, timeout: float = 90
-) -> Released: ...
-
-
-@overload
-async def release_others(
-    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode | None], *, timeout: float = 90
-) -> Released | None: ...
 
 
 async def release_others(
@@ -345,19 +330,19 @@ class _Release:
 
     # the wait
 
-    async def wait(self, mode: Mode, margin: float) -> tuple[list[Object], bool]:
+    async def wait(self, mode: Mode) -> tuple[list[Object], bool]:
         """Wait until the pods that must go are gone and, with Mode.DELETE, the job.
 
         The pods are listed only when nothing can create pods anymore: an earlier list may miss one that is created
         later. Pods that an operator recreates for a finished job are deleted again.
 
-        :param margin: see `release`.
         :return: the pods left at the end, and whether the job is gone if it must be.
         """
         gone = mode is not Mode.DELETE
         pause = FIRST_POLL_SECONDS if mode is not Mode.DELETE_PODS or any(map(_is_left, self._pods)) else 0.0
         while True:
-            self._end = max(self._end, self.began + max(map(_grace, self.seen.values()), default=-math.inf) + margin)
+            grace = max(map(_grace, self.seen.values()), default=-math.inf)
+            self._end = max(self._end, self.began + grace + GRACE_MARGIN_SECONDS)
             await asyncio.sleep(pause)
             pause = min(pause * 2 or FIRST_POLL_SECONDS, MAX_POLL_SECONDS)
             gone = gone or await self._ask(self._is_deleted)
@@ -440,7 +425,6 @@ def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _is_left(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod has not finished, or is still being deleted."""
     return not has_ended(pod) or is_being_deleted(pod)
 
 

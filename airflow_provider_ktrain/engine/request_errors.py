@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.errors import AccessError, ClusterError, Manif
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 
 T = TypeVar("T")
+FIRST_QUOTA_PAUSE_SECONDS, MAX_QUOTA_PAUSE_SECONDS = 1.0, 30.0  #: between two creates that exceed a quota
 # messages of the API server about a missing right, an exceeded ResourceQuota, and a webhook that denied a request
 _NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
 _QUOTA = re.compile(
@@ -25,11 +26,6 @@ _OTHER_OBJECT = re.compile(r"\bnot found\b|\bspec\.runtimeRef\b", re.IGNORECASE)
 _POLICY = "ValidatingAdmissionPolicy '"  # in the message if a policy of the cluster refuses the object, with any status
 _WRITES = ("create", "patch", "delete")
 _RBAC_OPTIONS = {"configmaps": "--code "}  # of `ktrain rbac`, by the resource that is only in the Role with it
-
-
-def is_transient(error: ApiUnavailable | ApiStatusError) -> bool:
-    """Whether the same request may succeed later."""
-    return isinstance(error, ApiUnavailable) or error.transient
 
 
 async def retry_transient(
@@ -52,9 +48,9 @@ async def retry_transient(
         try:
             return await ask()
         except (ApiUnavailable, ApiStatusError) as e:
-            refused = isinstance(e, ApiStatusError) and e.status in (401, 403)
+            refused = e.status in (401, 403)
             last = min(end, refused_until) if refused else end
-            if not (refused or is_transient(e)) or time.monotonic() + delay > last:
+            if not (refused or e.transient) or time.monotonic() + delay > last:
                 raise
             if warn is not None:
                 seconds = last - time.monotonic()
@@ -64,12 +60,39 @@ async def retry_transient(
             delay = min(delay * 2, 5)
 
 
-def unreachable(error: ApiUnavailable) -> UnreachableError:
-    """The error for an API server that can't be reached."""
-    return UnreachableError(
-        "the cluster cannot be reached. Check the `kubernetes` connection (kube_config_path, kube_config, in_cluster) "
-        f"or KUBECONFIG, and `kubectl version`.\n{error}"
-    )
+class QuotaWait:
+    """Repeats a request while a ResourceQuota rejects it: other jobs release the quota when they end.
+
+    :param patience: for how long, in seconds, from the first rejection. 0: not at all.
+    :param job: the job, for the log.
+    :param warn: gets a message when the wait begins, and when it ends in vain.
+    """
+
+    def __init__(self, patience: float, job: str, warn: Callable[[str], object]) -> None:
+        self._patience, self._job, self.warn = patience, job, warn
+        self._since: float | None = None
+        self._pause = FIRST_QUOTA_PAUSE_SECONDS
+
+    async def on(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The result of `ask`.
+
+        :raises ApiStatusError, ApiUnavailable: the request fails; also if the quota is still exceeded at the end.
+        """
+        while True:
+            try:
+                return await ask()
+            except ApiStatusError as e:
+                if not self._patience or e.status != 403 or not _QUOTA.search(e.message):
+                    raise
+                now, limit = time.monotonic(), f"{self._patience:.0f} s (schedule_timeout)"
+                if self._since is None:
+                    self._since = now
+                    self.warn(f"{self._job} exceeds a ResourceQuota. Trying for up to {limit}.")
+                if now + self._pause > self._since + self._patience:
+                    self.warn(f"The ResourceQuota for {self._job} is still exceeded after {limit}.")
+                    raise
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 2, MAX_QUOTA_PAUSE_SECONDS)
 
 
 def refuses_manifest(error: ApiStatusError) -> bool:
@@ -81,11 +104,6 @@ def refuses_manifest(error: ApiStatusError) -> bool:
     if webhook := _WEBHOOK.match(error.message):
         return webhook["name"].endswith(_OPERATORS_OWN) and not _OTHER_OBJECT.search(webhook["why"])
     return error.status in (400, 413, 422) and bool(error.reason) and _POLICY not in error.message
-
-
-def exceeded_quota(error: ApiStatusError) -> bool:
-    """Whether a ResourceQuota rejects the request; other jobs may release the quota."""
-    return error.status == 403 and _QUOTA.search(error.message) is not None
 
 
 def explain(
@@ -101,7 +119,10 @@ def explain(
     :param namespace: of the request. Default: empty, the request has none.
     """
     if isinstance(error, ApiUnavailable):
-        return unreachable(error)
+        return UnreachableError(
+            "the cluster cannot be reached. Check the `kubernetes` connection (kube_config_path, kube_config, "
+            f"in_cluster) or KUBECONFIG, and `kubectl version`.\n{error}"
+        )
     where = f" in namespace {namespace!r}" if namespace else ""
     if error.status == 401:
         return AccessError(

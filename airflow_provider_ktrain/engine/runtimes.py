@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from airflow_provider_ktrain.core.checks.server_rules import Answer
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.trainjob.patches import limits_of
@@ -17,8 +18,7 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.request_errors import explain, retry_transient
 
-Object = dict[str, Any]
-Read = Callable[..., Awaitable[tuple[Object | None, int]]]  #: `_get` with its first parameters
+Read = Callable[..., Awaitable[Answer]]  #: `answer_to` with the parameters of all requests
 SCHEMA_PATIENCE_SECONDS = 15.0  #: limit to repeat requests for a schema that the API server can't serve (5xx)
 
 
@@ -44,12 +44,12 @@ async def read_served(
     """
     if not kind.has_runtimes:
         return None
-    read = functools.partial(_get, api, time.monotonic() + patience, log)
+    read = functools.partial(answer_to, api, end=time.monotonic() + patience, log=log)
     fields = await _spec_fields(read, kind, version)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
     if ref := runtime_ref(manifest):
-        runtime, status = await read(api_paths.runtime(kind, version, ref, namespace))
-        if status == 404:
+        found = await read(api_paths.runtime(kind, version, ref, namespace))
+        if found.status == 404:
             where = f" in namespace {namespace}" if ref.namespaced else ""
             raise RuntimeMismatchError(
                 f"the {ref} does not exist{where}",
@@ -58,7 +58,9 @@ async def read_served(
                 expected=f"a {ref.kind}",
                 remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
             )
-        if runtime is None:
+        if found.status == 200:
+            runtime = found.body
+        else:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
     served = Served(fields, runtime, unreadable)
     if log is not None and (limits := limits_of(served)):
@@ -73,31 +75,31 @@ async def _spec_fields(read: Read, kind: Kind, version: str) -> frozenset[str] |
     schema may still run jobs: its errors 5xx are handled like a missing right.
     """
     api_version = f"{kind.group}/{version}"
-    document, _ = await read(f"/openapi/v3/apis/{api_version}", optional=True)
-    published = schema.published(document or {}, kind.name, api_version)
+    document = await read(f"/openapi/v3/apis/{api_version}", optional=True)
+    published = schema.published(document.body, kind.name, api_version)
     if published is None:
-        crd, _ = await read(api_paths.definition(kind), optional=True)
-        versions = ((crd or {}).get("spec") or {}).get("versions") or ()
+        crd = await read(api_paths.definition(kind), optional=True)
+        versions = (crd.body.get("spec") or {}).get("versions") or ()
         published = next((v["schema"]["openAPIV3Schema"] for v in versions if v.get("name") == version), None)
     return schema.spec_fields(published) or None if published is not None else None
 
 
-async def _get(
-    api: Api, end: float, log: Log | None, path: str, *, optional: bool = False
-) -> tuple[Object | None, int]:
-    """The object and 200, or None and 403 or 404.
+async def answer_to(api: Api, path: str, *, end: float = 0, log: Log | None = None, optional: bool = False) -> Answer:
+    """The object at a path, or that it isn't found (404) or may not be read (403).
 
-    :param end: value of `time.monotonic()` until which requests are repeated.
-    :param optional: return None for errors of the API server (5xx), too, after SCHEMA_PATIENCE_SECONDS. Default: False.
+    :param end: value of `time.monotonic()` until which requests are repeated. Default: 0, not at all.
+    :param log: where to log that requests are repeated. Default: None, nowhere.
+    :param optional: after SCHEMA_PATIENCE_SECONDS, errors of the API server (5xx) are answers, too. Default: False.
+    :raises AccessError, UnreachableError, ClusterError: the request fails.
     """
     schema_end = time.monotonic() + SCHEMA_PATIENCE_SECONDS
 
-    async def ask() -> tuple[Object | None, int]:
+    async def ask() -> Answer:
         try:
-            return await api.request("GET", path), 200
+            return Answer(200, await api.request("GET", path))
         except ApiStatusError as e:
             if optional and e.status >= 500 and time.monotonic() > schema_end:
-                return None, e.status
+                return Answer(e.status, {})
             raise
 
     try:
@@ -105,4 +107,4 @@ async def _get(
     except (ApiStatusError, ApiUnavailable) as e:
         if e.status not in (403, 404) and not (optional and e.status >= 500):
             raise explain(e, "get", path) from None
-        return None, e.status
+        return Answer(e.status, {})

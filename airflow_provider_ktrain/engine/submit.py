@@ -55,9 +55,8 @@ from airflow_provider_ktrain.engine.job_requests import (
     list_pods,
     read_training,
 )
-from airflow_provider_ktrain.engine.quota_wait import QuotaWait
 from airflow_provider_ktrain.engine.release import JobChanged
-from airflow_provider_ktrain.engine.request_errors import explain, is_transient
+from airflow_provider_ktrain.engine.request_errors import QuotaWait, explain
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -179,7 +178,7 @@ class _Claim:
                 return await ask()
             except (ApiStatusError, ApiUnavailable) as e:
                 # 409: a quota was updated at the same time
-                again = is_transient(e) or (isinstance(e, ApiStatusError) and e.conflict)
+                again = e.transient or (isinstance(e, ApiStatusError) and e.conflict)
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if not again or now + delay > failing_since + self.patience:
@@ -311,7 +310,7 @@ class _Claim:
         try:
             return not await code_delivery.exists(self.api, await self.ref(found))
         except ApiStatusError as e:
-            if is_transient(e):
+            if e.transient:
                 raise
             self.log.warning(f"Can't check whether {self.target} has its code.\n{e}")
             return False
@@ -414,7 +413,7 @@ async def submit(
         api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, end_job, log,
         posting, code, invalid,
     )  # fmt: skip
-    waits = QuotaWait(quota_patience, str(claim.target), log)
+    waits = QuotaWait(quota_patience, str(claim.target), log.warning)
     look_first = invalid is not None or me.try_number > 1
     while True:
         if invalid is not None and await claim.retry("get", claim.find) is None:

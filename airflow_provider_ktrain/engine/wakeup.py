@@ -10,15 +10,11 @@ import contextlib
 
 
 class Wakeup:
-    """Something to wait for. Any number of sources may set it; one coroutine waits at a time.
+    """Something to wait for. Any number of sources may set it; one coroutine waits at a time."""
 
-    :param also: another one that is set whenever this one is. Default: none.
-    """
+    __slots__ = ("_set", "_waiter")
 
-    __slots__ = ("_also", "_set", "_waiter")
-
-    def __init__(self, also: Wakeup | None = None) -> None:
-        self._also = also
+    def __init__(self) -> None:
         self._set = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -27,8 +23,6 @@ class Wakeup:
         self._set = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self._also is not None:
-            self._also.set()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until this is set, and unset it.

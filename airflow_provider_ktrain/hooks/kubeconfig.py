@@ -26,7 +26,7 @@ T = TypeVar("T")
 Extras = Mapping[str, Any]
 Credential = Mapping[str, Any]  #: `status` of an ExecCredential: token, certificate and key, expirationTimestamp
 
-BUILD_TIMEOUT = 30.0  #: seconds
+BUILD_TIMEOUT = 30.0  #: seconds for everything, an exec plugin included
 EXPIRY_MARGIN_SECONDS = 60.0  #: before its expiry, a credential is no longer given to a new client
 EXTRAS = ("in_cluster", "kube_config_path", "kube_config", "cluster_context", "disable_verify_ssl", "namespace")
 SOURCES = ("in_cluster", "kube_config_path", "kube_config")
@@ -116,25 +116,24 @@ def _in_cluster() -> bool:
 
 
 async def configuration(
-    conn_id: str, cluster_context: str | None, extras: Extras, timeout: float = BUILD_TIMEOUT, *, renew: bool = False
+    conn_id: str, cluster_context: str | None, extras: Extras, *, renew: bool = False
 ) -> Configuration:
     """The client configuration of a connection, built in a thread: nothing that it reads or runs blocks this loop.
 
     :param conn_id: id of the connection.
     :param cluster_context: context of the kubeconfig; None is the connection's, or the current one.
     :param extras: `effective` ones of the connection.
-    :param timeout: seconds for everything, an exec plugin included. Default: 30.
     :param renew: run an exec plugin although its last credential has not expired. Default: False.
-    :raises AccessError: no configuration can be built in time, or the connection has no address of a cluster.
+    :raises AccessError: no configuration can be built within 30 s, or the connection has no address of a cluster.
     """
     context = cluster_context or extras.get("cluster_context")
     try:
-        return await in_thread_with_loop(lambda: _build(conn_id, context, extras, renew), timeout)
+        return await _in_thread_with_loop(lambda: _build(conn_id, context, extras, renew))
     except AccessError:
         raise
     except TimeoutError as error:
         raise AccessError(
-            f"No client for the connection {conn_id!r}: its exec plugin did not end within {timeout:.0f} s and "
+            f"No client for the connection {conn_id!r}: its exec plugin did not end within {BUILD_TIMEOUT:.0f} s and "
             "was killed. Run the command in `users` of its kubeconfig by hand"
         ) from error
     except Exception as error:  # the libraries that read kubeconfigs and run plugins raise errors of any type
@@ -197,8 +196,6 @@ async def _credential(section: Any, renew: bool) -> Credential:
     As in kubectl, a credential without an expiry is valid until the API server refuses it. It stays in memory.
 
     :param section: `exec` of a user in a kubeconfig, as a ConfigNode.
-    :param renew: run the plugin in any case.
-    :raises ValueError: the plugin returned neither a token nor a certificate with its key.
     """
     from kubernetes_asyncio.config.exec_provider import ExecProvider
 
@@ -215,7 +212,6 @@ async def _credential(section: Any, renew: bool) -> Credential:
 
 
 def _lasts(credential: Credential) -> bool:
-    """Whether a credential is valid for another EXPIRY_MARGIN_SECONDS."""
     expiry = credential.get("expirationTimestamp")
     return not expiry or (epoch_seconds(expiry) or 0.0) > time.time() + EXPIRY_MARGIN_SECONDS
 
@@ -257,19 +253,12 @@ class _PluginLoop(asyncio.SelectorEventLoop):
             plugin.close()
 
 
-async def in_thread_with_loop(work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
-    """Run a coroutine in its own event loop and thread, and kill the subprocesses that it has started.
-
-    It is a daemon thread, so that no process has to wait for it, in particular not a worker that is being killed.
-
-    :param work: returns the coroutine.
-    :param timeout: seconds.
-    :raises TimeoutError: it did not end in time.
-    """
+async def _in_thread_with_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in its own event loop and thread, and kill the subprocesses that it has started."""
 
     async def bounded(loop: _PluginLoop) -> T:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(BUILD_TIMEOUT):
                 return await work()
         finally:
             await loop.kill_plugins()

@@ -81,7 +81,8 @@ class TrainingHook:
         from kubernetes_asyncio.client import ApiClient
 
         extras = kubeconfig.effective(await self._read())
-        self._files, self._digest = await in_thread(lambda: _read_files(extras))
+        files = await in_thread(lambda: kubeconfig.files(extras))
+        self._files, self._digest = files, await in_thread(lambda: kubeconfig.digest(files))
         return ApiClient(await kubeconfig.configuration(self.conn_id, self.cluster_context, extras, renew=renew))
 
     def _new_api(self) -> Api:
@@ -98,29 +99,16 @@ class TrainingHook:
     async def _read(self) -> Mapping[str, Any]:
         """The connection's extras: what `load` has read, else as they are now.
 
+        Callers during one request share its result. In a triggerer, each request occupies Airflow's supervisor, and
+        hundreds of triggers start at the same time.
+
         :raises AccessError: there is no such connection.
-        """
-        from airflow.sdk.exceptions import AirflowNotFoundException
-
-        if self._extras is not None:
-            return self._extras
-        airflow_hook = await in_thread(_import_airflow_hook)
-        try:  # by keyword: the first parameter of AsyncKubernetesHook is another one than KubernetesHook's
-            extras: Mapping[str, Any] = await airflow_hook(conn_id=self.conn_id).get_conn_extras()
-        except AirflowNotFoundException as e:
-            raise self._missing() from e
-        return extras
-
-    async def _read_together(self) -> Mapping[str, Any]:
-        """As `_read`, but callers during one read share its result.
-
-        In a triggerer, each read occupies Airflow's supervisor, and hundreds of triggers start at the same time.
         """
         if self._extras is not None:
             return self._extras
         readings = _reading.setdefault(asyncio.get_running_loop(), {})
         if self.conn_id not in readings:
-            reading = asyncio.get_running_loop().create_task(self._read(), context=Context())
+            reading = asyncio.get_running_loop().create_task(self._request(), context=Context())
 
             def end(done: asyncio.Task[Mapping[str, Any]]) -> None:
                 del readings[self.conn_id]
@@ -130,6 +118,16 @@ class TrainingHook:
             reading.add_done_callback(end)
             readings[self.conn_id] = reading
         return await asyncio.shield(readings[self.conn_id])
+
+    async def _request(self) -> Mapping[str, Any]:
+        from airflow.sdk.exceptions import AirflowNotFoundException
+
+        airflow_hook = await in_thread(_import_airflow_hook)
+        try:  # by keyword: the first parameter of AsyncKubernetesHook is another one than KubernetesHook's
+            extras: Mapping[str, Any] = await airflow_hook(conn_id=self.conn_id).get_conn_extras()
+        except AirflowNotFoundException as e:
+            raise self._missing() from e
+        return extras
 
     @contextlib.asynccontextmanager
     async def api(self, ref: JobRef | None = None) -> AsyncIterator[Api]:
@@ -141,7 +139,7 @@ class TrainingHook:
         from airflow_provider_ktrain.engine import api_paths
         from airflow_provider_ktrain.engine.job_requests import check_cluster
 
-        key = (self.conn_id, self.cluster_context, await _content(await self._read_together()))
+        key = (self.conn_id, self.cluster_context, await _content(await self._read()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})
         api, users = apis.get(key) or (self._new_api(), 0)
         apis[key] = (api, users + 1)
@@ -168,11 +166,6 @@ def _import_airflow_hook() -> type[AsyncKubernetesHook]:
 
     hook: type[AsyncKubernetesHook] = AsyncKubernetesHook
     return hook
-
-
-def _read_files(extras: Mapping[str, Any]) -> tuple[list[Path], str]:
-    files = kubeconfig.files(extras)
-    return files, kubeconfig.digest(files)
 
 
 async def _content(extras: Mapping[str, Any]) -> str:

@@ -186,7 +186,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
         try:
             await api.request("GET", f"/api/v1/namespaces/{quote(namespace, safe='')}")
         except ApiStatusError as e:
-            if e.not_found:
+            if e.status == 404:
                 raise ClusterError(
                     f"Namespace {namespace!r} does not exist. No job was checked. Check `namespaces` and the "
                     f"connection, which leads to {await api.cluster()}"

@@ -126,7 +126,8 @@ def test_shells_complete_commands_and_options(line: str, expected: set[str], tmp
 
 def test_colors_are_used_on_terminals_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def printed(stream: io.StringIO) -> str:
-        Console(stream, stream).error("bad\nvery bad")
+        monkeypatch.setattr(sys, "stderr", stream)
+        Console().error("bad\nvery bad")
         return stream.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)

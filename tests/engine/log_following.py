@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
-from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from airflow_provider_ktrain.engine.logs.follower import DrainReport, LogFollower
 
 from .fakekube import FakeKube, LogFile, serving, stamp
 
@@ -53,6 +53,11 @@ async def following(kube: FakeKube, sink: Sink, **options: Any) -> AsyncIterator
             yield follower
         finally:
             await follower.close()
+
+
+def gaps_of(report: DrainReport) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Where lines may be missing, and why, by pod and container."""
+    return {key: tally.gaps for key, tally in report.containers.items() if tally.gaps}
 
 
 def write(log: LogFile, start: int, stop: int, rate: float = 100, begin: float = 0) -> None:

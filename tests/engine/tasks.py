@@ -330,7 +330,7 @@ class Task:
         try:
             return await self.api.request("GET", self.path)
         except ApiStatusError as e:
-            if e.not_found:
+            if e.status == 404:
                 return None
             raise
 

@@ -21,6 +21,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.logs import stream_budget
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
 from .fakekube import EPOCH, FakeKube, Record, serving, stamp, status, until
@@ -231,12 +232,12 @@ async def test_at_most_16_logs_are_read_at_a_time_until_one_shows_activity(limit
         assert len(kube.queries) <= 2 * CONCURRENT_READS
 
 
-async def test_requests_share_the_streams_of_the_process() -> None:
+async def test_requests_share_the_streams_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_budget, "STREAMS", 1)
     kube = Kube()
     kube.worker(0)
     async with probing(kube, Limit.LOG_STALL) as training:
         budget = process_budget()
-        budget.streams = 1
         async with budget.slot():
             looking = asyncio.create_task(training.look())
             await until(lambda: budget.is_crowded)

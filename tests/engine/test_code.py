@@ -57,7 +57,7 @@ async def config_map(task: Task, submitted: Submitted) -> Object | None:
     try:
         return await task.api.request("GET", api_paths.core(task.namespace, "configmaps", name))
     except ApiStatusError as e:
-        if e.not_found:
+        if e.status == 404:
             return None
         raise
 

@@ -13,14 +13,14 @@ from aiohttp import web
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.logs import reader
+from airflow_provider_ktrain.engine.logs import log_gate, reader
 from airflow_provider_ktrain.engine.logs.container_follower import QUIET_SECONDS
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
 
 from .fakekube import FakeKube, LogFile, stamp, until
-from .log_following import Sink, following, numbered, of_each_kind, write
+from .log_following import Sink, following, gaps_of, numbered, of_each_kind, write
 
 
 class Read(NamedTuple):
@@ -69,7 +69,7 @@ async def test_last_line_without_line_end_is_emitted_after_the_pod_was_deleted()
         log.end()
         report = await follower.drain(240)
     assert sink.texts == ["first", "no newline at the end"]
-    assert (report.gaps, report.unread) == ({}, [])
+    assert (gaps_of(report), report.unread) == ({}, [])
 
 
 async def test_deleted_pod_that_was_read_or_never_started_leaves_no_gap() -> None:
@@ -85,7 +85,7 @@ async def test_deleted_pod_that_was_read_or_never_started_leaves_no_gap() -> Non
         for pod in pods:
             follower.observe(pod, deleted=True)
         report = await follower.drain(240)
-    assert (report.gaps, sink.notes) == ({}, [])
+    assert (gaps_of(report), sink.notes) == ({}, [])
 
 
 async def test_drain_reads_a_running_container_up_to_now() -> None:
@@ -119,7 +119,7 @@ async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
         kube.delete("p")
         report = await follower.drain_deleted(60, 60)
     assert sink.texts == numbered(0, 160)
-    assert (report.total.lines, report.unread, report.gaps) == (160, [], {})
+    assert (report.total.lines, report.unread, gaps_of(report)) == (160, [], {})
 
 
 async def test_kept_container_with_an_unended_line_has_caught_up() -> None:
@@ -177,7 +177,7 @@ async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> Non
         kube.delete("p")
         kube.cut()
         report = await follower.drain_deleted(60, 60)
-    assert sink.notes == list(report.gaps["p", "main"])
+    assert sink.notes == list(gaps_of(report)["p", "main"])
     assert "the pod was deleted before its log was read to the end" in sink.notes[0]
 
 
@@ -198,10 +198,10 @@ async def test_drain_continues_after_lines_were_held_back() -> None:
     assert report.unread == []
 
 
-async def test_drain_continues_while_lines_wait_for_the_next_burst() -> None:
+async def test_drain_continues_while_lines_wait_for_the_next_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_gate, "BURST_INTERVAL", 1.0)
     async with five_lines_read() as (kube, log, sink, follower):
-        gate = follower.budget.gate
-        gate.unread_log, gate.interval = lambda: 0, 1.0
+        follower.budget.gate.unread_log = lambda: 0
         write(log, 5, 6)
         await until(lambda: len(sink.lines) == 6)
         write(log, 6, 10)
@@ -285,7 +285,7 @@ async def test_refused_logs_are_retried_with_one_warning(kind: Kind) -> None:
         await until(lambda: len(sink.lines) == 10)
         report = await follower.drain(60)
     assert len(sink.notes) == 1
-    assert (report.gaps, report.unread) == ({}, [])
+    assert (gaps_of(report), report.unread) == ({}, [])
 
 
 async def test_refused_log_is_retried_in_the_final_drain() -> None:
@@ -303,7 +303,7 @@ async def test_refused_log_is_retried_in_the_final_drain() -> None:
         kube.refusal = None
         report = await draining
     assert sink.texts == numbered(0, 5)
-    assert (report.gaps, report.unread) == ({}, [])
+    assert (gaps_of(report), report.unread) == ({}, [])
 
 
 async def test_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ async def test_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.Monke
     kube.refusal = (403, "Forbidden")
     async with following(kube, sink) as follower:
         report = await follower.drain(240)
-    assert "403 Forbidden" in report.gaps["p", "main"][0]
+    assert "403 Forbidden" in gaps_of(report)["p", "main"][0]
     assert report.unread == [("p", "main")]
 
 

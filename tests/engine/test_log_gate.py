@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay
+from airflow_provider_ktrain.engine.logs import log_gate
 from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.log_gate import MIN_BURST_BYTES, MIN_BURST_LINES, LogGate
 
-LONG = 3600.0  # seconds: no test waits for it
+
+@pytest.fixture(autouse=True)
+def long_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_gate, "BURST_INTERVAL", 3600.0)  # seconds: no test waits for it
 
 
 class Streams:
@@ -34,40 +40,41 @@ class Streams:
 
 
 async def test_line_after_a_small_burst_waits() -> None:
-    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    streams = Streams(LogGate(lambda: 0))
     await streams.log("first")
     assert await streams.is_held_back()
 
 
 async def test_line_after_a_large_burst_is_logged_at_once() -> None:
-    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    streams = Streams(LogGate(lambda: 0))
     await streams.log("first", MIN_BURST_LINES)
     assert not await streams.is_held_back()
 
 
 async def test_line_after_a_burst_of_long_lines_is_logged_at_once() -> None:
     """The buffer of a response holds fewer than 32 long lines, so that each burst of them would wait."""
-    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    streams = Streams(LogGate(lambda: 0))
     await streams.log("first", 2, MIN_BURST_BYTES)
     assert not await streams.is_held_back()
 
 
 async def test_only_lines_that_are_logged_count_for_a_burst() -> None:
     """Lines that are known, over the rate limit, or only counted cost the supervisor nothing."""
-    gate = LogGate(lambda: 0, interval=LONG)
+    gate = LogGate(lambda: 0)
     source = LogLine("pod", "main", "worker", 0, 0, "", "")
     emitter = RateLimitedEmitter(lambda line: None, gate, source)
     emitter.count_only = True
     replay = Replay(Position(restart=0))
     replay.live = True
     await emitter.emit(b"2026-11-23T06:00:00.000000000Z a line", replay)
-    assert emitter.late == 1
+    assert emitter.tally.late == 1
     assert not await Streams(gate).is_held_back()
 
 
-async def test_waiting_streams_log_in_one_burst() -> None:
+async def test_waiting_streams_log_in_one_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hundred streams of a line each cause two bursts: the first line, and all others."""
-    streams = Streams(LogGate(lambda: 0, interval=0.2))
+    monkeypatch.setattr(log_gate, "BURST_INTERVAL", 0.2)
+    streams = Streams(LogGate(lambda: 0))
     await asyncio.gather(streams.log("first"))
     await asyncio.gather(*(streams.log(f"stream {n}") for n in range(299)))
     times = [at for _, at in streams.logged]
@@ -79,20 +86,21 @@ async def test_waiting_streams_log_in_one_burst() -> None:
 
 async def test_repeated_lines_do_not_delay_a_burst() -> None:
     """A stream that has nothing to log takes part in no burst."""
-    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    streams = Streams(LogGate(lambda: 0))
     await streams.log("first", lines=0)
     assert not await streams.is_held_back()
 
 
 async def test_worker_logs_each_line_at_once() -> None:
     """A task's supervisor serves one task and sends no queries."""
-    streams = Streams(LogGate(interval=LONG))
+    streams = Streams(LogGate())
     await streams.log("first")
     assert not await streams.is_held_back()
 
 
-async def test_cancelled_stream_does_not_block_the_others() -> None:
-    streams = Streams(LogGate(lambda: 0, interval=0.1))
+async def test_cancelled_stream_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_gate, "BURST_INTERVAL", 0.1)
+    streams = Streams(LogGate(lambda: 0))
     await streams.log("first")
     cancelled = asyncio.ensure_future(streams.log("cancelled"))
     await asyncio.sleep(0)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.engine.logs import emitter
+from airflow_provider_ktrain.engine.logs import emitter, log_gate, stream_budget
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
-from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES, LogGate
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
 
 from .fakekube import FakeKube, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
@@ -21,6 +21,11 @@ from .log_following import Sink, following, numbered, of_each_kind, write
 def limit_rate(monkeypatch: pytest.MonkeyPatch, *, bytes_per_second: int, burst_bytes: int) -> None:
     monkeypatch.setattr(emitter, "BYTES_PER_SECOND", bytes_per_second)
     monkeypatch.setattr(emitter, "BURST_BYTES", burst_bytes)
+
+
+def limit_streams(monkeypatch: pytest.MonkeyPatch, streams: int, turn: float) -> None:
+    monkeypatch.setattr(stream_budget, "STREAMS", streams)
+    monkeypatch.setattr(stream_budget, "TURN_SECONDS", turn)
 
 
 async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,14 +70,15 @@ async def test_endless_line_is_cut() -> None:
     assert report.containers["p", "main"].dropped_bytes > 390_000
 
 
-async def test_streams_over_the_budget_take_turns() -> None:
+async def test_streams_over_the_budget_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_streams(monkeypatch, 3, turn=0.2)
     kube, sink = FakeKube(), Sink()
     names = [f"p{n}" for n in range(12)]
     for name in names:
         kube.pod(name)
         write(kube.log(name), 0, 5)
     most_open = 0
-    async with following(kube, sink, budget=StreamBudget(streams=3, turn=0.2)) as follower, asyncio.timeout(240):
+    async with following(kube, sink) as follower, asyncio.timeout(240):
         for turn in range(1, 4):
             await until(lambda t=turn: len(sink.lines) == len(names) * 5 * t)
             most_open = max(most_open, kube.open)
@@ -84,9 +90,10 @@ async def test_streams_over_the_budget_take_turns() -> None:
     assert report.unread == []
 
 
-async def test_turn_begins_with_the_response() -> None:
+async def test_turn_begins_with_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a loaded machine, a request may take longer than a turn. The turn must not be over before it reads a line."""
-    budget, ended = StreamBudget(streams=1, turn=0.05), asyncio.Event()
+    limit_streams(monkeypatch, 1, turn=0.05)
+    budget, ended = StreamBudget(), asyncio.Event()
 
     async def wait_for_a_slot() -> None:
         async with budget.slot():
@@ -95,7 +102,7 @@ async def test_turn_begins_with_the_response() -> None:
     async with budget.slot() as slot:
         waiting = asyncio.ensure_future(wait_for_a_slot())
         requested = time.monotonic()
-        await until(lambda: time.monotonic() > requested + 3 * budget.turn)
+        await until(lambda: time.monotonic() > requested + 0.15)
         slot.on_revoke(ended.set)
         assert not ended.is_set()
         await until(ended.is_set)
@@ -125,17 +132,19 @@ async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest
 
 
 @of_each_kind
-async def test_no_line_is_logged_right_after_a_stall(kind: Kind) -> None:
+async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow needs time to cancel a trigger that it has reassigned to another triggerer."""
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 5)
-    gate = LogGate(stall=3600, settle=3600)
-    async with following(kube, sink, kind=kind, budget=StreamBudget(gate=gate)) as follower:
+    monkeypatch.setattr(log_gate, "STALL_SECONDS", 3600)
+    monkeypatch.setattr(log_gate, "SETTLE_SECONDS", 3600)
+    async with following(kube, sink, kind=kind) as follower:
         await until(lambda: len(sink.lines) == 5)
         saved = follower.cursor.to_dict()
-        gate.stall = 0.2  # set only now, because the process may stall on a loaded machine
+        # only now, because the process may stall on a loaded machine
+        monkeypatch.setattr(log_gate, "STALL_SECONDS", 0.2)
         time.sleep(0.3)  # noqa: ASYNC251 - the stall
         write(log, 5, 10)
         sent = kube.sent
@@ -147,11 +156,13 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind) -> None:
         assert follower.cursor.to_dict() == saved
 
 
-async def test_lines_continue_after_a_stall_without_a_takeover() -> None:
+async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_gate, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(log_gate, "SETTLE_SECONDS", 0.2)
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
-    async with following(kube, sink, budget=StreamBudget(gate=LogGate(stall=0.2, settle=0.2))) as follower:
+    async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 5)
         time.sleep(0.3)  # noqa: ASYNC251 - the stall
         write(kube.log("p"), 5, 10)
@@ -171,7 +182,8 @@ async def test_lines_are_held_back_while_many_are_unread() -> None:
         counted += 1
         return unread[0]
 
-    async with following(kube, sink, budget=StreamBudget(gate=LogGate(count))) as follower:
+    process_budget().gate.unread_log = count
+    async with following(kube, sink) as follower:
         await until(lambda: counted > 10)
         assert sink.lines == []
         unread[0] = MAX_UNREAD_BYTES

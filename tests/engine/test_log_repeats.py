@@ -15,7 +15,7 @@ from airflow_provider_ktrain.engine.logs.emitter import MAX_REPETITIONS, Inspect
 from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
 from .fakekube import FakeKube, LogFile, stamp, until
-from .log_following import Sink, following
+from .log_following import Sink, following, gaps_of
 
 LOOKUP = "server can't find train-master-0: NXDOMAIN"
 LEFT_OUT = re.compile(r"\(([\d,]+) repeated lines? left out here\)")
@@ -57,7 +57,7 @@ async def test_repeated_lines_are_counted_before_the_next_line() -> None:
     ]
     assert sink.notes == []
     assert all(line.init for line in sink.lines)
-    assert (report.total.lines, report.total.dropped, report.gaps) == (183, 0, {}), (
+    assert (report.total.lines, report.total.dropped, gaps_of(report)) == (183, 0, {}), (
         "lines that are left out are counted"
     )
 
@@ -115,7 +115,7 @@ def logged(*lines: str) -> tuple[list[str], int]:
         block = "\n".join(f"{stamp(n)} {text}" for n, text in enumerate(lines))
         await emitting.emit(block.encode(), Replay(position))
         emitting.finish(position)
-        return emitting.lines
+        return emitting.tally.lines
 
     count = asyncio.run(emit())
     assert sink.notes == []

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
 from .fakekube import PODS, FakeKube, cutter, stamp, until
-from .log_following import Sink, following, numbered, write
+from .log_following import Sink, following, gaps_of, numbered, write
 
 
 async def test_lines_come_live_and_as_they_were_written() -> None:
@@ -32,7 +32,7 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
         assert sink.texts[1:] == [*odd, "bytes \ufffd\ufffd"]
         assert sink.lines[0] == LogLine("p", "main", "Worker", 0, 0, "2026-11-21T10:06:08.600000000Z", "first")
         report = await follower.drain(60)
-    assert (report.total.lines, report.total.dropped, report.gaps, report.unread) == (8, 0, {}, [])
+    assert (report.total.lines, report.total.dropped, gaps_of(report), report.unread) == (8, 0, {}, [])
     assert sink.notes == []
 
 
@@ -131,7 +131,7 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
     assert len(read) == len(written)
     assert {len(line.text) for line in sink.lines} == {len(text) for texts in written.values() for text in texts}
     assert report.unread == []
-    assert report.gaps == {}
+    assert gaps_of(report) == {}
 
 
 async def test_last_line_without_line_end_is_emitted() -> None:
@@ -218,7 +218,7 @@ async def test_rotation_under_an_open_stream_is_reported_as_a_gap(rotated: bool)
     assert len(sink.lines) == 1210
     assert len(sink.notes) == rotated
     if rotated:
-        assert sink.notes == list(report.gaps["p", "main"])
+        assert sink.notes == list(gaps_of(report)["p", "main"])
         assert f"lines before {stamp(12)} may be missing" in sink.notes[0]
 
 
@@ -249,7 +249,7 @@ async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
         await until(lambda: len(sink.lines) == 13)
         assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
         assert kube.requests["get"] >= 1  # without a watch event, the pod was read before the log was requested again
-        assert (await follower.drain(60)).gaps == {}
+        assert gaps_of(await follower.drain(60)) == {}
 
 
 async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in() -> None:
@@ -271,7 +271,7 @@ async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in
         await until(lambda: len(sink.lines) == 13)
         report = await follower.drain(60)
     assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
-    assert report.gaps == {}
+    assert gaps_of(report) == {}
 
 
 async def test_run_before_the_last_one_is_reported_as_a_gap_during_a_back_off() -> None:
@@ -289,7 +289,7 @@ async def test_run_before_the_last_one_is_reported_as_a_gap_during_a_back_off() 
         await until(lambda: len(sink.lines) == 8)
         report = await follower.drain(60)
     assert sink.by_run() == {("p", "main", 0): numbered(0, 5), ("p", "main", 1): numbered(0, 3)}
-    assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
+    assert gaps_of(report) == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
 
 async def test_runs_that_the_kubelet_does_not_keep_are_reported_as_a_gap() -> None:
@@ -302,8 +302,8 @@ async def test_runs_that_the_kubelet_does_not_keep_are_reported_as_a_gap() -> No
         await until(lambda: len(sink.lines) == 6)
         report = await follower.drain(60)
     assert list(sink.by_run()) == [("p", "main", 2), ("p", "main", 3)]
-    assert "the kubelet keeps one previous run" in report.gaps["p", "main"][0]
-    assert sink.notes == list(report.gaps["p", "main"])
+    assert "the kubelet keeps one previous run" in gaps_of(report)["p", "main"][0]
+    assert sink.notes == list(gaps_of(report)["p", "main"])
 
 
 async def test_log_that_the_kubelet_has_deleted_is_reported_as_a_gap() -> None:
@@ -314,7 +314,7 @@ async def test_log_that_the_kubelet_has_deleted_is_reported_as_a_gap() -> None:
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 3)
         report = await follower.drain(60)
-    assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
+    assert gaps_of(report) == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
 
 async def test_rotation_between_two_requests_is_reported_as_a_gap() -> None:
@@ -334,7 +334,7 @@ async def test_rotation_between_two_requests_is_reported_as_a_gap() -> None:
         await until(lambda: len(sink.lines) == 20)
         report = await follower.drain(60)
     assert sink.texts == numbered(0, 10) + numbered(20, 30)
-    assert "may be missing" in report.gaps["p", "main"][0]
+    assert "may be missing" in gaps_of(report)["p", "main"][0]
     assert stamp(0.09) in sink.notes[0]
 
 

@@ -17,8 +17,7 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.request_errors import retry_transient
-from airflow_provider_ktrain.engine.watch.informer import shared_informer
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
+from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import api_of
@@ -115,8 +114,8 @@ class WritingPods:
 
     async def observe(self, subscription: Subscription) -> None:
         async for seen in changes(subscription):
-            self.pods[seen.object["metadata"]["name"]] = {} if seen.type == "DELETED" else seen.object
-            self.follower.observe(seen.object, deleted=seen.type == "DELETED")
+            self.pods[seen.object["metadata"]["name"]] = {} if seen.deleted else seen.object
+            self.follower.observe(seen.object, deleted=seen.deleted)
 
     async def trouble(self, rng: random.Random) -> None:
         """Cut all connections, or each log stream after some bytes, repeatedly until `calm`."""

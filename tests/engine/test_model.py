@@ -665,7 +665,7 @@ def _not_seen(self: Stopping) -> JobRead | None:
     return None
 
 
-async def _no_wait(self: object, mode: Mode, margin: float) -> tuple[list[Object], bool]:
+async def _no_wait(self: object, mode: Mode) -> tuple[list[Object], bool]:
     """A release that doesn't wait for the pods."""
     return [], True
 

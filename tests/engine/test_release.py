@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_AN
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths, job_requests
+from airflow_provider_ktrain.engine import release as releasing
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import JobRead, job_pods, read_training
 from airflow_provider_ktrain.engine.release import (
@@ -207,9 +208,10 @@ async def test_only_running_pods_of_a_finished_job_are_deleted(task: Task, mode:
     assert not job["spec"]["runPolicy"].get("suspend")
 
 
-async def test_failed_job_whose_pods_are_recreated_is_suspended() -> None:
+async def test_failed_job_whose_pods_are_recreated_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releasing, "GRACE_MARGIN_SECONDS", -30)
     evicted = EvictedApi()
-    done = await release_job(evicted, evicted.ref, Mode.DELETE_PODS, timeout=2, margin=-30)
+    done = await release_job(evicted, evicted.ref, Mode.DELETE_PODS, timeout=2)
     assert "suspended. No GPUs were held, 1 pod deleted." in done.text
     assert evicted.job is not None
     assert evicted.job["spec"] == {"runPolicy": {"suspend": True}}
@@ -317,7 +319,9 @@ async def test_release_of_others_decides_again_after_a_concurrent_write(
     await task.running(ref)
     async with api_of(cluster, Meddled) as api:
         api.task = task
-        assert (await release_others(api, ref, decide)).mode is mode
+        done = await release_others(api, ref, decide)
+        assert done is not None
+        assert done.mode is mode
     assert reads >= 4
     assert not await task.holding(ref)
 
@@ -325,15 +329,17 @@ async def test_release_of_others_decides_again_after_a_concurrent_write(
 # failures
 
 
-async def test_error_names_pods_that_are_left_at_the_timeout(task: Task) -> None:
+async def test_error_names_pods_that_are_left_at_the_timeout(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = (await task.submit(1, STUBBORN, grace=30)).ref
     await task.running(ref)
+    monkeypatch.setattr(releasing, "GRACE_MARGIN_SECONDS", -29)
     with pytest.raises(
         ReleaseError,
         match=r"1 pod with 1 GPU still present 1 s after the deletion was requested\.\n"
         r"These are \S+-master-0\. See `kubectl get",
     ):
-        await release_job(task.api, ref, timeout=1, margin=-29)
+        await release_job(task.api, ref, timeout=1)
+    monkeypatch.undo()
 
 
 async def test_timeout_includes_the_grace_period_of_pods(task: Task) -> None:
@@ -345,10 +351,11 @@ async def test_timeout_includes_the_grace_period_of_pods(task: Task) -> None:
     assert not await task.pods(ref)
 
 
-async def test_job_that_a_finalizer_keeps_is_reported(task: Task) -> None:
+async def test_job_that_a_finalizer_keeps_is_reported(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releasing, "GRACE_MARGIN_SECONDS", -29)
     ref = (await task.submit(1, "true")).ref
     await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
-    done = await release_job(task.api, ref, timeout=1, margin=-29)
+    done = await release_job(task.api, ref, timeout=1)
     await task.patch({"metadata": {"finalizers": None}})
     assert "something keeps it, such as a finalizer" in done.text
 
@@ -413,6 +420,7 @@ async def test_release_fails_at_the_timeout_if_the_api_server_stays_unreachable(
         await release(task.api, ref, Mode.DELETE, read, timeout=1)
     assert time.monotonic() - began < 30, "nothing waits for pods that cannot be asked for"
     done = await release_others(task.api, ref, lambda _: Mode.DELETE, timeout=120)
+    assert done is not None
     assert done.gpus == 1, "it is released, and counted, once it is back"
 
 
@@ -533,13 +541,16 @@ async def test_pods_that_the_operator_cleans_up_are_left_to_it() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.6, 0.7, 0.8, 0.9])
-async def test_pods_that_are_replaced_until_the_timeout_are_named(timeout: float) -> None:
+async def test_pods_that_are_replaced_until_the_timeout_are_named(
+    timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last pause between two checks must not end in the timeout of a request."""
+    monkeypatch.setattr(releasing, "GRACE_MARGIN_SECONDS", 0)
     api = RecordedApi(ended_job(), master="Running")
     api.recreates = True
     read = await read_training(api, REF)
     with pytest.raises(ReleaseError, match="1 pod with 1 GPU still present"):
-        await release(api, REF, Mode.DELETE_PODS, read, timeout=timeout, margin=0)
+        await release(api, REF, Mode.DELETE_PODS, read, timeout=timeout)
 
 
 # kills

@@ -40,7 +40,7 @@ async def jobset(task: TrainTask) -> Object | None:
         path = f"/apis/{TRAINJOB.pod_owner.rpartition('/')[0]}/namespaces/{task.namespace}/jobsets/{task.name}"
         return await task.api.request("GET", path)
     except ApiStatusError as e:
-        if e.not_found:
+        if e.status == 404:
             return None
         raise
 

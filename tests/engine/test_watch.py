@@ -23,14 +23,14 @@ from airflow_provider_ktrain.engine.watch.informer import (
     BACKOFF_SECONDS,
     PAGE_SIZE,
     RELIST_AFTER_FAILURES,
+    Subscription,
     shared_informer,
 )
 from airflow_provider_ktrain.engine.watch.object_keys import by_label, by_name, by_owner, by_uid
-from airflow_provider_ktrain.engine.watch.subscription import Subscription, WatchEvent
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 from .fakekube import PODS, FakeKube, clients, cutter, serving, until
-from .watching import changed, changes
+from .watching import Change, changed, changes
 
 OURS = {"app": "ktrain", SUBMISSION_LABEL: "ours"}
 THEIRS = {"app": "x", SUBMISSION_LABEL: "theirs"}
@@ -52,7 +52,7 @@ class Noting(Wakeup):
         super().set()
 
 
-async def collect(subscription: Subscription, received: list[WatchEvent]) -> None:
+async def collect(subscription: Subscription, received: list[Change]) -> None:
     async for event in changes(subscription):
         received.append(event)
 
@@ -65,15 +65,15 @@ async def test_subscription_gets_the_list_and_then_changes() -> None:
         serving(kube) as api,
         shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as subscription,
     ):
-        assert [(s.type, s.object["metadata"]["name"]) for s in await changed(subscription)] == [("ADDED", "a")]
+        assert [(s.deleted, s.name) for s in await changed(subscription)] == [(False, "a")]
         kube.put("a", OURS, spec={"x": 1})
         (event,) = await changed(subscription)
-        assert (event.type, event.object["spec"]) == ("MODIFIED", {"x": 1})
+        assert (event.deleted, event.object["spec"]) == (False, {"x": 1})
         assert event.object["kind"] == "Pod"
         assert "managedFields" not in event.object["metadata"]
         gone = kube.delete("a")
         (event,) = await changed(subscription)
-        assert (event.type, event.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
+        assert (event.deleted, event.object["metadata"]["uid"]) == (True, gone["metadata"]["uid"])
         assert subscription.objects == {}
         assert event.object["spec"] == {"x": 1}
 
@@ -93,7 +93,7 @@ async def test_unread_changes_of_an_object_are_merged() -> None:
             kube.put("a", spec={"n": n})
         await until(lambda: any(o["spec"] == {"n": 4} for o in subscription.objects.values()))
         (event,) = await changed(subscription)
-        assert (event.type, event.object["spec"]) == ("ADDED", {"n": 4})
+        assert (event.deleted, event.object["spec"]) == (False, {"n": 4})
 
 
 async def test_object_that_loses_its_label_becomes_deleted() -> None:
@@ -106,10 +106,10 @@ async def test_object_that_loses_its_label_becomes_deleted() -> None:
     ):
         subscriptions = (by_selector, by_key)
         for subscription in subscriptions:
-            assert [s.type for s in await changed(subscription)] == ["ADDED"]
+            assert [s.deleted for s in await changed(subscription)] == [False]
         kube.put("a", THEIRS)
         for subscription in subscriptions:
-            assert [s.type for s in await changed(subscription)] == ["DELETED"]
+            assert [s.deleted for s in await changed(subscription)] == [True]
             assert subscription.objects == {}
 
 
@@ -143,7 +143,7 @@ async def test_a_thousand_subscriptions_share_one_watch() -> None:
         async def wait_for_end(n: int) -> str:
             async with shared_informer(api, PODS).subscribe(key=by_name(f"p{n % 250}")) as subscription:
                 async for event in changes(subscription):
-                    if event.type == "DELETED":
+                    if event.deleted:
                         return event.object["metadata"]["name"]
             raise AssertionError
 
@@ -201,7 +201,7 @@ async def test_cut_stream_resumes_and_expired_version_lists_again() -> None:
         await changed(subscription)
         kube.cut()
         kube.put("b")
-        assert [s.object["metadata"]["name"] for s in await changed(subscription)] == ["b"]
+        assert [s.name for s in await changed(subscription)] == ["b"]
         assert kube.requests["list"] == 1
 
         await until(lambda: kube.streams)
@@ -212,7 +212,7 @@ async def test_cut_stream_resumes_and_expired_version_lists_again() -> None:
         kube.expire()
         kube.away = False
         received = await changed(subscription)
-        assert sorted((s.type, s.object["metadata"]["name"]) for s in received) == [("ADDED", "c"), ("DELETED", "a")]
+        assert sorted((s.deleted, s.name) for s in received) == [(False, "c"), (True, "a")]
         assert shared_informer(api, PODS).stats["expired"] == 1
         assert kube.requests["list"] == 2
 
@@ -250,11 +250,11 @@ async def test_rejection_reaches_subscriptions_and_is_retried() -> None:
                     await changed(second)
             kube.refusal = None
             await until(lambda: subscription.synced)
-            assert [s.type for s in await anext_after_errors(subscription)] == ["ADDED"]
+            assert [s.deleted for s in await anext_after_errors(subscription)] == [False]
             assert pods.failure is None
 
 
-async def anext_after_errors(subscription: Subscription) -> list[WatchEvent]:
+async def anext_after_errors(subscription: Subscription) -> list[Change]:
     """The next changes; errors before them are ignored."""
     while True:
         try:
@@ -271,7 +271,7 @@ async def test_expired_credentials_are_renewed_without_an_error() -> None:
         kube.token = "t1"
         kube.cut()
         kube.put("b")
-        assert [s.object["metadata"]["name"] for s in await changed(subscription)] == ["b"]
+        assert [s.name for s in await changed(subscription)] == ["b"]
         assert api.stats["rebuilt"] == 1
 
 
@@ -289,7 +289,7 @@ async def test_informer_retries_until_the_server_is_back() -> None:
             assert list(subscription.objects) == ["u1"]
             kube.put("b")
             kube.away = False
-            assert [s.object["metadata"]["name"] for s in await changed(subscription)] == ["b"]
+            assert [s.name for s in await changed(subscription)] == ["b"]
             assert pods.unreachable_since is None
 
 
@@ -347,7 +347,7 @@ async def test_watch_resumes_at_the_last_bookmark() -> None:
             await until(lambda: kube.streams)
             version = kube.bookmark()
             await until(lambda: pods.stats["events"])
-            assert subscription._pending == {}
+            assert not subscription.take_changed()
             kube.cut()
             await until(lambda: kube.requests["watch"] == 2)
             assert kube.queries[-1]["resourceVersion"] == version
@@ -362,7 +362,7 @@ async def test_resync_finds_changes_that_the_watch_missed(monkeypatch: pytest.Mo
         await changed(subscription)
         gone = kube.forget("a")
         (event,) = await changed(subscription)
-        assert (event.type, event.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
+        assert (event.deleted, event.object["metadata"]["uid"]) == (True, gone["metadata"]["uid"])
 
 
 async def test_informers_are_shared_per_api_path_and_selector() -> None:
@@ -536,7 +536,7 @@ class Story:
         async with serving(self.kube) as api:
             ours = shared_informer(api, PODS, label_selector="app=ktrain")
             async with ours.subscribe() as everything, ours.subscribe(key=by_name("p1")) as one:
-                received: list[WatchEvent] = []
+                received: list[Change] = []
                 reading = asyncio.create_task(collect(everything, received))
                 for _ in range(actions):
                     self.rng.choice([self.write, self.write, self.trouble])()
@@ -554,22 +554,22 @@ class Story:
 
                 await until(lambda: versions(everything.objects) == standing())
                 assert versions(one.objects) == standing("p1")
-                await until(lambda: not everything._pending)
+                await until(lambda: not everything._changed)
                 reading.cancel()
                 self.check(received)
-                assert {s.object["metadata"]["uid"] for s in received if s.type != "DELETED"} >= set(standing())
+                assert {s.object["metadata"]["uid"] for s in received if not s.deleted} >= set(standing())
 
     @staticmethod
-    def check(received: list[WatchEvent]) -> None:
+    def check(received: list[Change]) -> None:
         """Events are in order, each version comes once, and a deleted object stays deleted."""
         held: dict[str, int] = {}
-        once: set[tuple[str, str, int]] = set()
+        once: set[tuple[bool, str, int]] = set()
         for event in received:
             uid, version = event.object["metadata"]["uid"], int(event.object["metadata"]["resourceVersion"])
-            assert (event.type, uid, version) not in once
-            once.add((event.type, uid, version))
+            assert (event.deleted, uid, version) not in once
+            once.add((event.deleted, uid, version))
             # a deletion that a list reveals contains the object's last known state
-            assert version > held.get(uid, 0) or (version == held[uid] and event.type == "DELETED")
+            assert version > held.get(uid, 0) or (version == held[uid] and event.deleted)
             held[uid] = version
 
 

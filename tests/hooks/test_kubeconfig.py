@@ -240,10 +240,11 @@ def plugin(home: Path, script: str) -> None:
     (home / "plugin").write_text(f"#!/bin/sh\n{script}\n")
 
 
-async def test_hanging_exec_plugin_is_killed_with_its_children(home: Path) -> None:
+async def test_hanging_exec_plugin_is_killed_with_its_children(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeconfig, "BUILD_TIMEOUT", 3.0)
     plugin(home, f"sleep 1000 & echo $! > {home}/pid; wait")
     with pytest.raises(AccessError, match=r"exec plugin did not end within 3 s and was killed"):
-        await kubeconfig.configuration("c", "plugin", {"kube_config_path": str(home / "kubeconfig")}, timeout=3)
+        await kubeconfig.configuration("c", "plugin", {"kube_config_path": str(home / "kubeconfig")})
     child = int((home / "pid").read_text())
     await until(lambda: is_gone(child), 60)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import threading
@@ -89,10 +90,10 @@ def test_log_and_terminal_show_no_secrets(text: str) -> None:
             raise OSError(text)
         except OSError:
             log.exception("Failed")
-    out = io.StringIO()
-    console = Console(out, out)
-    console.info(text)
-    console.error("%s", text)
+    out, console = io.StringIO(), Console()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        console.info(text)
+        console.error("%s", text)
     check(lines, out.getvalue())
     assert len(lines) == 3
 

@@ -1,12 +1,8 @@
 """The position in each container's log: following can stop at any line and resume with no line lost or repeated.
 
-How a resume finds its line: a server answers `sinceTime` with every line of the log file from that time on, in the
-order of the file, and it compares whole seconds (recorded on Kubernetes 1.36). Timestamps alone can't identify a line:
-many lines can have the same timestamp, and lines of stdout and stderr may be slightly out of order. So a position
-contains a window: a second shortly before the last line, and the number of lines read since its beginning. A resume
-requests the log from that second on and skips as many lines. If the response doesn't begin with the first line of the
-window, the file is not the one that was read (for example, it was rotated). Then timestamps decide which lines are new,
-and a gap is reported.
+Timestamps alone can't identify a line. So a position contains a window: a second shortly before the last line, and the
+number of lines read since its beginning. A resume requests the log from that second on and skips as many lines.
+docs/reference/log-cursor.md explains why, and what happens if the log was rotated.
 """
 
 from __future__ import annotations
@@ -130,14 +126,6 @@ class Position:
             self.at_last += 1
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Lines may be missing between two times, for example because the log was rotated."""
-
-    after: str
-    until: str
-
-
 class Replay:
     """Separates the new lines of a response from known ones, and moves the position.
 
@@ -147,7 +135,7 @@ class Replay:
     def __init__(self, position: Position) -> None:
         self.position = position
         self.live = not position.last  #: all further lines are new
-        self.gap: Gap | None = None
+        self.gap: tuple[str, str] | None = None  #: lines may be missing between these times: the log was rotated
         self._skip = -1  # known lines left to skip; -1: unknown before the first line
         self._again = position.at_last
 
@@ -175,7 +163,7 @@ class Replay:
             same = time == position.base.first
             self._skip = position.base.count if same else 0
             if not same and time > position.last and position.base.first:
-                self.gap = Gap(position.last, time)
+                self.gap = position.last, time
         if time > position.last:
             seen = False
         elif self._skip:
@@ -323,10 +311,6 @@ class Cursor:
         key = self.key(uid, container)
         self.positions.pop(key, None)
         self.names.pop(key, None)
-
-    def unfinished(self) -> dict[int, Position]:
-        """The positions that are not complete."""
-        return {key: at for key, at in self.positions.items() if not at.complete}
 
     def to_dict(self, limit: int = MAX_SIZE) -> dict[str, Any]:
         """The cursor as JSON data.

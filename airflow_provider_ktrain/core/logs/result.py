@@ -44,9 +44,7 @@ class _Part(NamedTuple):
 
     :param line: from the marker on.
     :param whole: number of lines and checksum of the whole text; equal in all lines of one text.
-    :param number: of this line, from 1.
-    :param total: number of lines.
-    :param text: the part of the whole text.
+    :param number: of this line, from 1 to `total`.
     """
 
     line: str

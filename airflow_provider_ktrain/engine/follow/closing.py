@@ -21,7 +21,8 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
-from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
+from airflow_provider_ktrain.engine.logs.emitter import Tally
+from airflow_provider_ktrain.engine.logs.follower import DrainReport
 from airflow_provider_ktrain.engine.threads import in_thread
 
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come

@@ -15,9 +15,8 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared_informer
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_involved_name, by_involved_uid, by_uid
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 FIRST_LIST_SECONDS = 10.0  #: for the first list of the watch, after which the events are listed for the job

@@ -23,10 +23,9 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.job_requests import JobRead, owner_of, pod_owners, read_job
-from airflow_provider_ktrain.engine.request_errors import explain, is_transient
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer
+from airflow_provider_ktrain.engine.request_errors import explain
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription
 from airflow_provider_ktrain.engine.watch.stripping import stripped
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
@@ -72,16 +71,15 @@ class Observer:
     def _note(self, subscription: Subscription) -> None:
         """Take deletions and errors from a watch. The objects that exist are taken by `update`."""
         try:
-            changes = subscription.take()
+            deleted = subscription.take()
         except Exception as error:
             self._bear(error)
             return
-        if changes is None:
+        if deleted is None:
             return
         self._rejected_since = None
-        for seen in changes:
-            if seen.type == "DELETED":
-                self._mark_deleted(seen.object)
+        for obj in deleted:
+            self._mark_deleted(obj)
 
     def _bear(self, error: Exception) -> None:
         """Warn that a watch is rejected; raise the error if that lasts too long."""
@@ -140,7 +138,7 @@ class Observer:
                 job = await read_job(self._api, state.ref)
                 state.gone, state.uncertain = job is None, job is not None
             except (ApiUnavailable, ApiStatusError) as e:
-                if self._fail_fast and not is_transient(e):
+                if self._fail_fast and not e.transient:
                     raise
                 state.uncertain = True
         elif job is not None:

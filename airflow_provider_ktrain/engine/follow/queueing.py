@@ -22,9 +22,8 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import kueue
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.watch.informer import shared_informer
+from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import by_owner
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
 RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request

@@ -24,27 +24,24 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimitedEmitter, Tally
 from airflow_provider_ktrain.engine.logs.reader import (
     TAIL_CHECK_BYTES,
-    ForbiddenNotice,
+    JobLogs,
     LogReader,
     Response,
     ResponseEnd,
     time_of_line,
 )
-from airflow_provider_ktrain.engine.logs.report import Tally
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 log = logging.getLogger(__name__)
 
@@ -60,32 +57,18 @@ ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been ro
 TIMESTAMP_BYTES = 64  #: enough for the timestamp of a line
 
 
-@dataclass(frozen=True)
-class JobLogs:
-    """What the container followers of one job share.
+class ContainerFollower:
+    """Follows one container of one pod in a task of its own.
 
-    :param forget: called when the pod of a container is gone and its log was read.
+    :param forget: called when the pod of the container is gone and its log was read.
     """
 
-    api: Api
-    sink: Callable[[LogLine], None]
-    kind: Kind
-    cursor: Cursor
-    budget: StreamBudget
-    inspector: Callable[[LogLine], Inspect]
-    forbidden: ForbiddenNotice
-    forget: Callable[[ContainerFollower], None]
-
-
-class ContainerFollower:
-    """Follows one container of one pod in a task of its own."""
-
-    def __init__(self, job: JobLogs, pod: Pod, name: str) -> None:
+    def __init__(self, job: JobLogs, pod: Pod, name: str, forget: Callable[[ContainerFollower], None]) -> None:
         meta = pod["metadata"]
         self.pod: str = meta["name"]
         self.name = name
         self.uid: str = meta["uid"]
-        self._job = job
+        self._job, self._forget = job, forget
         key = Cursor.key(self.uid, name)
         job.cursor.names[key] = f"{self.pod}/{name}"
         known = job.cursor.positions.get(key)
@@ -97,8 +80,8 @@ class ContainerFollower:
         self._path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "", init=is_init_container(pod, name), pod_uid=self.uid)
-        self._emitter = RateLimitedEmitter(job.sink, job.budget.gate, source, job.inspector(source))
-        self._reader = LogReader(job.api, job.budget, self._path, name, self._emitter, self._observed, job.forbidden)
+        self.emitter = RateLimitedEmitter(job.sink, job.budget.gate, source, job.inspector(source))
+        self._reader = LogReader(job, self._path, name, self.emitter, self._observed)
         self._failures = 0
         self._finished = False  # the log is read as far as it goes
         self._drained = False
@@ -143,44 +126,21 @@ class ContainerFollower:
         """
         loop = asyncio.get_running_loop()
         newest: str | None = None
-        read, since = self.lines_read, loop.time()
+        read, since = self.emitter.read, loop.time()
         while not (self.caught_up or self.task.done()):
             if newest is None and (last := await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")) is not None:
                 newest = time_of_line(last) or ""
                 since = loop.time()
-            if self.lines_read != read or self.is_emitting or not self._reader.is_following:
-                read, since = self.lines_read, loop.time()
+            if self.emitter.read != read or self.emitter.is_emitting or not self._reader.is_following:
+                read, since = self.emitter.read, loop.time()
             quiet = loop.time() - since > QUIET_SECONDS
             self.caught_up = newest is not None and (self._position.last >= newest or quiet)
             if not self.caught_up:
                 await asyncio.sleep(CATCH_UP_INTERVAL_SECONDS)
 
-    def count_only(self) -> None:
-        """From now on inspect and count lines, without emitting them."""
-        self._emitter.count_only = True
-
-    @property
-    def lines_read(self) -> int:
-        """Lines read so far, including repeated ones: the number grows while there is progress."""
-        return self._emitter.read
-
-    @property
-    def is_emitting(self) -> bool:
-        """Whether there are lines that were received and not emitted yet, for example because they are held back."""
-        return self._emitter.is_emitting
-
     def tally(self) -> Tally:
         """What became of the log so far."""
-        emitter = self._emitter
-        return Tally(
-            emitter.lines,
-            emitter.bytes,
-            emitter.dropped,
-            emitter.dropped_bytes,
-            tuple(emitter.gaps),
-            self._finished or self._position.complete or self.caught_up,
-            emitter.late,
-        )
+        return replace(self.emitter.tally, complete=self._finished or self._position.complete or self.caught_up)
 
     @property
     def runs(self) -> bool:
@@ -192,7 +152,7 @@ class ContainerFollower:
         position = self._position
         if position.restart != restart:
             return 0.0, 0.0
-        first = max(position.first, self._emitter.gap_until)
+        first = max(position.first, self.emitter.gap_until)
         return epoch_seconds(first) or 0.0, epoch_seconds(position.last) or 0.0
 
     # the states
@@ -201,9 +161,9 @@ class ContainerFollower:
         try:
             await self._read_runs()
         finally:
-            self._emitter.finish(self._position)
+            self.emitter.finish(self._position)
         if self._observed.deletion_reported:
-            self._job.forget(self)
+            self._forget(self)
 
     async def _read_runs(self) -> None:
         """Read the log, run after run, until nothing is left to read or the API server refuses it for good."""
@@ -212,7 +172,7 @@ class ContainerFollower:
                 await self._steps[state]()  # one request, or one wait
             await self._finish()
         except ApiStatusError as error:
-            self._emitter.gap(f"the log can't be read.\n{error}", self._position)
+            self.emitter.gap(f"the log can't be read.\n{error}", self._position)
         except Exception:
             log.exception("Following the log of %s/%s failed", self.pod, self.name)
 
@@ -252,7 +212,7 @@ class ContainerFollower:
         previous = run.restart - 1
         if position.restart < previous:
             if not position.complete or position.restart + 1 < previous:
-                self._emitter.gap(
+                self.emitter.gap(
                     f"logs of runs before run {previous} may be missing: the kubelet keeps one previous run", position
                 )
             self._begin(previous)
@@ -262,9 +222,7 @@ class ContainerFollower:
             # in a back-off, `previous` is the newest run already, and the one before it is out of reach
             response = None if run.backing_off else await self._request(previous="true")
             if response is None or response.end is ResponseEnd.NO_LOG:
-                self._emitter.gap(
-                    f"lines of run {previous} may be missing: the kubelet no longer has its log", position
-                )
+                self.emitter.gap(f"lines of run {previous} may be missing: the kubelet no longer has its log", position)
                 self._begin(run.restart)
             elif await self._is_read_to_end(response, previous="true"):
                 self._begin(run.restart)
@@ -279,7 +237,7 @@ class ContainerFollower:
         if not self._observed.deleted or self._drained:
             self._finished = True
         elif self._observed.run.started and not (position.complete or self._finished):
-            self._emitter.gap("the pod was deleted before its log was read to the end", position)
+            self.emitter.gap("the pod was deleted before its log was read to the end", position)
         elif not position.complete:
             await self._emit_unended_line()
 
@@ -328,12 +286,12 @@ class ContainerFollower:
         """Everything was read: emit a last line without a line end, and report where lines may still be missing."""
         await self._emit_unended_line()
         position = self._position
-        self._emitter.finish(position)
+        self.emitter.finish(position)
         if self._progress.size < ROTATION_BYTES:
             return
         first = time_of_line(await self._reader.peek(TIMESTAMP_BYTES, **query) or b"")
         if first is not None and first > position.first:
-            self._emitter.gap(
+            self.emitter.gap(
                 f"lines before {first} may be missing: the node rotated the log while it was followed, and the stream "
                 "may have skipped the end of the old file",
                 position,
@@ -343,7 +301,7 @@ class ContainerFollower:
         if self._progress.unended_line:
             replay = Replay(self._position)
             replay.live = True
-            await self._emitter.emit(self._progress.unended_line, replay)
+            await self.emitter.emit(self._progress.unended_line, replay)
 
     # requests and waits
 
@@ -392,7 +350,7 @@ class ContainerFollower:
             try:
                 pod = await self._job.api.request("GET", self._path)
             except ApiStatusError as error:
-                if error.not_found:
+                if error.status == 404:
                     self._observed.deleted = True
                 elif not error.transient and error.status != 401:
                     return  # no right to read pods: the watch must do

@@ -29,6 +29,7 @@ MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megab
 BYTES_PER_SECOND, BURST_BYTES = 2 * 1024 * 1024, 32 * 1024 * 1024
 MAX_RECENT_LINES = 8  #: different lines of an init container that a repetition is compared with
 MAX_REPETITIONS, REPETITION_SECONDS = 6, 600.0  #: repetitions in a row that an init container may log in that time
+MAX_GAPS = 20  #: kept per container of deleted pods
 _TIME = re.compile(r"(?<!\d)(?:\d{4}[-/]\d\d[-/]\d\d[T ]?)?(?:\d\d:\d\d:\d\d(?:[.,]\d+)?)?")
 
 
@@ -51,6 +52,38 @@ class LogLine:
     note: bool = False
     init: bool = False
     pod_uid: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one container's log. Its emitter counts in it; a copy is reported.
+
+    :param lines, bytes: that were logged; repetitions that were left out count as lines.
+    :param dropped: lines dropped by the rate limit.
+    :param dropped_bytes: bytes of these lines, and bytes cut off lines over MAX_LINE_BYTES.
+    :param gaps: where lines may be missing, and why.
+    :param complete: whether everything that the server had was read.
+    :param late: lines that were counted but not logged, because the final drain ran out of time.
+    """
+
+    lines: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+    gaps: tuple[str, ...] = ()
+    complete: bool = False
+    late: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.lines + other.lines,
+            self.bytes + other.bytes,
+            self.dropped + other.dropped,
+            self.dropped_bytes + other.dropped_bytes,
+            (self.gaps + other.gaps)[:MAX_GAPS],
+            self.complete and other.complete,
+            self.late + other.late,
+        )
 
 
 Inspect = Callable[[str, str, int], None]  #: called with a line's text, its time and the number of its container's run
@@ -108,15 +141,10 @@ class RateLimitedEmitter:
         source: LogLine,
         inspect: Inspect = ignore,
     ) -> None:
-        self.lines = 0  #: including repetitions that were left out
-        self.bytes = 0
-        self.dropped = 0
-        self.dropped_bytes = 0
-        self.late = 0  #: lines that came after `count_only` was set
-        self.read = 0  #: lines, including repeated ones
-        self.is_emitting = False  #: whether a block is being emitted, or is held back
+        self.tally = Tally()
+        self.read = 0  #: lines, including repeated ones: it grows while there is progress
+        self.is_emitting = False  #: whether received lines are being emitted, or are held back
         self.count_only = False  #: whether lines are only inspected and counted
-        self.gaps: list[str] = []
         self.gap_until = ""  #: time of the first line after the last gap that a rotation left
         self._sink = sink
         self._gate = gate
@@ -143,9 +171,9 @@ class RateLimitedEmitter:
             async with self._gate.burst():
                 while done < len(lines):
                     async with self._gate.turn():
-                        logged, size = self.lines, self.bytes
+                        logged, size = self.tally.lines, self.tally.bytes
                         until, new = self._slice(lines, done, replay)
-                        self._gate.count(self.lines - logged, self.bytes - size)
+                        self._gate.count(self.tally.lines - logged, self.tally.bytes - size)
                     self.read += until - done
                     done, fresh = until, fresh + new
                     if done < len(lines):
@@ -162,8 +190,9 @@ class RateLimitedEmitter:
         for number in range(start, len(lines)):
             stamp, _, text = lines[number].partition(" ")
             time = normal_time(stamp)
-            if time is None:
-                self._emit_without_time(lines[number], replay)
+            if time is None:  # a message of the kubelet, or the end of a line that began before sinceTime
+                if replay.live and lines[number]:
+                    self._emit_line(position, position.last, lines[number])
             elif replay.live:
                 position.advance(time)
                 fresh += 1
@@ -171,26 +200,18 @@ class RateLimitedEmitter:
             elif replay.fresh(time):
                 fresh += 1
                 if replay.gap is not None:
-                    self.gap_until = replay.gap.until
-                    self.gap(
-                        f"lines between {replay.gap.after} and {replay.gap.until} may be missing: "
-                        "the node rotated the log",
-                        position,
-                    )
+                    after, self.gap_until = replay.gap
+                    rotated = f"lines between {after} and {time} may be missing: the node rotated the log"
+                    self.gap(rotated, position)
                 self._emit_line(position, time, text)
             if clock.monotonic() - began > SLICE_SECONDS:
                 return number + 1, fresh
         return len(lines), fresh
 
-    def _emit_without_time(self, line: str, replay: Replay) -> None:
-        """A line without a timestamp: a message of the kubelet, or the end of a line that began before sinceTime."""
-        if replay.live and line:
-            self._emit_line(replay.position, replay.position.last, line)
-
     def _emit_line(self, position: Position, time: str, text: str) -> None:
         self._inspect(text, time, position.restart)
         if self.count_only:
-            self.late += 1
+            self.tally.late += 1
             return
         if self._source.init and self._is_left_out(position.restart, text):
             self._left_out += 1
@@ -225,8 +246,8 @@ class RateLimitedEmitter:
         if self._unreported:
             self.report_dropped(position)
         self._allowance -= size
-        self.lines += count
-        self.bytes += size
+        self.tally.lines += count
+        self.tally.bytes += size
         pod, container, role, index = self._replica
         self._sink(LogLine(pod, container, role, index, position.restart, time, text, False, self._source.init))
 
@@ -249,14 +270,14 @@ class RateLimitedEmitter:
         if not count:
             return
         self._unreported = self._unreported_bytes = 0
-        self.dropped += count
-        self.dropped_bytes += size
+        self.tally.dropped += count
+        self.tally.dropped_bytes += size
         dropped = f"dropped {counted(count, 'line')} ({readable_size(size)}) here"
         self.note(f"{dropped}: over the limit of {readable_size(BYTES_PER_SECOND)}/s", position)
 
     def gap(self, text: str, position: Position) -> None:
         """Note that lines may be missing here, and keep it for the report."""
-        self.gaps.append(text)
+        self.tally.gaps += (text,)
         self.note(text, position)
 
     def note(self, text: str, position: Position) -> None:

@@ -6,20 +6,41 @@ One asyncio task per container reads its runs one after the other: see `containe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, run_of, started_at
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower, JobLogs
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, ignore
-from airflow_provider_ktrain.engine.logs.reader import ForbiddenNotice
-from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
+from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, Tally, ignore
+from airflow_provider_ktrain.engine.logs.reader import JobLogs
+from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
 WHOLE = Tally(complete=True)  #: of no container; one object for all jobs
 LATE_LINES_SECONDS = 5.0  #: at the end of a drain in which lines are only counted, at most
+
+
+@dataclass(frozen=True)
+class DrainReport:
+    """What became of a job's logs, by (pod, container). Successive pods with the same name count as one.
+
+    :param gone: the sum of containers that were read to their end without a gap and whose pods are deleted.
+    """
+
+    containers: Mapping[tuple[str, str], Tally]
+    gone: Tally = field(default_factory=Tally)
+
+    @property
+    def total(self) -> Tally:
+        """The sum of existing and of deleted pods."""
+        return sum(self.containers.values(), self.gone)
+
+    @property
+    def unread(self) -> list[tuple[str, str]]:
+        """Containers whose logs were not read to the end."""
+        return [key for key, tally in self.containers.items() if not tally.complete]
 
 
 class LogFollower:
@@ -31,7 +52,6 @@ class LogFollower:
     :param kind: of the job; it derives role and index from a pod's labels.
     :param cursor: the positions to resume from; updated in place, so that `cursor.to_dict()` is current at any time.
         Default: the beginning of each log.
-    :param budget: limits the streams. Default: the process's budget.
     :param chosen: whether to follow a container of a pod; called whenever the pod has changed, until it returns True.
         Default: all containers.
     :param inspector: called once per container with a line that names it; what it returns is called with text,
@@ -45,27 +65,18 @@ class LogFollower:
         *,
         kind: Kind,
         cursor: Cursor | None = None,
-        budget: StreamBudget | None = None,
         chosen: Callable[[Pod, str], bool] = lambda pod, container: True,
         inspector: Callable[[LogLine], Inspect] = lambda source: ignore,
     ) -> None:
         self.cursor = Cursor() if cursor is None else cursor
-        self.budget = budget or process_budget()
+        self.budget = process_budget()
         self.budget.gate.watch_for_stalls()
-        self._job = JobLogs(
-            api,
-            sink,
-            kind,
-            self.cursor,
-            self.budget,
-            inspector,
-            ForbiddenNotice(),
-            self._forget,
-        )
+        self._job = JobLogs(api, sink, kind, self.cursor, self.budget, inspector)
         self._chosen = chosen
         self._followed: dict[tuple[str, str], ContainerFollower] = {}
         self._observed: dict[str, Pod] = {}  # by uid, as last observed
-        self._unseen = self.cursor.unfinished()  # in the cursor, but the pod was not observed yet
+        # in the cursor, but the pod was not observed yet
+        self._unseen = {key: at for key, at in self.cursor.positions.items() if not at.complete}
         self._gone: dict[tuple[str, str], Tally] = {}  # of deleted pods, if there is something to report
         self._gone_whole = WHOLE  # the sum of all others
         self._draining = False
@@ -96,7 +107,8 @@ class LogFollower:
                         self.cursor.forget(*key)
                     continue
                 self.cursor.resume(*key, run.restart, started_at(pod, container["name"]))
-                followed = self._followed[key] = ContainerFollower(self._job, pod, container["name"])
+                followed = ContainerFollower(self._job, pod, container["name"], self._forget)
+                self._followed[key] = followed
             followed.observe(run, deleted=deleted)
             if deleted and followed.task.done():
                 self._forget(followed)
@@ -143,7 +155,7 @@ class LogFollower:
             for container in late:
                 container.drain()
             for container in (*drained, *late):
-                container.count_only()
+                container.emitter.count_only = True
             await asyncio.wait(rest, timeout=counting)
         await _cancel(rest)
         return self.report()
@@ -181,12 +193,12 @@ class LogFollower:
     @property
     def _is_emitting(self) -> bool:
         """Whether lines of a container that hasn't caught up were received and not emitted yet."""
-        return any(container.is_emitting for container in self._followed.values() if not container.caught_up)
+        return any(container.emitter.is_emitting for container in self._followed.values() if not container.caught_up)
 
     def _lines_read(self) -> int:
         """A number that changes while there is progress."""
         behind = (container for container in self._followed.values() if not container.caught_up)
-        return self._gone_whole.lines + sum(container.lines_read for container in behind)
+        return self._gone_whole.lines + sum(container.emitter.read for container in behind)
 
     def read_span(self, uid: str, container: str, restart: int) -> tuple[float, float]:
         """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.text import Verbatim
@@ -11,14 +10,6 @@ from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
 MICROSECONDS = len("2026-11-21T10:00:00.000000")  #: characters of a timestamp up to microseconds, Airflow's resolution
-
-
-class _Logged(NamedTuple):
-    """The last line of a container: its text, the kubelet's time, and the time with which it was logged."""
-
-    text: str
-    written: str
-    logged: str
 
 
 class LineLogger:
@@ -33,7 +24,8 @@ class LineLogger:
 
     def __init__(self, log: Log, kind: Kind) -> None:
         self._log, self._kind = log, kind
-        self._last: dict[tuple[str, int, str], _Logged] = {}  # by role, index and container
+        # by role, index and container: the last line's text, the kubelet's time, and the time with which it was logged
+        self._last: dict[tuple[str, int, str], tuple[str, str, str]] = {}
 
     def __call__(self, line: LogLine) -> None:
         """Log `[Role index] text`, or `[Role index container] text`. Notes of the follower itself are warnings."""
@@ -50,9 +42,9 @@ class LineLogger:
     def _time(self, line: LogLine) -> str:
         written = logged = line.time[:MICROSECONDS]
         key = line.role, line.index, line.container
-        last = self._last.get(key)
-        if last is not None and last.text == line.text and last.written <= written <= last.logged:
-            later = datetime.fromisoformat(last.logged) + timedelta(microseconds=1)
+        text, first, last = self._last.get(key, ("", "", ""))
+        if text == line.text and first <= written <= last:
+            later = datetime.fromisoformat(last) + timedelta(microseconds=1)
             logged = later.isoformat(timespec="microseconds")
-        self._last[key] = _Logged(line.text, written, logged)
+        self._last[key] = line.text, written, logged
         return logged

@@ -20,6 +20,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 
+STALL_SECONDS = 5.0  #: without a turn of the event loop that count as a stall
+#: after a stall in which no line is logged. A trigger can't find out whether it was reassigned: its task is `deferred`
+#: in both cases. But about once a second, a triggerer cancels the running triggers that are no longer assigned to it.
+SETTLE_SECONDS = 10.0
 MAX_UNREAD_BYTES = 100_000  #: in the socket to the supervisor; Linux makes it full at about twice that
 UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
 MIN_BURST_LINES = 32  #: lines of a burst after which the next one may follow at once
@@ -32,25 +36,10 @@ class LogGate:
 
     :param unread_log: returns the number of bytes that this process has logged and that its supervisor hasn't read yet.
         Default: None, lines aren't held back for it, and there are no bursts.
-    :param stall: seconds without a turn of the event loop that count as a stall. Default: 5.
-    :param settle: seconds after a stall in which no line is logged. A trigger can't find out whether it was reassigned:
-        its task is `deferred` in both cases. But about once a second, a triggerer compares its running triggers with
-        the assigned ones, and cancels the others. Default: 10.
-    :param interval: seconds between a small burst and the next one. Default: 0.25.
     """
 
-    def __init__(
-        self,
-        unread_log: Callable[[], int] | None = None,
-        *,
-        stall: float = 5.0,
-        settle: float = 10.0,
-        interval: float = BURST_INTERVAL,
-    ) -> None:
+    def __init__(self, unread_log: Callable[[], int] | None = None) -> None:
         self.unread_log = unread_log
-        self.stall = stall
-        self.settle = settle
-        self.interval = interval
         self._ticked: float | None = None  # when the loop last ran
         self._settled = 0.0  # when lines may be logged again after a stall
         self._lock = asyncio.Lock()  # of the one stream that logs lines
@@ -75,12 +64,12 @@ class LogGate:
 
     def _tick(self) -> None:
         self._note_stall()
-        asyncio.get_running_loop().call_later(min(1.0, self.stall / 4), self._tick, context=Context())
+        asyncio.get_running_loop().call_later(min(1.0, STALL_SECONDS / 4), self._tick, context=Context())
 
     def _note_stall(self) -> None:
         now = asyncio.get_running_loop().time()
-        if self._ticked is not None and now - self._ticked > self.stall:
-            self._settled = now + self.settle
+        if self._ticked is not None and now - self._ticked > STALL_SECONDS:
+            self._settled = now + SETTLE_SECONDS
         self._ticked = now
 
     async def awake(self) -> None:
@@ -102,7 +91,7 @@ class LogGate:
             if not self._writers:
                 small = 0 < self._lines < MIN_BURST_LINES and self._bytes < MIN_BURST_BYTES
                 if self.unread_log is not None and small:
-                    self._next_burst = asyncio.get_running_loop().time() + self.interval
+                    self._next_burst = asyncio.get_running_loop().time() + BURST_INTERVAL
                 self._lines = self._bytes = 0
 
     @contextlib.asynccontextmanager

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay, normal_time
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer
-from airflow_provider_ktrain.engine.logs.emitter import LineSplitter, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LineSplitter, LogLine, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 STREAM_SILENCE_SECONDS = 300.0  #: without a byte from a followed stream until it is requested again: it may be dead
@@ -74,6 +75,19 @@ class ForbiddenNotice:
         self._given = False
 
 
+@dataclass(frozen=True)
+class JobLogs:
+    """What the followers of a job's containers share."""
+
+    api: Api
+    sink: Callable[[LogLine], None]
+    kind: Kind
+    cursor: Cursor
+    budget: StreamBudget
+    inspector: Callable[[LogLine], Inspect]
+    forbidden: ForbiddenNotice = field(default_factory=ForbiddenNotice)
+
+
 class LogReader:
     """Makes the requests for the log of one container.
 
@@ -81,26 +95,16 @@ class LogReader:
     :param container: its name.
     :param emitter: takes the lines of the responses.
     :param observed: what is known of the container; the caller keeps it current.
-    :param forbidden: shared by all containers of the job.
     """
 
     def __init__(
-        self,
-        api: Api,
-        budget: StreamBudget,
-        path: str,
-        container: str,
-        emitter: RateLimitedEmitter,
-        observed: ObservedContainer,
-        forbidden: ForbiddenNotice,
+        self, job: JobLogs, path: str, container: str, emitter: RateLimitedEmitter, observed: ObservedContainer
     ) -> None:
-        self._api = api
-        self._budget = budget
+        self._job = job
         self._path = f"{path}/log"
         self._container = container
         self._emitter = emitter
         self._observed = observed
-        self._forbidden = forbidden
         self._forbidden_since: float | None = None
         self._close_stream: Callable[[], None] | None = None  # of the stream that is followed
 
@@ -132,13 +136,13 @@ class LogReader:
             query["sinceTime"] = position.since
         lines, replay, size, new_lines = LineSplitter(), Replay(position), 0, 0
         end, tail = ResponseEnd.CUT, b""
-        async with self._budget.slot() as slot:
+        async with self._job.budget.slot() as slot:
             try:
-                async with self._api.stream(
+                async with self._job.api.stream(
                     self._path, query=query, pool="logs", read_timeout=STREAM_SILENCE_SECONDS
                 ) as response:
                     self._forbidden_since = None
-                    self._forbidden.reset()
+                    self._job.forbidden.reset()
                     if "follow" in query:
                         self._close_stream = response.close
                         slot.on_revoke(response.close)
@@ -167,7 +171,7 @@ class LogReader:
                     raise
             finally:
                 self._close_stream = None
-                self._emitter.dropped_bytes += lines.bytes_cut
+                self._emitter.tally.dropped_bytes += lines.bytes_cut
         tail = tail if end is ResponseEnd.COMPLETE else b""
         return Response(end, size, new_lines, lines.unended_line, replay.live, tail)
 
@@ -176,8 +180,10 @@ class LogReader:
         query = {"container": self._container, "timestamps": "true", "limitBytes": str(limit_bytes), **query}
         try:
             async with (
-                self._budget.slot(),
-                self._api.stream(self._path, query=query, pool="logs", read_timeout=PEEK_TIMEOUT_SECONDS) as response,
+                self._job.budget.slot(),
+                self._job.api.stream(
+                    self._path, query=query, pool="logs", read_timeout=PEEK_TIMEOUT_SECONDS
+                ) as response,
             ):
                 return await response.content.read(-1)
         except (ApiUnavailable, ApiStatusError):
@@ -191,7 +197,7 @@ class LogReader:
         now = asyncio.get_running_loop().time()
         if self._forbidden_since is None:
             self._forbidden_since = now
-        if text := self._forbidden.text(error):
+        if text := self._job.forbidden.text(error):
             self._emitter.note(text, position)
         grace = 0.0 if self.retries_slowly else FORBIDDEN_GRACE_SECONDS
         draining_since = self._observed.draining_since

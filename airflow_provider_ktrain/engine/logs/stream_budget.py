@@ -16,6 +16,9 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
+STREAMS = 300  #: connections for logs; each is a load on a kubelet and on the API server
+TURN_SECONDS = 5.0  #: that a stream may last while others wait
+
 
 class Slot:
     """The right to one stream.
@@ -41,17 +44,10 @@ class Slot:
 
 
 class StreamBudget:
-    """Allows `streams` log streams at a time. While others wait, the oldest streams end after `turn` seconds.
+    """Allows STREAMS log streams at a time. While others wait, the oldest streams end after TURN_SECONDS."""
 
-    :param streams: connections for logs; each is a load on a kubelet and on the API server. Default: 300.
-    :param turn: seconds that a stream may last while others wait. Default: 5.
-    :param gate: through which all lines are logged. Default: one that holds lines back after stalls only.
-    """
-
-    def __init__(self, streams: int = 300, turn: float = 5.0, gate: LogGate | None = None) -> None:
-        self.streams = streams
-        self.turn = turn
-        self.gate = gate or LogGate()
+    def __init__(self) -> None:
+        self.gate = LogGate()  #: through which all lines are logged
         self._held: dict[Slot, None] = {}  # first granted first
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -72,7 +68,7 @@ class StreamBudget:
             self._grant()
 
     async def _acquire(self) -> Slot:
-        if not self._waiting and len(self._held) < self.streams:
+        if not self._waiting and len(self._held) < STREAMS:
             return self._hold()
         future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
@@ -91,7 +87,7 @@ class StreamBudget:
         return slot
 
     def _grant(self) -> None:
-        while self._waiting and len(self._held) < self.streams:
+        while self._waiting and len(self._held) < STREAMS:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_result(self._hold())
@@ -105,11 +101,11 @@ class StreamBudget:
         if oldest == math.inf:
             return
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(oldest + self.turn, loop.time()), self._take_back, context=Context())
+        self._timer = loop.call_at(max(oldest + TURN_SECONDS, loop.time()), self._take_back, context=Context())
 
     def _take_back(self) -> None:
         self._timer = None
-        over = asyncio.get_running_loop().time() - self.turn
+        over = asyncio.get_running_loop().time() - TURN_SECONDS
         missing = sum(not future.done() for future in self._waiting)
         missing -= sum(slot.revoked for slot in self._held)
         for slot in [s for s in self._held if not s.revoked and s.since <= over][: max(missing, 0)]:

@@ -23,17 +23,16 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
 from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
-from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +47,91 @@ STABLE_STREAM_SECONDS = 1.0  #: a stream that ends earlier counts as a failure, 
 RELIST_AFTER_FAILURES = 5  #: failures in a row after which it lists again: the server may have been replaced
 MAX_OUTAGES = 64  #: that are remembered
 MAX_UNAUTHORIZED = 3  #: responses 401 in a row after which subscriptions get the error
+
+
+class Subscription:
+    """The objects and events of an informer for one subscriber; a context manager that ends the subscription.
+
+    `objects` has the objects by uid, as last seen. If an object is missing from it, that doesn't prove that it
+    doesn't exist: it may be newer than what was delivered last. That `take` returns it is such a proof.
+
+    Get it from `SharedInformer.subscribe`, which describes the parameters.
+    """
+
+    __slots__ = ("_changed", "_deleted", "_error", "_informer", "_key", "_new", "_news", "objects", "synced")
+
+    def __init__(self, informer: SharedInformer, key: Key | None, news: Wakeup | None) -> None:
+        self.objects: dict[str, Object] = {}
+        self.synced = False  #: whether the first list is complete
+        self._informer, self._key = informer, key
+        self._changed: dict[str, None] = {}  # an empty dict is smaller than an empty set
+        self._deleted: dict[str, Object] = {}  # by uid, until they are taken
+        self._error: Exception | None = None
+        self._news = news or Wakeup()
+        self._new = False  # whether `take` has something to return
+
+    async def __aenter__(self) -> Self:
+        self._informer._add(self, self._key)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._informer._discard(self, self._key)
+
+    def take(self) -> list[Object] | None:
+        """The objects that were deleted since the last call, as last seen. None: nothing has changed.
+
+        :raises ApiStatusError: the API server rejects the list or watch. The informer continues to try, so the caller
+            may call this again.
+        :raises ApiUnavailable: the informer was closed.
+        """
+        if not self._new:
+            return None
+        self._new = False
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        deleted, self._deleted = self.deleted, {}
+        return deleted
+
+    @property
+    def deleted(self) -> list[Object]:
+        """The deleted objects that the next `take` returns. `objects` no longer has them."""
+        return list(self._deleted.values())
+
+    def take_changed(self) -> Collection[str]:
+        """The uids of objects that were added, changed or removed since the last call, independent of `take`."""
+        taken, self._changed = self._changed, {}
+        return taken
+
+    def _notify(self) -> None:
+        self._new = True
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the next `take` raise an error."""
+        self._error = error
+        self._notify()
+
+    def sync(self) -> None:
+        """Note that the first list is complete."""
+        if not self.synced:
+            self.synced = True
+            self._notify()
+
+    def deliver(self, obj: Object, *, deleted: bool = False) -> None:
+        """Deliver an object that was added or changed, or one that was deleted or lost the key."""
+        uid = obj["metadata"]["uid"]
+        if not deleted:
+            self.objects[uid] = obj
+            self._deleted.pop(uid, None)
+        elif uid in self.objects:
+            del self.objects[uid]
+            self._deleted[uid] = obj
+        else:
+            return
+        self._changed[uid] = None
+        if self.synced:  # the first list is delivered as a whole
+            self._notify()
 
 
 class SharedInformer:
@@ -111,8 +195,7 @@ class SharedInformer:
         """
         return Subscription(self, key, news)
 
-    def add(self, subscription: Subscription, key: Key | None) -> None:
-        """Begin a subscription: deliver what is known, and then all changes."""
+    def _add(self, subscription: Subscription, key: Key | None) -> None:
         self._start()
         self._subscriptions[key] = (*self._subscriptions.get(key, ()), subscription)
         for obj in self._objects.having((key,)):
@@ -122,8 +205,7 @@ class SharedInformer:
         if self.failure is not None:
             subscription.fail(self.failure)
 
-    def discard(self, subscription: Subscription, key: Key | None) -> None:
-        """End a subscription."""
+    def _discard(self, subscription: Subscription, key: Key | None) -> None:
         others = tuple(other for other in self._subscriptions.pop(key, ()) if other is not subscription)
         if others:
             self._subscriptions[key] = others
