@@ -280,8 +280,12 @@ def _require_containers(options: Mapping[str, Any], jobs: Sequence[Mapping[str, 
     for key in CONTAINER_LISTS:
         known = {name for replicated in jobs for name in _names(pod_of(replicated), key)}
         for name in sorted(_names(options.get("spec") or {}, key) - known):
-            message = f"the runtime has no container named {name} in {key}, and a patch can't add one"
-            raise _unknown(message, "", name, known)
+            raise RuntimeMismatchError(
+                f"the runtime has no container named {name} in {key}, and a patch can't add one",
+                found=", ".join(sorted(known)) or "no containers",
+                expected=name,
+                remedy="use another runtime",
+            )
 
 
 def _require_same_sources(volumes: Sequence[Mapping[str, Any]], pod: Mapping[str, Any]) -> None:
