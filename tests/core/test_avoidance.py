@@ -23,6 +23,7 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.core.kinds.trainjob.patches import patched_template
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes, avoided_nodes
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 from .manifests import pytorchjob
@@ -165,6 +166,18 @@ def test_affinity_of_a_runtime_is_kept_and_extended() -> None:
     jobs = patched_template(sent, of)["spec"]["replicatedJobs"]
     terms = [terms_of(job["template"]["spec"]["template"]["spec"]) for job in jobs]
     assert terms == [[{**zone, "matchFields": not_in("n1")}], [{"matchFields": not_in("n1")}]]
+
+
+def test_affinity_of_a_runtime_is_kept_where_one_job_is_overridden() -> None:
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    of = runtime(replicated("node", affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [zone]}}}))
+    manifest = overlay(trainjob(), JobOptions(pod_override={"node": {"spec": {"nodeSelector": {"pool": "x"}}}}))
+    request = JobRequest(TRAINJOB, Owner(KEY, 2, "ti-2"), 1, manifest, avoid_nodes={"n1": "Worker 0 lost its node"})
+    sent = request.stamped(manifest, "ns", "s", attempt=2, now=0, served=Served(NEW, of))
+    (job,) = patched_template(sent, of)["spec"]["replicatedJobs"]
+    pod_spec = job["template"]["spec"]["template"]["spec"]
+    assert terms_of(pod_spec) == [{**zone, "matchFields": not_in("n1")}]
+    assert pod_spec["nodeSelector"] == {"pool": "x"}
 
 
 def test_job_that_cannot_be_patched_is_sent_as_without_the_option() -> None:

@@ -235,6 +235,9 @@ def test_legacy_run_policy_is_moved_with_a_note() -> None:
     assert "spec.runPolicy.cleanPodPolicy" in notes[0]
     assert modernize(pytorchjob()) == (pytorchjob(), ())
     assert modernize(mpijob("v1"))[1] == ()
+    for broken in (pytorchjob(), mpijob("v2beta1")):
+        broken["spec"] |= {"cleanPodPolicy": "All", "runPolicy": "All"}
+        assert modernize(broken) == (broken, ()), "a check reports the type"
 
 
 def test_mpijob_is_converted_for_the_served_version() -> None:

@@ -64,12 +64,10 @@ def check(
     name = root["kind"].text
     if name not in KINDS or (kind and name != kind):
         return identity
-    known = KINDS[name]
-    job = Job(root, known)
+    job = Job(root, KINDS[name])
     strict = schema is not None
-    shape = [
-        _mismatch(m, strict) for m in schemas.compare(manifest, schema or schemas.schema_of(name, job.operator.version))
-    ]
+    expected = schema or schemas.schema_of(name, job.operator.version)
+    shape = [_mismatch(m, strict) for m in schemas.compare(manifest, expected)]
     found = [problem for rule in rules() for problem in rule.problems(job)]
     return sorted([*identity, *_without_consequences(found, shape)], key=lambda p: p.level is not ERROR)
 

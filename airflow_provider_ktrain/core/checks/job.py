@@ -11,6 +11,7 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.base import OperatorVersion
+from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINER_FIELDS
 from airflow_provider_ktrain.core.manifest.resources import is_gpu
 from airflow_provider_ktrain.core.strategic_merge import member
 
@@ -118,10 +119,7 @@ class TrainerField(Field):
     """`spec.trainer` of a job with a runtime, as the container that it describes."""
 
     def __getitem__(self, key: str) -> Field:
-        return Field("node", self.path) if key == "name" else super().__getitem__(_TRAINER_KEYS.get(key, key))
-
-
-_TRAINER_KEYS = {"resources": "resourcesPerNode"}
+        return Field("node", self.path) if key == "name" else super().__getitem__(TRAINER_FIELDS.get(key, key))
 
 
 class Trainer(Replica):

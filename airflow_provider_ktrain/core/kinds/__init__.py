@@ -1,4 +1,4 @@
-"""The kinds of training job: one file each. To add a kind, add its file and name it in KINDS."""
+"""The kinds of training job: one file or folder each. To add a kind, name it in KINDS."""
 
 from __future__ import annotations
 

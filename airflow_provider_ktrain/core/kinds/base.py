@@ -27,9 +27,9 @@ class OperatorVersion:
 
     :param version: the API version, without the group.
     :param name: of the operator.
-    :param default_restart_policy: the restartPolicy of a replica spec that sets none.
-    :param restart_policies: the values of a replica's restartPolicy with which it runs and ends a job.
-    :param run_policy: of a job that is built without a manifest.
+    :param default_restart_policy: the restartPolicy of a replica spec that sets none. Default: OnFailure.
+    :param restart_policies: the values of a replica's restartPolicy with which it runs and ends a job. Default: all.
+    :param run_policy: of a job that is built without a manifest. Default: cleanPodPolicy Running.
     :param ignored: fields of the run policy that it ignores at the top of `spec`, where an older operator reads them.
     :param defaults: fields of `spec` that are sent unless the manifest sets them.
     :param peer_command: the command that it sets in a container without command and args whose role doesn't run the
@@ -44,7 +44,7 @@ class OperatorVersion:
 
     version: str
     name: str
-    default_restart_policy: str
+    default_restart_policy: str = "OnFailure"
     restart_policies: tuple[str, ...] = ("Always", "OnFailure", "Never", "ExitCode")
     run_policy: Mapping[str, Any] = field(default_factory=lambda: {"cleanPodPolicy": "Running"}, compare=False)
     ignored: tuple[str, ...] = ()

@@ -41,7 +41,6 @@ class PyTorchJob(Kind):
 _TRAINING_OPERATOR = OperatorVersion(
     version="v1",
     name="training-operator",
-    default_restart_policy="OnFailure",
     # the legacy pytorch-operator read them there
     ignored=("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
     expires=True,  # recording 12-pt-ttl
@@ -59,7 +58,7 @@ PYTORCHJOB = PyTorchJob(
     schema_types={
         "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
         "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
-        "nprocPerNode:s",
+        "nprocPerNode:s",  # it can be auto, cpu or gpu
         "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s "
         "rdzvConf:[RdzvConf] standalone:b nProcPerNode:i maxRestarts:i metrics:any",
         "RdzvConf": "key:s value:s",

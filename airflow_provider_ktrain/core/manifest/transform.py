@@ -45,9 +45,10 @@ def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
     if kind is None or not isinstance(spec, dict):
         return result, ()
     operator = kind.operator_of(str(result.get("apiVersion")))
-    moved = {key: spec.pop(key) for key in operator.ignored if key in spec}
+    policy = spec.get("runPolicy") or {}
+    moved = {key: spec.pop(key) for key in operator.ignored if key in spec and isinstance(policy, dict)}
     if moved:
-        spec["runPolicy"] = moved | (spec.get("runPolicy") or {})
+        spec["runPolicy"] = moved | policy
     return result, tuple(
         f"Moved spec.{key} to spec.runPolicy.{key}: {operator.name} ignores it at the top of spec" for key in moved
     )

@@ -263,7 +263,6 @@ def _without_program(patch: Mapping[str, Any], path: str) -> tuple[dict[str, Any
 _TRAINER = OperatorVersion(
     version="v1alpha1",
     name="Kubeflow Trainer 2",
-    default_restart_policy="OnFailure",
     defaults={"trainer": {}},  # without it the Trainer sets no PET_* variables (recording 50b)
     limits_restarts=True,  # by the backoffLimit of the batch Jobs, 6 by default
     recreates_pods=True,  # if its JobSet is deleted, the job trains again (recordings 53e, 60b)
