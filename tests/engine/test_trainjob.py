@@ -133,7 +133,7 @@ async def test_restarts_by_jobset_count_for_max_restarts(task: TrainTask) -> Non
 
 async def test_a_refused_jobset_is_found_by_its_event(task: TrainTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
-    monkeypatch.setitem(GRACE_SECONDS, "ResourcesCreationFailed", 1)
+    monkeypatch.setitem(GRACE_SECONDS, "refusal", 1)
     ref = (await task.submit(1, role="a-replicated-job-with-a-name-that-is-too-long")).ref
     outcome = await task.ended(ref)
     assert outcome.cause is not None
@@ -145,7 +145,7 @@ async def test_a_refused_job_is_found_by_an_event_of_the_jobset(
     task: TrainTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
-    monkeypatch.setitem(GRACE_SECONDS, "ResourcesCreationFailed", 1)
+    monkeypatch.setitem(GRACE_SECONDS, "refusal", 1)
     ref = (await task.submit(1, workers=-2)).ref
     outcome = await task.ended(ref)
     assert "can't create its Jobs: spec.parallelism: Invalid value: -1" in (outcome.cause or {})["summary"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clipped, shown
@@ -42,7 +42,7 @@ class Cause:
     :param resolution: what the user should do; empty if unknown. Default: "".
     :param replica: for example `Worker 3`; empty if the cause concerns the whole job. Default: "".
     :param failed_nodes: nodes that failed, by name, each with the reason: see `failed_nodes.py`. Default: none.
-    :param last_lines: the end of the replica's log, which the detail quotes as well. Not part of `to_dict`. Default:
+    :param last_lines: the end of the replica's log, which the detail quotes as well. Not part of `as_dict`. Default:
         none.
     """
 
@@ -73,14 +73,9 @@ class Cause:
 
     def as_dict(self) -> dict[str, Any]:
         """The cause as it is stored in XComs and trigger events."""
-        return {
-            "category": str(self.category),
-            "summary": self.summary,
-            "detail": self.detail,
-            "resolution": self.resolution,
-            "replica": self.replica,
-            "failed_nodes": dict(self.failed_nodes),
-        }
+        fields = asdict(self) | {"category": str(self.category)}
+        del fields["last_lines"]
+        return fields
 
 
 class Limit(enum.StrEnum):

@@ -34,9 +34,7 @@ GRACE_SECONDS: dict[str, float] = {
     "RegistryUnavailable": 300,
     "FailedMount": 300,
     "FailedAttachVolume": 300,
-    "FailedValidation": 60,
-    "FailedCreate": 60,
-    "ResourcesCreationFailed": 60,
+    "refusal": 60,  # any event by which the API server or the operator refuses the job, a pod or another object
 }
 LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
 MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
@@ -128,18 +126,18 @@ def _given_up(cause: Cause, waited_seconds: float) -> Cause:
     return replace(cause, summary=f"{cause.summary.rstrip('.')}. Giving up after waiting {waited_seconds:.0f} s.")
 
 
-def _lasting(evidence: Evidence, grace: str) -> Iterator[tuple[Json, str, str, float]]:
+def _lasting_events(evidence: Evidence) -> Iterator[tuple[Json, str, str, float]]:
     """The events that were first seen a grace period ago: each with its reason, message, and the seconds since then."""
     for event in evidence.events:
         first = event.get("firstTimestamp") or event.get("eventTime") or objects.created(event)
         waited_seconds = _waited(evidence, parse_timestamp(first))
-        if waited_seconds >= GRACE_SECONDS[grace]:
+        if waited_seconds >= GRACE_SECONDS["refusal"]:
             yield event, str(event.get("reason")), str(event.get("message")), waited_seconds
 
 
 def find_operator_rejection(evidence: Evidence) -> Cause | None:
     """The operator reports that the manifest is invalid, and has created no pods."""
-    for _, reason, message, waited_seconds in _lasting(evidence, "FailedValidation"):
+    for _, reason, message, waited_seconds in _lasting_events(evidence):
         if re.search(r"FailedValidation$|^ValidationError$", reason) and not _has_pods(evidence):
             cause = Cause(
                 Category.ENVIRONMENT,
@@ -162,7 +160,7 @@ def find_refused_pods(evidence: Evidence) -> Cause | None:
     This doesn't prove that the manifest is wrong: a webhook may have added the part that is refused. A quota is left to
     the scheduling limit, because other jobs will free some of it.
     """
-    for _, reason, message, waited_seconds in _lasting(evidence, "FailedCreate"):
+    for _, reason, message, waited_seconds in _lasting_events(evidence):
         text = f"{reason}: {message}"
         known = failure_patterns.first_match(failure_patterns.POD_REFUSALS, text)
         if known and not _created_since(evidence, message):
@@ -178,8 +176,8 @@ def find_refused_resources(evidence: Evidence) -> Cause | None:
     these objects contain the runtime: a retry may succeed. The refusal may also end by itself (recording 58b), so it
     counts only while there are no pods, and after some time.
     """
-    lasting = _lasting(evidence, "ResourcesCreationFailed")
-    for event, reason, message, waited_seconds in reversed([] if _has_pods(evidence) else list(lasting)):
+    lasting = [] if _has_pods(evidence) else list(_lasting_events(evidence))
+    for event, reason, message, waited_seconds in reversed(lasting):
         if reason not in _CREATION_FAILURES or "exceeded quota" in message:
             continue
         what = str((event.get("involvedObject") or {}).get("kind"))

@@ -1,4 +1,4 @@
-"""Explains the messages with which Kueue leaves a Workload without quota.
+"""Explains the messages with which Kueue leaves a Workload without quota: its phase, and why in plain words.
 
 Sources: recordings 70 to 74e (Kueue 0.18.5), and Kueue's code of several releases: pkg/scheduler/scheduler.go,
 pkg/scheduler/flavorassigner, pkg/controller/core/workload_controller.go.

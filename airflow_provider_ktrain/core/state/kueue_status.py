@@ -188,7 +188,9 @@ def _phase(workload: Workload, *, ever_admitted: bool) -> tuple[QueuePhase, str]
     if has_condition(workload, "Evicted") and quota.get("message") == evicted.get("message"):
         stopped = evicted.get("reason") in _STOPPED
         phase = QueuePhase.MISCONFIGURED if stopped else QueuePhase.WAITING
-        return phase, _eviction_why(workload) + _backoff(workload)
+        at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
+        waits = at and str(condition_of(workload, "Requeued").get("status")) == "False"
+        return phase, _eviction_why(workload) + (". Kueue queues it again after a pause" if waits else "")
     phase, why = explain(str(quota.get("reason") or ""), str(quota.get("message") or ""))
     if phase is QueuePhase.NEVER_FITS and ever_admitted:
         return QueuePhase.WAITING, why.removesuffix(": it can never run here")
@@ -213,13 +215,6 @@ def _deactivated(workload: Workload) -> tuple[QueuePhase, str]:
     if cause in DEACTIVATIONS_BY_KUEUE:
         return QueuePhase.GIVEN_UP, DEACTIVATIONS_BY_KUEUE[cause]
     return QueuePhase.DEACTIVATED, "somebody set spec.active of its Workload to false"
-
-
-def _backoff(workload: Workload) -> str:
-    """Whether Kueue waits before it queues an evicted job again."""
-    at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
-    waits = at and str(condition_of(workload, "Requeued").get("status")) == "False"
-    return ". Kueue queues it again after a pause" if waits else ""
 
 
 def _checks(workload: Workload) -> str:

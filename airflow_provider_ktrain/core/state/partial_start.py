@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core import objects
-from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import Json
 from airflow_provider_ktrain.core.text import counted
@@ -71,14 +71,19 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
     placed = [pod for pod in active if objects.node_of(pod)]
     holding = [pod for pod in placed if pod_gpus(pod["spec"])]
     starts = [at for pod in holding if (at := scheduled_at(pod)) is not None]
-    if not starts or _has_minimum(kind, job, placed):
+
+    def role_of(pod: Json) -> tuple[str, int]:
+        return kind.pod_role(objects.labels_of(pod))
+
+    workers = sum(role_of(pod)[0] == "Worker" for pod in placed)
+    if not starts or (kind.is_elastic(job) and workers >= kind.worker_bounds(job)[0]):
         return None
-    ordered = sorted(waiting, key=lambda pod: _role(kind, pod))
+    ordered = sorted(waiting, key=role_of)
     return PartialStart(
         since=max(min(starts), min(waits)),
         gpus=sum(pod_gpus(pod["spec"]) for pod in holding),
         holding=len(holding),
-        waiting=tuple(kind.replica_name(*_role(kind, pod)) for pod in ordered),
+        waiting=tuple(kind.replica_name(*role_of(pod)) for pod in ordered),
         reason=next((text for pod in ordered if (text := str(objects.scheduling(pod).get("message") or ""))), ""),
     )
 
@@ -95,12 +100,3 @@ def warning_due(since: float, limit: float | None) -> float:
 def scheduled_at(pod: Json) -> float | None:
     """When the pod got its node, or was created if that time is unknown, in epoch seconds."""
     return epoch_seconds(objects.scheduling(pod).get("lastTransitionTime")) or objects.created_at(pod)
-
-
-def _has_minimum(kind: Kind, job: Json, placed: Iterable[Json]) -> bool:
-    workers = sum(_role(kind, pod)[0] == "Worker" for pod in placed)
-    return kind.is_elastic(job) and workers >= kind.worker_bounds(job)[0]
-
-
-def _role(kind: Kind, pod: Json) -> tuple[str, int]:
-    return kind.pod_role(objects.labels_of(pod))

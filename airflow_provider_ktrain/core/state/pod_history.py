@@ -120,7 +120,9 @@ class PodHistory:
         for replaced in self._replaced(self.all):
             deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self.groups.pods]
             for pod in deleted[:-MAX_REPLACED_PODS]:
-                self._drop(pod, now)
+                del self._known[pod["metadata"]["uid"]]
+                self._dropped_restarts += sum(restarts_of(pod)) + self._failed(pod)
+                self._dropped_usage = _plus(self._dropped_usage, usage([pod], now, evicted=self._evicted))
 
     def _replaced(self, pods: list[Pod]) -> list[list[Pod]]:
         """For each replica its pods that were replaced by another one, oldest first."""
@@ -133,11 +135,6 @@ class PodHistory:
         """Role and index, or the name for pods of other roles."""
         role, index = self._kind.pod_role(labels_of(pod))
         return f"{role} {index}" if self._kind.has_role(role) else str(pod["metadata"]["name"])
-
-    def _drop(self, pod: Pod, now: datetime) -> None:
-        del self._known[pod["metadata"]["uid"]]
-        self._dropped_restarts += sum(restarts_of(pod)) + self._failed(pod)
-        self._dropped_usage = _plus(self._dropped_usage, usage([pod], now, evicted=self._evicted))
 
     def _failed(self, pod: Pod) -> bool:
         """Whether the pod failed, and not because it was deleted."""
