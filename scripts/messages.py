@@ -66,7 +66,6 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("core/manifest/program", "cannot_travel"): "ValueError",
     ("decorators/base", "__init__"): "ValueError",
     ("decorators/base", "_context_problems"): "ValueError",
-    ("engine/logs/reader", "text"): "warning",
     ("engine/operations", "scale"): "info",
     ("engine/operations", "suspend"): "info",
     ("engine/operations", "resume"): "info",

@@ -185,15 +185,13 @@ class Api:
         *,
         query: Mapping[str, str] | None = None,
         body: Any = None,
-        content_type: str = "application/json",
         timeout: float = 30,
     ) -> dict[str, Any]:
         """Send a request and return the parsed response; {} if the response isn't a JSON object.
 
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.
         :param query: query parameters. Default: none.
-        :param body: sent as JSON. Default: None, no body.
-        :param content_type: of the body. Default: application/json.
+        :param body: sent as JSON; that of a PATCH is a JSON merge patch. Default: None, no body.
         :param timeout: limit for everything, including the build of a client, in seconds. Default: 30.
         :raises AccessError: no client can be built.
         :raises ApiStatusError: the status is 300 or higher.
@@ -206,7 +204,8 @@ class Api:
             arguments["params"] = dict(query)
         if body is not None:
             arguments["data"] = json.dumps(body)
-            arguments["headers"] = {"Content-Type": content_type}
+            kind = "merge-patch+json" if method == "PATCH" else "json"
+            arguments["headers"] = {"Content-Type": f"application/{kind}"}
         try:
             async with asyncio.timeout(timeout), self._send("requests", method, path, arguments) as response:
                 read = await response.read()

@@ -20,7 +20,6 @@ from airflow_provider_ktrain.engine.request_errors import explain, retry_transie
 
 Object = dict[str, Any]
 PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
-MERGE_PATCH = "application/merge-patch+json"
 
 
 class Log(Protocol):
@@ -243,7 +242,7 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
         },
         "spec": kind_of(ref.kind).suspension(suspend),
     }
-    return await api.request("PATCH", api_paths.job(ref), body=patch, content_type=MERGE_PATCH)
+    return await api.request("PATCH", api_paths.job(ref), body=patch)
 
 
 async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log | None = None) -> None:

@@ -11,7 +11,6 @@ from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_
 from airflow_provider_ktrain.core.state.kueue_status import workload_of
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, get
-from airflow_provider_ktrain.engine.job_requests import MERGE_PATCH
 
 Object = dict[str, Any]
 GROUP = "kueue.x-k8s.io"
@@ -99,7 +98,7 @@ async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str)
     meta = {
         "resourceVersion": job["metadata"]["resourceVersion"], "annotations": {SUSPENDED_ANNOTATION: by or None},
     }  # fmt: skip
-    return await api.request("PATCH", api_paths.job(ref), body={"metadata": meta}, content_type=MERGE_PATCH)
+    return await api.request("PATCH", api_paths.job(ref), body={"metadata": meta})
 
 
 async def set_active(
@@ -116,4 +115,4 @@ async def set_active(
     version = str(workload["apiVersion"]).partition("/")[2]
     fence = {key: meta[key] for key in (("uid", "resourceVersion") if fenced else ("uid",))}
     patch = {"metadata": fence, "spec": {"active": active}}
-    await api.request("PATCH", workloads_path(version, namespace, meta["name"]), body=patch, content_type=MERGE_PATCH)
+    await api.request("PATCH", workloads_path(version, namespace, meta["name"]), body=patch)

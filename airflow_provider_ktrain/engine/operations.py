@@ -21,13 +21,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_sus
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.job_requests import (
-    MERGE_PATCH,
-    JobRead,
-    job_pods,
-    read_job,
-    set_suspended,
-)
+from airflow_provider_ktrain.engine.job_requests import JobRead, job_pods, read_job, set_suspended
 from airflow_provider_ktrain.engine.release import Mode, Released, release_others
 from airflow_provider_ktrain.engine.request_errors import explain, retry_transient
 
@@ -79,7 +73,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         if before != workers:
             fence = {"resourceVersion": job["metadata"]["resourceVersion"]}
             body = {"metadata": fence, "spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}}
-            await api.request("PATCH", api_paths.job(ref), body=body, content_type=MERGE_PATCH)
+            await api.request("PATCH", api_paths.job(ref), body=body)
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
             return before, STARTS_WHEN_RESUMED
         return before, KEEPS_WORLD_SIZE if before != workers and keeps_world_size(kind, job) else ""

@@ -47,14 +47,7 @@ from airflow_provider_ktrain.core.objects import is_being_deleted
 from airflow_provider_ktrain.engine import api_paths, code_delivery, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
-from airflow_provider_ktrain.engine.job_requests import (
-    MERGE_PATCH,
-    JobRead,
-    Log,
-    job_pods,
-    list_pods,
-    read_training,
-)
+from airflow_provider_ktrain.engine.job_requests import JobRead, Log, job_pods, list_pods, read_training
 from airflow_provider_ktrain.engine.release import JobChanged
 from airflow_provider_ktrain.engine.request_errors import QuotaWait, explain
 
@@ -351,7 +344,7 @@ class _Claim:
         if suspended and workload is None:
             patch["spec"] = self.kind.suspension(False)
         try:
-            job = await self.api.request("PATCH", api_paths.job(self.target), body=patch, content_type=MERGE_PATCH)
+            job = await self.api.request("PATCH", api_paths.job(self.target), body=patch)
             ref = await self.ref(job)
             if workload is not None:
                 await kueue.set_active(self.api, self.target.namespace, workload, True)

@@ -15,7 +15,7 @@ from tests import clusters
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
-from tests.engine.tasks import MERGE_PATCH, api_of
+from tests.engine.tasks import api_of
 from tests.kueue.conftest import driver as replay
 from tests.kueue.driver import Driver
 from tests.kueue.test_follow import EVICTED_FOR_GOOD
@@ -186,4 +186,4 @@ async def give_up(cluster: TestCluster, job: dict[str, Any]) -> None:
 async def resume(cluster: TestCluster, job: dict[str, Any]) -> None:
     path = f"/apis/kubeflow.org/v1/namespaces/{job['metadata']['namespace']}/pytorchjobs/{job['metadata']['name']}"
     async with api_of(cluster) as api:
-        await api.request("PATCH", path, body={"spec": {"runPolicy": {"suspend": False}}}, content_type=MERGE_PATCH)
+        await api.request("PATCH", path, body={"spec": {"runPolicy": {"suspend": False}}})

@@ -50,7 +50,6 @@ Object = dict[str, Any]
 T = TypeVar("T")
 #: trains until SIGTERM, then exits immediately
 TRAINS = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
-MERGE_PATCH = "application/merge-patch+json"
 
 
 class Lines:
@@ -358,7 +357,7 @@ class Task:
         await until(has)
 
     async def patch(self, patch: Object) -> Object:
-        return await self.api.request("PATCH", self.path, body=patch, content_type=MERGE_PATCH)
+        return await self.api.request("PATCH", self.path, body=patch)
 
     async def disown(self, number: int) -> None:
         """Make another try the owner of the job."""

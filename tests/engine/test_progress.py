@@ -22,7 +22,7 @@ from airflow_provider_ktrain.engine.job_requests import served_version
 from airflow_provider_ktrain.engine.submit import Submitted
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.engine.tasks import MERGE_PATCH, TRAINS, Object, Task, TrainTask, api_of, soon, until
+from tests.engine.tasks import TRAINS, Object, Task, TrainTask, api_of, soon, until
 
 TRAP = "trap 'exit 143' TERM"
 #: hangs after one step, but still logs
@@ -196,7 +196,7 @@ async def test_higher_percentage_of_a_trainjob_is_progress(task: Task) -> None:
         now = datetime.datetime.now(datetime.UTC)
         status = {"progressPercentage": percentage, "lastUpdatedTime": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
         body = {"status": {"trainerStatus": status}}
-        await task.api.request("PATCH", f"{task.path}/status", body=body, content_type=MERGE_PATCH)
+        await task.api.request("PATCH", f"{task.path}/status", body=body)
 
     await report(1)
     following = asyncio.create_task(task.ended(ref, limits=Limits(progress=8), logs="none"))

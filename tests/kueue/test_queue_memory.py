@@ -22,7 +22,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster
-from tests.engine.tasks import MERGE_PATCH, TRAINS, Task, api_of, of_each_kind, until
+from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, until
 
 from .test_follow import EVICTED_FOR_GOOD
 from .test_weak_evidence import NEVER_FITS
@@ -72,7 +72,7 @@ async def _reaches(follower: QueueFollower, phase: QueuePhase) -> bool:
 async def set_conditions(task: Task, *conditions: dict[str, str]) -> None:
     path = requests.workloads_path("v1beta2", task.namespace, f"pytorchjob-{task.name}-12345")
     body = {"status": {"conditions": list(conditions)}}
-    await task.api.request("PATCH", f"{path}/status", body=body, content_type=MERGE_PATCH)
+    await task.api.request("PATCH", f"{path}/status", body=body)
 
 
 @of_each_kind

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.clusters import TestCluster
-from tests.engine.tasks import MERGE_PATCH, TRAINS, MeddledApi, Task, api_of, until
+from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, until
 
 from .test_follow import EVICTED_FOR_GOOD, write_workload
 
@@ -49,7 +49,7 @@ async def test_a_job_whose_workload_was_activated_meanwhile_does_not_fail(kueue:
             if path == requests.workloads_path("v1beta2", ref.namespace):
                 name = f"pytorchjob-{ref.name}-12345"
                 patch = {"spec": {"active": True}}
-                await queued.api.request("PATCH", f"{path}/{name}", body=patch, content_type=MERGE_PATCH)
+                await queued.api.request("PATCH", f"{path}/{name}", body=patch)
 
     async with api_of(kueue, Activated) as behind:
         follower = Task(behind, queued.namespace, queued.key, queued.log)

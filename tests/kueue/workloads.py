@@ -8,7 +8,6 @@ from typing import Any
 from airflow_provider_ktrain.core.rbac import rules
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.api import Api
-from tests.engine.tasks import MERGE_PATCH
 
 
 async def write_workload(
@@ -28,13 +27,13 @@ async def write_workload(
     }  # fmt: skip
     await api.request("POST", requests.workloads_path("v1beta2", namespace), body=body)
     path = requests.workloads_path("v1beta2", namespace, name)
-    await api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}}, content_type=MERGE_PATCH)
+    await api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}})
 
 
 async def allow(api: Api, namespace: str, name: str) -> None:
     """Give an account the rights for Kueue."""
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/{name}"
-    await api.request("PATCH", path, body={"rules": rules(kueue=True)}, content_type=MERGE_PATCH)
+    await api.request("PATCH", path, body={"rules": rules(kueue=True)})
 
 
 async def account(api: Api, namespace: str, *, name: str = "", kueue: bool = False) -> str:

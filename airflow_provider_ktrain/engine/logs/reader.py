@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay, normal_time
@@ -23,11 +23,6 @@ NO_LOG_TEXT = b"unable to retrieve container logs"  #: a kubelet's answer, with 
 TAIL_CHECK_BYTES = 4096  #: how much of the end of a response is kept for the tail check
 SLOW_RETRY_AFTER_SECONDS = 600.0  #: of refusals (403) until a log is requested only once a minute
 FORBIDDEN_GRACE_SECONDS = 10.0  #: for which a refused log is requested in the final drain: GPUs are held meanwhile
-
-FORBIDDEN = (
-    "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has ended.\n"
-    "The API server answered: {}"
-)
 
 
 class ResponseEnd(enum.Enum):
@@ -59,25 +54,12 @@ class Response:
     tail: bytes = b""
 
 
-class ForbiddenNotice:
-    """One warning for all containers of a job, however many of their logs the API server refuses at the same time."""
-
-    def __init__(self) -> None:
-        self._given = False
-
-    def text(self, error: ApiStatusError) -> str:
-        """The warning; "" if it was given since the last accepted request."""
-        given, self._given = self._given, True
-        return "" if given else FORBIDDEN.format(error)
-
-    def reset(self) -> None:
-        """The API server accepted a request for a log."""
-        self._given = False
-
-
-@dataclass(frozen=True)
+@dataclass
 class JobLogs:
-    """What the followers of a job's containers share."""
+    """What the followers of a job's containers share.
+
+    :param refused: whether the API server refuses their logs (403); then this was logged once for all containers.
+    """
 
     api: Api
     sink: Callable[[LogLine], None]
@@ -85,7 +67,7 @@ class JobLogs:
     cursor: Cursor
     budget: StreamBudget
     inspector: Callable[[LogLine], Inspect]
-    forbidden: ForbiddenNotice = field(default_factory=ForbiddenNotice)
+    refused: bool = False
 
 
 class LogReader:
@@ -142,7 +124,7 @@ class LogReader:
                     self._path, query=query, pool="logs", read_timeout=STREAM_SILENCE_SECONDS
                 ) as response:
                     self._forbidden_since = None
-                    self._job.forbidden.reset()
+                    self._job.refused = False
                     if "follow" in query:
                         self._close_stream = response.close
                         slot.on_revoke(response.close)
@@ -197,8 +179,13 @@ class LogReader:
         now = asyncio.get_running_loop().time()
         if self._forbidden_since is None:
             self._forbidden_since = now
-        if text := self._job.forbidden.text(error):
-            self._emitter.note(text, position)
+        if not self._job.refused:
+            self._job.refused = True
+            self._emitter.note(
+                "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has "
+                f"ended.\nThe API server answered: {error}",
+                position,
+            )
         grace = 0.0 if self.retries_slowly else FORBIDDEN_GRACE_SECONDS
         draining_since = self._observed.draining_since
         if draining_since is not None and now - max(draining_since, self._forbidden_since) >= grace:

@@ -25,7 +25,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import Context
-from functools import partial
 from typing import Any, Self
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
@@ -144,7 +143,6 @@ class SharedInformer:
         label_selector: str = "",
         field_selector: str = "",
         *,
-        on_stop: Callable[[], object] = lambda: None,
         refusal_level: int = logging.WARNING,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
@@ -166,7 +164,7 @@ class SharedInformer:
         self._logged_unreachable = False
         self._task: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
-        self._on_stop = on_stop  # removes it from the shared informers
+        self._key = (path, label_selector, field_selector)  # among the shared informers
         self._detach: Callable[[], None] = lambda: None  # removes the callback from the Api
 
     @property
@@ -235,7 +233,7 @@ class SharedInformer:
             return
         self._task.cancel()
         self._task = None
-        self._on_stop()
+        self._api.informers.pop(self._key, None)
         self._detach()
         if self._lingering is not None:
             self._lingering.cancel()
@@ -427,8 +425,5 @@ def shared_informer(
     key = (path, label_selector, field_selector)
     informer = api.informers.get(key)
     if not isinstance(informer, SharedInformer):
-        on_stop = partial(api.informers.pop, key, None)
-        informer = api.informers[key] = SharedInformer(
-            api, path, label_selector, field_selector, on_stop=on_stop, refusal_level=refusal_level
-        )
+        informer = api.informers[key] = SharedInformer(api, *key, refusal_level=refusal_level)
     return informer
