@@ -141,7 +141,7 @@ def test_triggerer_stalled_with_a_second_one_beside(begin: Begin, triggerers: Ai
     triggerers.signal("triggerer", signal.SIGSTOP)
     wait_for("the other one has it", lambda: len(stage.segments(1)) == 3)
     triggerers.signal("triggerer", signal.SIGCONT)
-    stage.wait_line("is kept: its task is deferred")
+    stage.wait_line("The task is deferred")
     check_end(stage, "success")
     stage.check_lines(150)
 
