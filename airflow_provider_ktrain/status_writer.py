@@ -148,8 +148,8 @@ class StatusWriter:
             if not self._conclusions:
                 self._concluding.clear()
                 with contextlib.suppress(TimeoutError):
-                    left = self._interval - (time.monotonic() - began)
-                    await asyncio.wait_for(self._concluding.wait(), max(left, 0))
+                    async with asyncio.timeout(self._interval - (time.monotonic() - began)):
+                        await self._concluding.wait()
 
     async def _write_next(self) -> None:
         """Write the most urgent status. Log the first write that is slow and the first one that fails."""
@@ -244,7 +244,8 @@ class TaskStatusSink:
             return self._conclusion
         try:
             with question():
-                status = dict(mapping(await asyncio.wait_for(in_thread(self._read), CONCLUSION_SECONDS)))
+                async with asyncio.timeout(CONCLUSION_SECONDS):
+                    status = dict(mapping(await in_thread(self._read)))
         except Exception as e:
             log.warning("The cause that was stored in Airflow can't be read.\n%s: %s", type(e).__name__, e)
             return None

@@ -167,7 +167,8 @@ class WorkerHost:
         """The task's state in Airflow; empty if there is no answer in time."""
         try:
             with question():
-                return await asyncio.wait_for(in_thread(functools.partial(compat.task_state, self._ti)), seconds)
+                async with asyncio.timeout(seconds):
+                    return await in_thread(functools.partial(compat.task_state, self._ti))
         except Exception as e:
             self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
             return ""
@@ -236,8 +237,13 @@ class WorkerHost:
         :param timeout: seconds. Default: None, no limit.
         :raises TimeoutError: the job has not ended in time.
         """
+
+        async def watching() -> Outcome | Handover:
+            async with asyncio.timeout(timeout):
+                return await self._training.follow(ref, options)
+
         try:
-            ended = self._run(asyncio.wait_for(self._training.follow(ref, options), timeout))
+            ended = self._run(watching())
         except TimeoutError:
             self._run(self._training.interrupted(Event.WAIT_EXPIRED))
             raise

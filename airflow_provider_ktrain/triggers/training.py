@@ -261,7 +261,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                         "waiting for it, because it decides whether the job is released.",
                         self.slow_answer,
                     )
-                return await asyncio.wait_for(asking, end - time.monotonic())
+                async with asyncio.timeout(end - time.monotonic()):
+                    return await asking
         except Exception as e:
             self.log.warning("The task's state can't be read from Airflow.\n%s: %s", type(e).__name__, e)
             return ""
@@ -304,7 +305,8 @@ def _ask_state(ti: Any) -> asyncio.Future[str]:
 
 async def _warm_up_supervisor(ti: Any) -> None:
     with contextlib.suppress(Exception), question():  # a kill sends its own request
-        await asyncio.wait_for(_ask_state(ti), WARM_UP_TIMEOUT)
+        async with asyncio.timeout(WARM_UP_TIMEOUT):
+            await _ask_state(ti)
 
 
 _warmed_up: object | None = None  # the connection to the supervisor that was used for the request

@@ -53,6 +53,25 @@ class TestController:
         assert [controller.step() for _ in range(3)] == [True, True, False]
         assert done == [("ns", "a"), ("ns", "b")]
 
+    @pytest.mark.parametrize("turns", range(5))
+    async def test_a_cancellation_counts_although_a_key_comes_at_the_same_time(self, turns: int) -> None:
+        """When a cluster stops, its kubelets write the last states of their pods.
+
+        :param turns: of the event loop between the key and the cancellation.
+        """
+        controller, _, _ = self.make([])
+        controller.enqueue(("ns", "later"), 600)
+        running = asyncio.create_task(controller.run())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        controller.enqueue(("ns", "a"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        async with asyncio.timeout(60):
+            await asyncio.wait([running])
+        assert running.cancelled()
+
     def test_a_delayed_key_keeps_the_earliest_time(self) -> None:
         controller, done, clock = self.make([])
         for after in (5, 2, 9):

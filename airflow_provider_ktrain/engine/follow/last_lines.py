@@ -62,7 +62,8 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
     try:
         yield
         try:
-            await asyncio.wait_for(observing, DRAIN_SECONDS)
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await observing
         except (ApiStatusError, ApiUnavailable, TimeoutError) as e:
             log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed.\n{e}")
         report = await follower.drain(DRAIN_SECONDS)

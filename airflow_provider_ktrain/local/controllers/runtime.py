@@ -110,7 +110,8 @@ class Controller(abc.ABC, Generic[K]):
             self._wake.clear()
             wait = None if self.due is None else self.due - self.clock()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait)
+                async with asyncio.timeout(wait):  # wait_for of Python 3.11 may drop a cancellation
+                    await self._wake.wait()
 
 
 class ObjectController(Controller[Key]):
