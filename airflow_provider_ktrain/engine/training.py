@@ -438,11 +438,11 @@ class Training:
     async def _store(self, noticed: Noticed, cause: Cause) -> None:
         """Store why the job is released, for the next process of this try. GPUs come first: the wait is short."""
         sink, ref = self._host.policy.status_sink, self.job.known_ref
-        if sink is None:
+        if sink is None or noticed.event is Event.RELEASE_FAILED:  # the process whose release failed has stored it
             return
         conclusion = Conclusion(
             ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
-            summary=cause.summary, resolution=cause.resolution, replica=cause.replica,
+            summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
             limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
         )  # fmt: skip
         if not await sink.conclude(conclusion.to_dict()):

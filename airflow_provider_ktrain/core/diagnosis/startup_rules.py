@@ -92,8 +92,9 @@ def find_unstartable_command(evidence: Evidence) -> Cause | None:
         is_needed = failure.is_init or evidence.kind.is_main_container(failure.container)  # not a sidecar
         tried_often = is_needed and failure.is_latest and failure.restarts >= MAX_START_RESTARTS
         if tried_often and (cause := start_error_cause(failure)) and cause.category is Category.IMAGE:
-            summary = f"{cause.summary}. Giving up after {failure.restarts + 1} attempts."
-            return replace(cause, summary=summary, replica=failure.replica).with_short_summary()
+            given_up = f"Giving up after {failure.restarts + 1} attempts."
+            cause = cause.with_summary(lambda summary: f"{summary}. {given_up}")
+            return replace(cause, replica=failure.replica).with_short_summary()
     return None
 
 
@@ -123,7 +124,7 @@ def _given_up(cause: Cause, waited_seconds: float) -> Cause:
     """The cause with the time that was waited, if the job is given up because the grace time is over."""
     if math.isinf(waited_seconds):
         return cause
-    return replace(cause, summary=f"{cause.summary.rstrip('.')}. Giving up after waiting {waited_seconds:.0f} s.")
+    return cause.with_summary(lambda summary: f"{summary.rstrip('.')}. Giving up after waiting {waited_seconds:.0f} s.")
 
 
 def _lasting_events(evidence: Evidence) -> Iterator[tuple[Json, str, str, float]]:
@@ -330,8 +331,11 @@ def start_error_cause(f: Failure) -> Cause | None:
     if f.reason not in _START_REASONS:
         return None
     known, error = _start_error(f.message)
-    error = error or f.tail.last_line or describe_exit_code(f.exit_code)
-    return Cause(known.category, f"{f.replica} {known.description}: {error}", f.message, known.resolution)
+    what, code = f"{f.replica} {known.description}", describe_exit_code(f.exit_code)
+    return Cause(
+        known.category, f"{what}: {error or f.tail.last_line or code}", f.message, known.resolution,
+        unquoted=f"{what}: {error or code}",
+    )  # fmt: skip
 
 
 def _start_error(message: str) -> tuple[FailurePattern, str]:

@@ -168,9 +168,9 @@ class Following:
 
     def _crash_loop(self) -> Noticed | None:
         loop = self._output.restarts.crash_loop(self._options.limits.crash_loop)
-        if loop is None or self._rests(Event.CRASH_LOOP):
+        if loop is None or self._rests(Event.CRASH_LOOP, Limit.CRASH_LOOP):
             return None
-        return Noticed(Event.CRASH_LOOP, loop=loop)
+        return Noticed(Event.CRASH_LOOP, Limit.CRASH_LOOP, loop=loop)
 
     def _clocks(self) -> list[Clock]:
         """The limits that run, later by the time in which the API server was away, and not before their rest is over.
