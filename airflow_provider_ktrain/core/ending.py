@@ -100,6 +100,14 @@ class Action(enum.StrEnum):
     DELETE_ENDED = "deletes the ended job"
 
 
+class Mode(enum.Enum):
+    """How a job is released."""
+
+    DELETE = "delete"  #: delete the job and everything that it owns
+    SUSPEND = "suspend"  #: keep an unfinished job without its pods; of a job of a Kueue queue, deactivate the Workload
+    DELETE_PODS = "delete pods"  #: keep a finished job and its finished pods; delete running pods
+
+
 #: the actions that end pods or the job
 ACTS = frozenset(
     {

@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.ending import (
     HURRIED,
     Action,
     Event,
+    Mode,
     Ownership,
     Rule,
     Situation,
@@ -31,10 +32,8 @@ from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_training
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, read_training
 from airflow_provider_ktrain.engine.release import (
-    JobChanged,
-    Mode,
     Released,
     ReleaseError,
     release,

@@ -18,9 +18,8 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_job
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, read_job
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
-from airflow_provider_ktrain.engine.release import JobChanged
 
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try

@@ -19,7 +19,7 @@ from typing import TypeVar
 from airflow_provider_ktrain.core.adoption import may_have_begun
 from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ownership, Rule, decide, deletes
+from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Mode, Ownership, Rule, decide, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -33,9 +33,8 @@ from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
-from airflow_provider_ktrain.engine.release import JobChanged, Mode
 from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.submit import CodeRefusedError, Submitted
 from airflow_provider_ktrain.engine.wakeup import StopSignal

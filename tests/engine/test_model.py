@@ -20,7 +20,7 @@ import pytest
 
 from airflow_provider_ktrain.core import adoption
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import RULES, Action, Ownership, Rule, decide
+from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.objects import is_being_deleted
@@ -34,9 +34,9 @@ from airflow_provider_ktrain.engine import training as owning
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.job_requests import JobRead
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
-from airflow_provider_ktrain.engine.release import JobChanged, Mode, release_others
+from airflow_provider_ktrain.engine.release import release_others
 from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.training import STATUS_LAG_SECONDS, Training
 from tests.engine.model_airflow import OVER, RETRIES, Airflow

@@ -117,7 +117,7 @@ def test_cause_is_read_back_after_a_lost_trigger_below_airflow_3_3(stateless: In
     async def release() -> None:
         following = asyncio.ensure_future(trigger._follow(0.0))
         async with asyncio.timeout(120):
-            while await asyncio.to_thread(stateless.jobs):
+            while await asyncio.to_thread(stateless.jobs):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         following.cancel()
         await asyncio.wait([following])
