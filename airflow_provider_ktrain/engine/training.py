@@ -19,7 +19,7 @@ from typing import TypeVar
 from airflow_provider_ktrain.core.adoption import may_have_begun
 from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Mode, Ownership, Rule, decide, deletes
+from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ownership, Rule, decide, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -48,7 +48,7 @@ UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its defe
 CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
 #: events after which nothing is ended
-NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED)
+NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED, Event.SUSPENDED)
 STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
 
 
@@ -281,17 +281,17 @@ class Training:
             case Action.HAND_OVER:
                 return await following.closing.hand_over()
             case Action.LET_GO:
-                self._log.warning(self.job.text(rule))
+                self._log.warning(self.job.text(rule, noticed.event))
                 self.job.let_go()
                 return replace(await following.closing.outcome(None, full=False), succeeded=False, superseded=True)
             case Action.REPORT:
                 return await self._report(following, noticed)
-            case Action.CONCLUDE:
-                return await self._conclude(following, read or JobRead(None, []))
+            case Action.CONCLUDE | Action.CONCLUDE_SUSPENDED:
+                return await self._conclude(following, rule, read or JobRead(None, []))
             case Action.CONCLUDE_STORED:
-                return await self._conclude_stored(following, noticed, read or JobRead(None, []))
+                return await self._conclude_stored(following, noticed, rule, read or JobRead(None, []))
             case Action.KEEP:
-                raise KtrainError(self.job.text(rule))
+                raise KtrainError(self.job.text(rule, noticed.event))
         return await self._release_running(following, noticed)
 
     async def stop(self) -> Outcome:
@@ -369,17 +369,20 @@ class Training:
         closing.report_failure(cause)
         return await closing.outcome(cause)
 
-    async def _conclude(self, following: Following, read: JobRead) -> Outcome:
+    async def _conclude(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
         job, closing, seen = self.job, following.closing, following.state.seen
         ref = job.known_ref
-        if seen is Seen.FAILED and following.state.kind.restarts_failed_jobs:
+        if rule.action is Action.CONCLUDE_SUSPENDED:
             await job.keep_from_restarting(read)
         await closing.read_rest_of_ended_job(releases=True)
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
-        result = await job.free_ended(read)
+        try:
+            result = await job.write(rule, read)
+        except JobChanged:
+            result = await job.release_by_rule(Event.CONCLUDED)
         await closing.read_rest_after_release(deleted=result[0] is not None)
         outcome = await closing.outcome(cause)
         self._concluded = None if result[0] is None else read
@@ -387,17 +390,19 @@ class Training:
         kept = read.job is not None and deletes(job.options.on_finish_action, seen)
         return _with_release(outcome, result, kept=ref if kept else None)
 
-    async def _conclude_stored(self, following: Following, noticed: Noticed, read: JobRead) -> Outcome:
+    async def _conclude_stored(
+        self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
+    ) -> Outcome | Handover | _StartOver | None:
         """An earlier process of this try has released the job, or has begun to: complete that."""
         cause = noticed.cause
         if cause is None and (stored := await self._stored_conclusion()) is not None:
             cause = cause_of(Outcome("Gone", False, cause=stored.cause()))
         cause = cause or await following.closing.cause_of_end()
-        following.closing.report_failure(cause)
         try:
-            result = await self.job.write(self.job.mode_of_running(read.job), read)
+            result = await self.job.write(rule, read)
         except JobChanged:
-            result = await self.job.release_by_rule(Event.RELEASE_FAILED)
+            return await self._settle(following, noticed)
+        following.closing.report_failure(cause)
         outcome = await following.closing.outcome(cause)
         self.job.let_go()
         return _with_release(outcome, result)
@@ -415,8 +420,7 @@ class Training:
                 await self._store(noticed, cause)
                 stored = True
             try:
-                mode, verify = job.mode(rule, read) or Mode.DELETE, rule.action is Action.RELEASE
-                result = await job.write(mode, read, verify=verify)
+                result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
             except JobChanged:
                 rule, read = await self._decide(following, noticed)
                 continue
@@ -481,10 +485,8 @@ class Training:
         read, self._concluded = self._concluded, None
         try:
             if read is not None and read.job is not None and read.job["metadata"]["uid"] == ref.uid:
-                mode = job.mode(decide(job.situation(event, read)), read)
-                if mode is not None:
-                    with contextlib.suppress(JobChanged):
-                        return (await job.write(mode, read))[1]
+                with contextlib.suppress(JobChanged):
+                    return (await job.write(decide(job.situation(event, read)), read))[1]
             return (await job.release_by_rule(event))[1]
         finally:
             job.let_go()
