@@ -626,7 +626,8 @@ class StoresNoCause(Training):
 class ReadsNoConclusion(Training):
     """Doesn't look for the cause that an earlier process has stored."""
 
-    async def _stored_conclusion(self) -> None: ...
+    async def _find_stored_cause(self) -> bool:
+        return False
 
 
 @pytest.mark.parametrize("mutation", [DecidesOnTheWatch, StoresNoCause, ReadsNoConclusion])
