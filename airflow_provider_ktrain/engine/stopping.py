@@ -69,12 +69,9 @@ class Stopping:
         if job.ref is None:
             self._log_unknown_job()
             return
-        read = await self._last_read(time.monotonic() + LAST_READ_SECONDS)
+        nobody = self._host.successor is Successor.NOBODY
+        read = await self._last_read(time.monotonic() + (LATE_SECONDS if nobody else LAST_READ_SECONDS))
         rule = decide(replace(job.situation(event, read), may_wait=False))
-        if read is None and self._host.successor is Successor.NOBODY:
-            self._log.warning(job.text(rule, event))
-            read = await self._last_read(time.monotonic() + LATE_SECONDS)
-            rule = decide(replace(job.situation(event, read), may_wait=False))
         self._log.warning(job.text(rule, event))
         if read is not None and job.mode(rule, read.job) is not None:
             await job.release_by_rule(event)

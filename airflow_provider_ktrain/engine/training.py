@@ -81,6 +81,7 @@ class Training:
         #: time.monotonic() at which a decision about an event first saw this end of the primary
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
+        self._stored_cause: Cause | None = None  # why an earlier process of this try has released the job
         self._unanswered_since: float | None = None  # when Airflow did not answer about a stored cause
         self._looks_again = False  # whether the last decision was to look again
 
@@ -330,7 +331,7 @@ class Training:
         may_wait = self._may_wait(event, following)
         situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=may_wait)
         if situation.owner is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
-            known = event is Event.RELEASE_FAILED or await self._has_stored_conclusion()
+            known = event is Event.RELEASE_FAILED or await self._find_stored_cause()
             if known is None:
                 return decide(unread), None
             situation = replace(situation, cause_stored=known)
@@ -394,10 +395,7 @@ class Training:
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
     ) -> Outcome | Handover | _StartOver | None:
         """An earlier process of this try has released the job, or has begun to: complete that."""
-        cause = noticed.cause
-        if cause is None and (stored := await self._stored_conclusion()) is not None:
-            cause = cause_of(Outcome("Gone", False, cause=stored.cause()))
-        cause = cause or await following.closing.cause_of_end()
+        cause = noticed.cause or self._stored_cause or await following.closing.cause_of_end()
         try:
             result = await self.job.write(rule, read)
         except JobChanged:
@@ -453,24 +451,21 @@ class Training:
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
             )
 
-    async def _has_stored_conclusion(self) -> bool | None:
-        """Whether an earlier process of this try has stored why it released this job; None: ask again."""
-        sink = self._host.policy.status_sink
-        if sink is None:
-            return False
-        if await sink.concluded() is not None:
-            self._unanswered_since = None
-            return await self._stored_conclusion() is not None
-        self._unanswered_since = self._unanswered_since or time.monotonic()
-        return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
+    async def _find_stored_cause(self) -> bool | None:
+        """Find why an earlier process of this try has released this job; returns whether it is stored.
 
-    async def _stored_conclusion(self) -> Conclusion | None:
-        """Why an earlier process of this try has released this job; None if that isn't stored."""
+        :return: None: Airflow doesn't answer, and is to be asked again.
+        """
         sink = self._host.policy.status_sink
-        if sink is None:
-            return None
-        stored = Conclusion.from_dict(await sink.concluded())
-        return stored if stored is not None and stored.belongs_to(self.job.known_ref) else None
+        document = {} if sink is None else await sink.concluded()
+        if document is None:
+            self._unanswered_since = self._unanswered_since or time.monotonic()
+            return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
+        self._unanswered_since = None
+        stored = Conclusion.from_dict(document)
+        ours = stored is not None and stored.belongs_to(self.job.known_ref)
+        self._stored_cause = cause_of(Outcome("Gone", False, cause=stored.cause())) if stored and ours else None
+        return ours
 
     # after the end
 
