@@ -51,7 +51,7 @@ docs: $(VENV)/.docs
 	@$(BIN)/mkdocs build --strict
 
 test-kind:
-	@scripts/test_kind.sh
+	@embedded_cluster/scripts/test_kind.sh
 
 # on a machine with NVIDIA GPUs: NCCL between as many ranks as there are GPUs, with the CUDA build of PyTorch
 test-gpu: $(VENV)-gpu/.gpu

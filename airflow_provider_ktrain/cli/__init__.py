@@ -14,7 +14,7 @@ from airflow_provider_ktrain import __version__
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. Each sets `run`, a function from arguments to exit code."""
     from airflow_provider_ktrain.cli import check, rbac, run
-    from airflow_provider_ktrain.local import cli as cluster
+    from ktrain_embedded import cli as cluster
 
     made = argparse.ArgumentParser(prog="ktrain", description=__doc__)
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_program_options(group: Any) -> None:
-    from airflow_provider_ktrain.local.cli import count
+    from ktrain_embedded.cli import count
 
     group.add_argument(
         "--code",
@@ -80,7 +80,7 @@ def _add_program_options(group: Any) -> None:
 
 
 def _add_local_options(group: Any) -> None:
-    from airflow_provider_ktrain.local.cli import count, image
+    from ktrain_embedded.cli import count, image
 
     group.add_argument(
         "--local", action="store_true", help="run on an embedded cluster, which is started and stopped by this command"
@@ -163,8 +163,8 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
     :raises ClusterError: it doesn't start.
     """
     from airflow_provider_ktrain.core.manifest.resources import gpus_of
-    from airflow_provider_ktrain.local import cluster
-    from airflow_provider_ktrain.local.node import gpus
+    from ktrain_embedded import cluster
+    from ktrain_embedded.node import gpus
 
     real = len(gpus.devices())
     number = next(n for n in (args.gpus_per_node, real or None, gpus_of(manifest)) if n is not None)
