@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt scripts/bootstrap.py
 
 .PHONY: demo test lint test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
@@ -57,10 +58,10 @@ test-kind:
 test-gpu: $(VENV)-gpu/.gpu
 	@$(VENV)-gpu/bin/python scripts/test_gpu.py
 
-$(VENV)-gpu/.gpu: pyproject.toml constraints.txt scripts/bootstrap.py
+$(VENV)-gpu/.gpu: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV)-gpu gpu
 
-$(VENV)/.%: pyproject.toml constraints.txt scripts/bootstrap.py
+$(VENV)/.%: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV) $*
 
 clean:

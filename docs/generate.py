@@ -131,7 +131,7 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
     ),
     "Manifests and functions": ("core/manifest", "core/kinds", "decorators"),
     "Checks": ("core/checks", "cli/check"),
-    "Command line": ("cli",),
+    "Command line": ("cli", "embedded"),
 }  # fmt: skip
 
 

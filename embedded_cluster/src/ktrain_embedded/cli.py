@@ -1,4 +1,4 @@
-"""`ktrain cluster`: start and stop an embedded cluster, show its status, and inject faults."""
+"""`ktrain-cluster`: start and stop an embedded cluster, show its status, and inject faults."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ktrain_embedded import cluster
+from ktrain_embedded import __version__, cluster
 from ktrain_embedded.cluster import ClusterError, Config
 from ktrain_embedded.objects import quantity
 
@@ -30,12 +30,17 @@ FAULTS = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command `cluster` to `ktrain`. Each action sets `run`, a function from arguments to exit code."""
-    about = "a Kubernetes cluster on this machine, for development and tests"
-    commands = subparsers.add_parser("cluster", help=about, description=__doc__).add_subparsers(
-        dest="action", required=True
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = parser().parse_args(argv)
+    return int(args.run(args))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands. Each sets `run`, a function from arguments to exit code."""
+    whole = argparse.ArgumentParser(prog="ktrain-cluster", description=__doc__)
+    whole.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = whole.add_subparsers(dest="action", required=True)
     faults = "".join(f"\n  {name:12} {about}" for name, about in FAULTS.items())
     made = {}
     for name, run, about, more in (
@@ -57,17 +62,18 @@ def add_parser(subparsers: Any) -> None:
     made["fault"].add_argument("fault", choices=FAULTS, metavar="FAULT", help=", ".join(FAULTS))
     for name, (type_, about_option) in FAULT_OPTIONS.items():
         made["fault"].add_argument(f"--{name}", type=type_, help=about_option)
+    return whole
 
 
 def _add_start_options(add: Callable[..., argparse.Action]) -> None:
     add("--kubeconfig", type=_path, help="where to write the kubeconfig (default: in the state directory)")
     add("--port", type=_port, default=0, help="port of the API server (default: any free port)")
     add(
-        "--image", action="append", default=[], metavar="NAME[=DIR]", type=image,
+        "--image", action="append", default=[], metavar="NAME[=DIR]", type=_image,
         help="an image name, and the directory in which its containers run (default: an empty one); may be repeated",
     )  # fmt: skip
     add("--nodes", type=_positive, default=1, metavar="N", help="number of nodes (default: 1)")
-    add("--gpus-per-node", type=count, default=0, metavar="N", help="nvidia.com/gpu of each node (default: 0)")
+    add("--gpus-per-node", type=_count, default=0, metavar="N", help="nvidia.com/gpu of each node (default: 0)")
     add(
         "--resource", action="append", default=[], metavar="NAME=COUNT", type=_pair,
         help="another resource of each node, such as cpu=96; may be repeated",
@@ -79,7 +85,7 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().resolve()
 
 
-def image(text: str) -> tuple[str, str]:
+def _image(text: str) -> tuple[str, str]:
     """Parse NAME or NAME=DIR."""
     name, _, directory = text.partition("=")
     if directory and not Path(directory).is_dir():
@@ -89,7 +95,7 @@ def image(text: str) -> tuple[str, str]:
     return name, str(Path(directory).resolve()) if directory else ""
 
 
-def count(text: str) -> int:
+def _count(text: str) -> int:
     """Parse a whole number, 0 or more."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 0 or more")
@@ -156,13 +162,13 @@ def _run(command: Callable[[argparse.Namespace], int], args: argparse.Namespace)
     try:
         return command(args)
     except ClusterError as e:
-        print(f"ktrain cluster: {e}", file=sys.stderr)
+        print(f"ktrain-cluster: {e}", file=sys.stderr)
         return 1
 
 
 def _start(args: argparse.Namespace) -> int:
     if known := cluster.running(args.state_dir):
-        remedy = "stop it with: ktrain cluster stop"
+        remedy = "stop it with: ktrain-cluster stop"
         raise ClusterError(f"a cluster is already running in {args.state_dir}: {known['url']}; {remedy}")
     config = Config(
         str(args.state_dir), str(args.kubeconfig or ""), args.port,
@@ -195,7 +201,7 @@ def _status(args: argparse.Namespace) -> int:
 def _fault(args: argparse.Namespace) -> int:
     state = cluster.running(args.state_dir)
     if state is None:
-        raise ClusterError("no cluster is running; start one with: ktrain cluster start")
+        raise ClusterError("no cluster is running; start one with: ktrain-cluster start")
     options = {name: getattr(args, name) for name in ("fault", *FAULT_OPTIONS)}
     cluster.admin(state, {name: value for name, value in options.items() if value is not None})
     return 0

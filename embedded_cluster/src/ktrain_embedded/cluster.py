@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
 import select
@@ -23,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
 TIMEOUT = 240.0  # seconds that the server has to get ready, and to end its containers, on a loaded machine too
 
 
@@ -72,11 +70,8 @@ def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Start a server and wait until it is ready.
 
     :return: the process, and its state: pid, url, kubeconfig, token, ca_file.
-    :raises ClusterError: a package is missing, the server ended, or it was not ready in time.
+    :raises ClusterError: the server ended, or it was not ready in time.
     """
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        needed = "pip install 'airflow-provider-ktrain[local]'"
-        raise ClusterError(f"not installed: {', '.join(missing)}; run: {needed}")
     directory = Path(config.state_dir)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "ktrain_embedded.server", "--config", json.dumps(asdict(config))]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from airflow_provider_ktrain.cli import main
 from ktrain_embedded.node import nodes as node
 from ktrain_embedded.node.nodes import node_objects
 
@@ -34,10 +31,3 @@ def test_a_lost_node_keeps_its_own_taints() -> None:
     found = node.changed(lost, reachable=True)
     assert found["spec"]["taints"] == [own]
     assert found["status"]["conditions"][-1]["status"] == "True"
-
-
-def test_invalid_quantity_prevents_the_start(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["cluster", "start", "--resource", "cpu=abc"])
-    assert ended.value.code == 2
-    assert "--resource: cpu is not a quantity: 'abc'; expected a number" in capsys.readouterr().err

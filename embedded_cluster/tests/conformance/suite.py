@@ -77,7 +77,7 @@ class Suite:
             if REAL:
                 kubeconfig = Path(REAL)
             else:
-                from ktrain_embedded.cluster import EmbeddedCluster
+                from ktrain_embedded import EmbeddedCluster
 
                 image = self.folder / "image"
                 image.mkdir(exist_ok=True)

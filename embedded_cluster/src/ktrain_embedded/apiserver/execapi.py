@@ -1,7 +1,7 @@
 """pods/exec over WebSocket, as kubectl 1.31 and newer and the official clients use it.
 
 The command runs as a child of the container's shim, with the container's environment and working directory, like the
-commands of an MPIJob's launcher (local/node/exec.py). Each message of the WebSocket begins with a channel's number.
+commands of an MPIJob's launcher (node/exec.py). Each message of the WebSocket begins with a channel's number.
 """
 
 from __future__ import annotations
