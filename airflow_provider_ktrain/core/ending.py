@@ -221,17 +221,23 @@ RULES: tuple[Rule, ...] = (
         "superseded", Action.LET_GO, "{job} belongs to another try of this task now. This try stops following it.",
         owner=_of(Ownership.ANOTHER_TRY),
     ),
+    # the training goes on, whoever follows it
+    Rule(
+        "handed over", Action.HAND_OVER, "The next process follows {job} from here.",
+        event=_of(Event.HAND_OVER),
+    ),
+    Rule(
+        "not affected", Action.FOLLOW, "{why}: {job} is followed on.",
+        event=_of(Event.SUSPENDED, Event.TRIGGER_FAILED),
+    ),
+    # the job of a sensor
     Rule(
         "sensor reports", Action.REPORT, "{job} is reported as it is.",
         owner=_of(Ownership.FOREIGN), event=_of(Event.ENDED, Event.MISSING, Event.CONDITION, *LIMITS),
     ),
     Rule(
         "sensor follows on", Action.FOLLOW, "{job} is watched on.",
-        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED, Event.SUSPENDED, Event.TRIGGER_FAILED),
-    ),
-    Rule(
-        "sensor hands over", Action.HAND_OVER, "{job} is watched by another process from now on.",
-        owner=_of(Ownership.FOREIGN), event=_of(Event.HAND_OVER),
+        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED),
     ),
     Rule(
         "sensor stops", Action.LET_GO, "{job} was submitted by somebody else: it is not changed.",
@@ -260,14 +266,6 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.KILL), hurried=True, seen=_of(Seen.NOTHING, *ALIVE),
     ),
     # nothing is decided without a read
-    Rule(
-        "handed over", Action.HAND_OVER, "The next process follows {job} from here.",
-        event=_of(Event.HAND_OVER),
-    ),
-    Rule(
-        "not affected", Action.FOLLOW, "{why}: {job} is followed on.",
-        event=_of(Event.SUSPENDED, Event.TRIGGER_FAILED),
-    ),
     Rule(
         "not read, may wait", Action.LOOK_AGAIN, "{job} can't be read. Nothing is decided, and it is read again.",
         seen=_of(Seen.NOTHING), may_wait=True,

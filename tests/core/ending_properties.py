@@ -221,7 +221,7 @@ SCENARIOS = (
     Scenario("SIGTERM while the task is deferred", Event.KILL, Action.KEEP, "another process or try",
              {"task": Task.ELSEWHERE, "hurried": True}),
     Scenario("somebody suspends the job", Event.SUSPENDED, Action.FOLLOW, "followed on"),
-    Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "watched on",
+    Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "followed on",
              {"owner": Ownership.FOREIGN}),
     Scenario("a stale cancellation of a trigger", Event.KILL, Action.KEEP, "while the task was running",
              {"task": Task.RUNNING, "successor": Successor.OTHER_PROCESS}),
