@@ -96,7 +96,8 @@ def check_counts(stage: Stage) -> None:
     )
     count = counted(observed, [], stage.gpus())
     assert not count.gpus, f"pods hold {count.gpus} GPUs"
-    assert {what: which for what, which in count.defects.items() if which and what not in stage.excused} == {}
+    wrong = {what: which for what, which in count.defects.items() if which and what not in stage.excused}
+    assert not wrong, wrong
 
 
 def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -> None:
