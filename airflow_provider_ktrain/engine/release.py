@@ -150,8 +150,8 @@ async def release(
         )
     pods = list(releasing.seen.values())
     ended = bool(pods) and all(map(has_ended, pods))
-    freed = "" if ended and done is Mode.DELETE else f" {describe_freed(pods, verify)}"
-    text = f"{ref} {what}.{freed}{f' ({seconds:.1f} s)' * (verify and not ended)}"
+    freed = "" if ended else f" {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
+    text = f"{ref} {what}.{freed}"
     text += f"\n{why}" * bool(why)
     text += f"\n{STILL_DELETED}" * (not gone)
     released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
@@ -217,14 +217,12 @@ async def release_others(
 def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool) -> str:
     """Sentence on the pods and GPUs that were released.
 
-    :param pods: the job's pods that the release has seen.
+    :param pods: the job's pods that the release has seen; at least one has not ended, or there are none.
     :param verified: whether none of them runs any more.
     """
     gpus, unfinished = _held_gpus(pods), counted(sum(not has_ended(p) for p in pods), "pod")
     if not pods:
         return "No pods were left."
-    if all(map(has_ended, pods)):
-        return "Its pods have ended and hold no GPUs."
     if not verified:
         return (
             f"{counted(gpus, 'GPU')} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}."

@@ -502,7 +502,7 @@ async def test_kept_job_without_running_pods_takes_one_list() -> None:
     done = await release(api, REF, Mode.DELETE_PODS, read)
     assert api.made == ["GET pods"]
     assert (done.mode, done.pods, done.gpus) == (Mode.DELETE_PODS, 0, 0)
-    assert "kept without running pods. Its pods have ended and hold no GPUs." in done.text
+    assert done.text.endswith("kept without running pods.")
 
 
 async def test_job_that_is_being_deleted_is_not_deleted_again() -> None:

@@ -288,7 +288,7 @@ def test_short_job_does_not_defer(instance: Instance, monkeypatch: pytest.Monkey
 def test_a_failed_job_raises_its_category(instance: Instance) -> None:
     with pytest.raises(
         TrainingUserCodeError,
-        match=r"Master 0 failed with exit code 3(.|\n)*Its pods have ended and hold no GPUs",
+        match=r"Master 0 failed with exit code 3(.|\n)*kept without running pods",
     ):
         instance.execute(command=["sh", "-c", "exit 3"], deferrable=False)
     assert not instance.jobs()
