@@ -31,7 +31,7 @@ def record(directory: pathlib.Path) -> list[str]:
         "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }  # fmt: skip
     arguments = [sys.executable, "-m", "airflow_provider_ktrain.cli", *COMMAND.split()[1:]]
-    lines = []
+    lines: list[str] = []
     with subprocess.Popen(arguments, cwd=directory, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as run:
         os.close(theirs)
         with (
