@@ -17,6 +17,7 @@ def urls(repository: str, documentation: str) -> dict[str, str]:
     """The project's links on PyPI. Without a repository there are none."""
     if not repository:
         return {}
+    repository = repository.rstrip("/")
     return {
         "Source": repository,
         "Issues": f"{repository}/issues",
@@ -25,12 +26,15 @@ def urls(repository: str, documentation: str) -> dict[str, str]:
     }
 
 
-def absolute(readme: str, repository: str, version: str) -> str:
-    """README with links to the files of this version, which work on PyPI. Without a repository it is unchanged."""
+def absolute(readme: str, repository: str, version: str, folder: str = "") -> str:
+    """A README with links to the files of this version, which work on PyPI. Without a repository it is unchanged.
+
+    :param folder: of the README in the repository, with a slash at its end. Default: the root.
+    """
 
     def link(found: re.Match[str]) -> str:
-        folder = "raw" if found["image"] else "blob"
-        return f"{found['image']}[{found['text']}]({repository}/{folder}/v{version}/{found['path']})"
+        view = "raw" if found["image"] else "blob"
+        return f"{found['image']}[{found['text']}]({repository.rstrip('/')}/{view}/v{version}/{folder}{found['path']})"
 
     return LINK.sub(link, readme) if repository else readme
 
@@ -42,7 +46,7 @@ class Links(MetadataHookInterface):
         """Called by hatchling."""
         root = pathlib.Path(self.root)
         addresses = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["ktrain"]
-        repository = addresses["repository"].rstrip("/")
+        repository = addresses["repository"]
         text = absolute((root / "README.md").read_text(), repository, metadata["version"])
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = urls(repository, addresses["documentation"])
