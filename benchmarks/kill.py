@@ -83,7 +83,7 @@ def first_kills(args: argparse.Namespace) -> None:
         with (
             clusters.cluster(gpus=8) as cluster,
             running(home, cluster, dags, **SETTINGS) as airflow,
-            beginning(airflow, cluster) as begin,
+            beginning(airflow, cluster, []) as begin,
         ):
             for number in args.busy:
                 took: list[list[float]] = [[] for _ in range(args.kills or 2)]

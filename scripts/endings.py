@@ -39,6 +39,7 @@ FLAGS = {
     ("hurried", True): "only seconds are left",
     ("fresh", True): "just created",
     ("cause_stored", True): "the cause is stored",
+    ("restarts", True): "its operator may train it again",
 }
 #: the decorators that run a test with jobs of each kind
 EACH_KIND = re.compile(r"of_each_kind|of_all_kinds")
@@ -86,9 +87,9 @@ def conditions_of(rule: Rule) -> Iterator[str]:
     for name, subject in SUBJECTS.items():
         if (wanted := getattr(rule, name)) is not None:
             yield f"{subject}: {either(values(wanted))}"
-    for name in ("holds", "may_wait", "hurried", "fresh", "cause_stored"):
-        if (flag := getattr(rule, name)) is not None:
-            yield FLAGS[name, flag]
+    for (name, value), words in FLAGS.items():
+        if getattr(rule, name) is value:
+            yield words
 
 
 def values(wanted: frozenset[Any]) -> list[str]:

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.adoption import decide
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.ending import RULES
+from airflow_provider_ktrain.core.ending import RULES, Event, Successor, why_ended
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.existing_job import describe_existing
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
@@ -192,8 +192,9 @@ CONDITIONS = [
 def endings() -> Iterator[str]:
     """The sentences of the rules by which a training's life ends."""
     command = f"kubectl delete -n {NAMESPACE} pytorchjobs {'j' * 46}"
-    for rule, state in itertools.product(RULES, ("failed", "up_for_reschedule")):
-        yield rule.text.format(job=JOB, command=command, state=state)
+    for rule, state in itertools.product(RULES, ("failed", "running", "up_for_reschedule", "")):
+        for event in rule.event or Event:
+            yield rule.text.format(job=JOB, command=command, next=Successor.NEXT_TRY, why=why_ended(event, state))
 
 
 def orphans() -> Iterator[str]:

@@ -117,9 +117,7 @@ class RunHost:
             outcome = await training.follow(submitted.ref, options, patience=math.inf)
             assert not isinstance(outcome, Handover)  # only with `until`
         except Exception as e:
-            following = Event.NO_RIGHT if isinstance(e, NoRightError) else Event.ERROR
-            # nobody else would release a job whose submission has failed: its pods may wait for code for ever
-            await training.interrupted(Event.FINAL_ERROR if self._ref is None else following)
+            await training.interrupted(Event.NO_RIGHT if isinstance(e, NoRightError) else Event.ERROR)
             raise
         finally:
             await training.close()

@@ -2,6 +2,8 @@
 
 The owner of a life (`engine/training.py`) reads the job and its pods whenever something may end the training, describes
 what it knows as a `Situation`, and carries out the ending that `decide` returns. Nothing else decides an end.
+A try has no part in the life of a job that it finds under its name: `core/adoption.py` decides whether it takes that
+job, replaces it, or, with invalid parameters, takes it or fails. That needs a read, too, which fences what is written.
 docs/guarantees.md contains this list as a table, which `scripts/endings.py` generates.
 
 A watch only shows when to look. Where a rule names what was `seen`, that is a read from the API server made for this
@@ -29,13 +31,14 @@ class Event(enum.StrEnum):
     ENDED = "the job has ended"
     MISSING = "the job is gone"
     BEING_DELETED = "the job is being deleted"
+    SUSPENDED = "the job was suspended"
     OWNED_BY_OTHERS = "the job has another owner"
     LIMIT = "a limit has passed"
     RESTARTS = "max_restarts is exceeded"
     CRASH_LOOP = "a container fails again and again"
     STARTUP_RULE = "a pod can't start"
     QUEUE_VERDICT = "the queue will never admit the job"
-    DEADLINE = "execution_timeout has passed"
+    DEADLINE = "the task's execution_timeout has passed"
     CONDITION = "the job has the awaited condition"
     # happened to the process that follows
     HAND_OVER = "the worker's time is over"
@@ -50,6 +53,7 @@ class Event(enum.StrEnum):
     # happened to the submission or the release
     CODE_REFUSED = "the API server refuses the code's ConfigMap"
     RELEASE_FAILED = "an earlier release did not finish"
+    CONCLUDED = "the job's end was read, and it has changed since"
     OUTCOME_STORED = "Airflow has stored the outcome"
     OUTCOME_NOT_STORED = "Airflow could not store the outcome"
     SUCCESS_FOUND = "an earlier try has stored its success"
@@ -93,6 +97,7 @@ class Action(enum.StrEnum):
     KEEP = "keeps the job"
     REPORT = "reports the end, releases nothing"
     CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"
+    CONCLUDE_SUSPENDED = "suspends the failed job, and concludes its own end"
     CONCLUDE_STORED = "concludes with the stored cause, and completes the release"
     FREE_PODS = "deletes the running pods, and keeps the ended job"
     RELEASE = "stores the cause, releases the job, and waits until its pods are gone"
@@ -100,10 +105,19 @@ class Action(enum.StrEnum):
     DELETE_ENDED = "deletes the ended job"
 
 
+class Mode(enum.Enum):
+    """How a job is released."""
+
+    DELETE = "delete"  #: delete the job and everything that it owns
+    SUSPEND = "suspend"  #: keep an unfinished job without its pods; of a job of a Kueue queue, deactivate the Workload
+    DELETE_PODS = "delete pods"  #: keep a finished job and its finished pods; delete running pods
+
+
 #: the actions that end pods or the job
 ACTS = frozenset(
     {
         Action.CONCLUDE,
+        Action.CONCLUDE_SUSPENDED,
         Action.CONCLUDE_STORED,
         Action.FREE_PODS,
         Action.RELEASE,
@@ -117,6 +131,8 @@ ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 LIMITS = frozenset({Event.LIMIT, Event.RESTARTS, Event.CRASH_LOOP, Event.STARTUP_RULE, Event.QUEUE_VERDICT})
 #: events that a process may have to end within seconds
 HURRIED = frozenset({Event.DEADLINE, Event.INTERRUPT, Event.KILL})
+#: somebody continues with the job
+CONTINUED = frozenset({Successor.NEXT_TRY, Successor.OTHER_PROCESS})
 #: ends of a process that prove nothing about the training
 TROUBLE = frozenset({Event.ERROR, Event.NO_RIGHT})
 
@@ -136,6 +152,7 @@ class Situation:
     :param fresh: whether this process has just created the job, and has not followed it or has no right to. Default:
         False.
     :param cause_stored: whether an earlier process has stored why it released this job. Default: False.
+    :param restarts: whether the operator may train the failed job again, unless it is suspended. Default: False.
     """
 
     event: Event
@@ -148,6 +165,7 @@ class Situation:
     hurried: bool = False
     fresh: bool = False
     cause_stored: bool = False
+    restarts: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,10 +174,10 @@ class Rule:
 
     :param name: short name, for tests and logs.
     :param action: what the owner does.
-    :param text: the sentence that the user reads. `{job}`, `{command}` and `{state}` are replaced: the job, the command
-        that deletes it, and the task's state in Airflow.
-    :param event, seen, owner, task, successor, holds, may_wait, hurried, fresh, cause_stored: the values of the
-        `Situation` to which the rule applies. Default: None, any value.
+    :param text: the sentence that the user reads. `{job}`, `{command}`, `{next}` and `{why}` are replaced: the job, the
+        command that deletes it, who continues with it, and the result of `why_ended`.
+    :param event, seen, owner, task, successor, holds, may_wait, hurried, fresh, cause_stored, restarts: the values of
+        the `Situation` to which the rule applies. Default: None, any value.
     """
 
     name: str
@@ -175,6 +193,7 @@ class Rule:
     hurried: bool | None = None
     fresh: bool | None = None
     cause_stored: bool | None = None
+    restarts: bool | None = None
 
     def matches(self, situation: Situation) -> bool:
         """Whether the rule applies to the situation."""
@@ -193,10 +212,8 @@ def _of(*values: T) -> frozenset[T]:
     return frozenset(values)
 
 
-_KEPT_FOR_RETRY = "{job} is kept for the next try."
-_NOBODY_RELEASES = "{job} is kept, and nobody follows it now.\nTo delete it, run: {command}"
-_STATE_DECIDES = _of(Task.OVER, Task.CLEARED)
-_NO_ANSWER = _of(Task.CHANGING, Task.UNKNOWN)
+#: whether the task goes on isn't known yet
+_UNDECIDED = _of(Task.CHANGING, Task.UNKNOWN)
 
 RULES: tuple[Rule, ...] = (
     # whose job it is
@@ -204,93 +221,51 @@ RULES: tuple[Rule, ...] = (
         "superseded", Action.LET_GO, "{job} belongs to another try of this task now. This try stops following it.",
         owner=_of(Ownership.ANOTHER_TRY),
     ),
+    # the training goes on, whoever follows it
+    Rule(
+        "handed over", Action.HAND_OVER, "The next process follows {job} from here.",
+        event=_of(Event.HAND_OVER),
+    ),
+    Rule(
+        "not affected", Action.FOLLOW, "{why}: {job} is followed on.",
+        event=_of(Event.SUSPENDED, Event.TRIGGER_FAILED),
+    ),
+    # the job of a sensor
     Rule(
         "sensor reports", Action.REPORT, "{job} is reported as it is.",
         owner=_of(Ownership.FOREIGN), event=_of(Event.ENDED, Event.MISSING, Event.CONDITION, *LIMITS),
     ),
     Rule(
         "sensor follows on", Action.FOLLOW, "{job} is watched on.",
-        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED, Event.TRIGGER_FAILED),
-    ),
-    Rule(
-        "sensor hands over", Action.HAND_OVER, "{job} is watched by another process from now on.",
-        owner=_of(Ownership.FOREIGN), event=_of(Event.HAND_OVER),
+        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED),
     ),
     Rule(
         "sensor stops", Action.LET_GO, "{job} was submitted by somebody else: it is not changed.",
         owner=_of(Ownership.FOREIGN),
     ),
-    # a try whose success is known needs no job
-    Rule(
-        "success was stored", Action.DELETE_ENDED, "{job} has succeeded for an earlier try, whose result is returned.",
-        event=_of(Event.SUCCESS_FOUND), seen=ENDED,
-    ),
     # a kill: Airflow's word that the task is over is the evidence
     Rule(
-        "task goes on elsewhere", Action.KEEP, "The task goes on in another process or try, which follows {job}.",
-        event=_of(Event.KILL), task=_of(Task.ELSEWHERE),
-    ),
-    Rule(
-        "task runs in another process", Action.KEEP, "The task runs in another process, which follows {job}.",
-        event=_of(Event.KILL), task=_of(Task.RUNNING), successor=_of(Successor.OTHER_PROCESS),
-    ),
-    Rule(
-        "stopped, next try", Action.KEEP, f"The worker was stopped while the task was running. {_KEPT_FOR_RETRY}",
-        event=_of(Event.KILL), task=_of(Task.RUNNING), successor=_of(Successor.NEXT_TRY),
-    ),
-    Rule(
         "state will change", Action.LOOK_AGAIN, "The task's state doesn't show yet whether it goes on.",
-        event=_of(Event.KILL), task=_NO_ANSWER, may_wait=True,
+        event=_of(Event.KILL), task=_UNDECIDED, may_wait=True,
     ),
     Rule(
-        "state about to change", Action.KEEP, "The task is about to be scheduled. {job} is kept for it.",
-        event=_of(Event.KILL), task=_of(Task.CHANGING),
+        "task goes on elsewhere", Action.KEEP, "{job} is kept: its task goes on in another process or try.",
+        event=_of(Event.KILL), task=_of(Task.ELSEWHERE, Task.CHANGING),
     ),
     Rule(
-        "state unknown, successor", Action.KEEP,
-        "Airflow did not report the task's state. {job} is kept for the next try or process.\n"
-        "If the task is over, run: {command}",
-        event=_of(Event.KILL), task=_of(Task.UNKNOWN), successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
+        "stopped", Action.KEEP, "This process was stopped while the task was running. {job} is kept for {next}.",
+        event=_of(Event.KILL), task=_of(Task.RUNNING), successor=CONTINUED,
     ),
     Rule(
-        "killed after its end", Action.FREE_PODS, "{job} had ended before the task was killed.",
-        event=_of(Event.KILL), seen=ENDED,
+        "state unknown", Action.KEEP,
+        "Airflow did not report the task's state. {job} is kept for {next}.\nIf the task is over, run: {command}",
+        event=_of(Event.KILL), task=_of(Task.UNKNOWN), successor=CONTINUED,
     ),
     Rule(
-        "killed after its deletion", Action.LET_GO, "{job} is gone.",
-        event=_of(Event.KILL), seen=_of(Seen.GONE),
+        "killed in a hurry", Action.RELEASE_NOW, "{why}: {job} is released.",
+        event=_of(Event.KILL), hurried=True, seen=_of(Seen.NOTHING, *ALIVE),
     ),
-    Rule(
-        "killed in a hurry", Action.RELEASE_NOW, "The task was killed ({state}): {job} is released.",
-        event=_of(Event.KILL), task=_STATE_DECIDES, hurried=True,
-    ),
-    Rule(
-        "state unknown in a hurry", Action.RELEASE_NOW,
-        "Airflow did not report the task's state. No retry is left: {job} is released.",
-        event=_of(Event.KILL), task=_of(Task.UNKNOWN), hurried=True,
-    ),
-    Rule(
-        "stopped in a hurry", Action.RELEASE_NOW, "The worker was stopped. No retry is left: {job} is released.",
-        event=_of(Event.KILL), hurried=True,
-    ),
-    Rule(
-        "killed, not read", Action.LOOK_AGAIN, "The task was killed ({state}), and {job} can't be read yet.",
-        event=_of(Event.KILL), seen=_of(Seen.NOTHING), may_wait=True,
-    ),
-    Rule(
-        "killed, never read", Action.RELEASE_NOW, "The task was killed ({state}), and {job} could not be read.",
-        event=_of(Event.KILL), seen=_of(Seen.NOTHING),
-    ),
-    Rule("killed", Action.RELEASE, "The task was killed ({state}): {job} is released.", event=_of(Event.KILL)),
     # nothing is decided without a read
-    Rule(
-        "handed over", Action.HAND_OVER, "The next process follows {job} from here.",
-        event=_of(Event.HAND_OVER),
-    ),
-    Rule(
-        "trigger failed", Action.FOLLOW, "The trigger failed. {job} is not affected, and this worker follows it.",
-        event=_of(Event.TRIGGER_FAILED),
-    ),
     Rule(
         "not read, may wait", Action.LOOK_AGAIN, "{job} can't be read. Nothing is decided, and it is read again.",
         seen=_of(Seen.NOTHING), may_wait=True,
@@ -301,8 +276,8 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.FINAL_ERROR), seen=_of(Seen.NOTHING),
     ),
     Rule(
-        "not read, next try", Action.KEEP, "{job} can't be read, and is kept for the next try.",
-        seen=_of(Seen.NOTHING), successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
+        "not read, continued", Action.KEEP, "{job} can't be read, and is kept for {next}.",
+        seen=_of(Seen.NOTHING), successor=CONTINUED,
     ),
     Rule(
         "not read, nobody", Action.KEEP, "{job} can't be read, and no retry is left.\nTo delete it, run: {command}",
@@ -310,21 +285,21 @@ RULES: tuple[Rule, ...] = (
     ),
     # the job has ended: its own end counts, whatever led here
     Rule(
-        "outcome stored", Action.DELETE_ENDED, "{job} has ended, and Airflow has its outcome.",
-        event=_of(Event.OUTCOME_STORED), seen=ENDED,
+        "outcome known", Action.DELETE_ENDED, "{job} has ended, and Airflow has its outcome.",
+        event=_of(Event.OUTCOME_STORED, Event.SUCCESS_FOUND), seen=ENDED,
     ),
     Rule(
-        "outcome not stored", Action.FREE_PODS,
-        "{job} is kept without running pods: its status is the only proof of how it ended.",
-        event=_of(Event.OUTCOME_NOT_STORED), seen=ENDED,
-    ),
-    Rule(
-        "interrupted after its end", Action.FREE_PODS, "{job} has ended. The next try takes its outcome.",
-        event=_of(*TROUBLE, Event.FINAL_ERROR), seen=ENDED,
+        "outcome not known", Action.FREE_PODS,
+        "{job} had ended before. It is kept without running pods.\nIts status is the only proof of how it ended.",
+        event=_of(Event.KILL, *TROUBLE, Event.FINAL_ERROR, Event.OUTCOME_NOT_STORED), seen=ENDED,
     ),
     Rule(
         "interrupted by a user after its end", Action.RELEASE, "{job} has ended, and is released after Ctrl-C.",
         event=_of(Event.INTERRUPT), seen=ENDED,
+    ),
+    Rule(
+        "own end, may restart", Action.CONCLUDE_SUSPENDED, "{job} has failed, and its operator may train it again.",
+        seen=_of(Seen.FAILED), restarts=True,
     ),
     Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),
     # the job is gone
@@ -333,9 +308,9 @@ RULES: tuple[Rule, ...] = (
         seen=_of(Seen.GONE), cause_stored=True,
     ),
     Rule(
-        "gone after its outcome", Action.LET_GO, "{job} is gone.",
+        "gone after its end", Action.LET_GO, "{job} is gone.",
         event=_of(
-            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT,
+            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT, Event.KILL,
             *TROUBLE, Event.FINAL_ERROR, Event.CODE_REFUSED,
         ),
         seen=_of(Seen.GONE),
@@ -348,52 +323,60 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "no longer holds", Action.FOLLOW, "{job} has changed meanwhile, and is followed on.",
-        event=LIMITS, holds=False,
+        event=_of(*LIMITS, Event.CODE_REFUSED), holds=False,
     ),
     Rule(
         "its end is near", Action.LOOK_AGAIN, "The program of {job} has ended, and its status doesn't show that yet.",
         event=_of(*LIMITS, Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.RELEASE_FAILED), may_wait=True,
         seen=_of(Seen.PRIMARY_ENDED),
     ),
-    Rule("limit", Action.RELEASE, "{job} is released: a limit has passed.", event=LIMITS),
     Rule(
-        "timed out in a hurry", Action.RELEASE_NOW, "{job} is released: execution_timeout has passed.",
-        event=_of(Event.DEADLINE), hurried=True,
+        "ended in a hurry", Action.RELEASE_NOW, "{why}: {job} is released.",
+        event=_of(Event.DEADLINE, Event.INTERRUPT), hurried=True,
     ),
     Rule(
-        "timed out", Action.RELEASE, "{job} is released: execution_timeout has passed.",
-        event=_of(Event.DEADLINE, Event.DEFERRAL_EXPIRED),
+        "ended", Action.RELEASE, "{why}: {job} is released.",
+        event=_of(
+            *LIMITS, Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.INTERRUPT, Event.KILL, Event.RELEASE_FAILED,
+            Event.CODE_REFUSED, Event.FINAL_ERROR, Event.OUTCOME_STORED,
+        ),
     ),
     Rule(
-        "interrupted in a hurry", Action.RELEASE_NOW, "{job} is released after Ctrl-C.",
-        event=_of(Event.INTERRUPT), hurried=True,
-    ),
-    Rule("interrupted", Action.RELEASE, "{job} is released after Ctrl-C.", event=_of(Event.INTERRUPT)),
-    Rule(
-        "end was read before", Action.RELEASE, "{job} had failed, and its status doesn't show that any more.",
-        event=_of(Event.OUTCOME_STORED),
+        "end was read before", Action.FREE_PODS, "{job} had failed, and its status doesn't show that any more.",
+        event=_of(Event.CONCLUDED),
     ),
     Rule(
-        "release continued", Action.RELEASE, "The release of {job} is completed.", event=_of(Event.RELEASE_FAILED),
+        "trouble, continued", Action.KEEP, "{job} is kept for {next}.", event=TROUBLE, successor=CONTINUED,
     ),
-    Rule(
-        "code refused", Action.RELEASE, "{job} can't get its code, and no container has started.",
-        event=_of(Event.CODE_REFUSED), holds=True,
-    ),
-    Rule(
-        "refused for good", Action.RELEASE, "The task has failed for good: {job} is released.",
-        event=_of(Event.FINAL_ERROR),
-    ),
-    Rule("trouble, next try", Action.KEEP, _KEPT_FOR_RETRY, event=TROUBLE, successor=_of(Successor.NEXT_TRY)),
     Rule(
         "trouble right after the creation", Action.RELEASE,
-        "{job} is released: no retry is left, and it was created just now.",
-        event=TROUBLE, successor=_of(Successor.NOBODY), fresh=True,
+        "{job} is released: no retry is left, and it was created just now.", event=TROUBLE, fresh=True,
     ),
-    Rule("trouble, nobody", Action.KEEP, _NOBODY_RELEASES, event=TROUBLE, successor=_of(Successor.NOBODY)),
+    Rule(
+        "trouble, nobody", Action.KEEP, "{job} is kept, and nobody follows it now.\nTo delete it, run: {command}",
+        event=TROUBLE,
+    ),
     # everything else
     Rule("follow on", Action.FOLLOW, "{job} is followed on."),
 )  # fmt: skip
+
+#: how a kill is named, by the task's state
+_KILLED_BY = {"none": "cleared", "restarting": "cleared", "absent": "its run was deleted"}
+
+
+def why_ended(event: Event, state: str = "") -> str:
+    """What led to the end, for the text of a rule.
+
+    :param event: what led here.
+    :param state: of a kill, that of the task in Airflow; empty if Airflow did not answer. Default: "".
+    """
+    text = str(event)
+    if event is Event.KILL:
+        text = {
+            Task.RUNNING: "the worker was stopped. No retry is left",
+            Task.UNKNOWN: "Airflow did not report the task's state. No retry is left",
+        }.get(task_of(state), f"the task was killed ({_KILLED_BY.get(state, state)})")
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def decide(situation: Situation, rules: Iterable[Rule] = RULES) -> Rule:

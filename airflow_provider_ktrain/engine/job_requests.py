@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION, failure_note
-from airflow_provider_ktrain.core.errors import AccessError, OperatorMissingError
+from airflow_provider_ktrain.core.errors import AccessError, KtrainError, OperatorMissingError
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.engine import api_paths
@@ -37,6 +37,10 @@ class Log(Protocol):
 
     def error(self, event: Any, *args: Any, **kw: Any) -> Any:
         """Why the job failed."""
+
+
+class JobChanged(KtrainError):
+    """The job has changed or vanished since it was read. Nothing was released: read, and decide again."""
 
 
 async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log | None = None) -> str:

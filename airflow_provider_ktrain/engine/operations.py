@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
@@ -22,7 +23,7 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import JobRead, job_pods, read_job, set_suspended
-from airflow_provider_ktrain.engine.release import Mode, Released, release_others
+from airflow_provider_ktrain.engine.release import Released, release_others
 from airflow_provider_ktrain.engine.request_errors import explain, retry_transient
 
 Object = dict[str, Any]

@@ -17,24 +17,25 @@ from airflow_provider_ktrain.core.ending import (
     HURRIED,
     Action,
     Event,
+    Mode,
     Ownership,
     Rule,
     Situation,
     Task,
     decide,
     deletes,
+    why_ended,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_training
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, read_training
 from airflow_provider_ktrain.engine.release import (
-    JobChanged,
-    Mode,
     Released,
     ReleaseError,
     release,
@@ -47,13 +48,11 @@ Object = dict[str, Any]
 FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
 FIND_INTERVAL = 0.2  #: seconds between two looks for a job whose create request is on its way
-#: how a kill is named, by the task's state
-KILLED_BY = {"none": "cleared", "restarting": "cleared", "absent": "its run was deleted"}
 MODES = {
     Action.FREE_PODS: Mode.DELETE_PODS,
     Action.CONCLUDE: Mode.DELETE_PODS,
+    Action.CONCLUDE_SUSPENDED: Mode.DELETE_PODS,
     Action.DELETE_ENDED: Mode.DELETE,
-    Action.CONCLUDE_STORED: Mode.DELETE,
 }
 #: what was released, and why that failed; at most one of them is set
 Result = tuple[Released | None, str]
@@ -195,6 +194,7 @@ class OwnedJob:
             successor=self._host.successor,
             hurried=self._host.seconds is not None and event in HURRIED,
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
+            restarts=seen is Seen.FAILED and kind_of(self.known_ref.kind).restarts_failed_jobs,
         )
 
     def _owner_in(self, read: JobRead | None) -> Ownership:
@@ -205,25 +205,25 @@ class OwnedJob:
         owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
 
-    def mode(self, rule: Rule, read: JobRead) -> Mode | None:
-        """How the rule releases the job; None if it doesn't."""
-        if rule.action in (Action.RELEASE, Action.RELEASE_NOW):
-            return self.mode_of_running(read.job)
+    def mode(self, rule: Rule, job: Object | None) -> Mode | None:
+        """How the rule releases the job; None if it doesn't.
+
+        :param job: as it was read or seen.
+        """
+        if rule.action in (Action.RELEASE, Action.RELEASE_NOW, Action.CONCLUDE_STORED):
+            return Mode.DELETE if deletes(self.options.on_finish_action, seen_in(job, ())) else Mode.SUSPEND
         return MODES.get(rule.action)
 
-    def mode_of_running(self, job: Object | None) -> Mode:
-        """How a job is released that this task gives up."""
-        return Mode.DELETE if deletes(self.options.on_finish_action, seen_in(job, ())) else Mode.SUSPEND
-
-    def text(self, rule: Rule, state: str = "") -> str:
+    def text(self, rule: Rule, event: Event, state: str = "") -> str:
         """The sentence of a rule about this job.
 
+        :param event: what led here.
         :param state: of the task in Airflow, if it was asked. Default: "".
         """
         ref = self.ref
         job = "The task's job, if it exists," if ref is None else str(ref)
         command = "" if ref is None else ref.delete_command
-        return rule.text.format(job=job, command=command, state=KILLED_BY.get(state, state))
+        return rule.text.format(job=job, command=command, next=self._host.successor, why=why_ended(event, state))
 
     # release
 
@@ -234,29 +234,18 @@ class OwnedJob:
         """
         return await read_training(await self.api(), self.known_ref)
 
-    async def write(self, mode: Mode, read: JobRead, *, verify: bool = True) -> Result:
-        """Release the job as it was read.
+    async def write(self, rule: Rule, read: JobRead, *, verify: bool = True) -> Result:
+        """Release the job as a rule says, which was found by what was read.
 
         :param verify: wait until its pods are gone. Default: True.
         :raises JobChanged: the job has changed since.
         """
-        timeout = self.options.release_timeout
+        mode, timeout = self.mode(rule, read.job), self.options.release_timeout
+        if mode is None:
+            return None, ""
         return await self._released(
             release(await self.api(), self.known_ref, mode, read, timeout=timeout, verify=verify)
         )
-
-    async def free_ended(self, read: JobRead) -> Result:
-        """Free the pods of a job that has ended or is gone. An end that was read is final.
-
-        A job that doesn't show its end any more (recording 60b) is suspended.
-        """
-        try:
-            return await self.write(Mode.DELETE_PODS, read)
-        except JobChanged:
-            return await self._release_others(
-                lambda now: Mode.DELETE_PODS if self._owner_in(now) is Ownership.MINE else None,
-                self.options.release_timeout,
-            )
 
     async def release_by_rule(
         self,
@@ -278,15 +267,13 @@ class OwnedJob:
         def mode(read: JobRead) -> Mode | None:
             nonlocal rule
             rule = decide(replace(self.situation(event, read), task=task, holds=holds(read), may_wait=False))
-            return self.mode(rule, read)
+            return self.mode(rule, read.job)
 
-        result = await self._release_others(mode, timeout or self.options.release_timeout)
+        timeout = timeout or self.options.release_timeout
+        result = await self._released(release_others(await self.api(), self.known_ref, mode, timeout=timeout))
         if result == (None, "") and rule is not None:
-            self._log.info(self.text(rule))
+            self._log.info(self.text(rule, event))
         return result
-
-    async def _release_others(self, mode: Callable[[JobRead], Mode | None], timeout: float) -> Result:
-        return await self._released(release_others(await self.api(), self.known_ref, mode, timeout=timeout))
 
     async def _released(self, releasing: Awaitable[Released | None]) -> Result:
         """The result of a release, which nothing may cut off, logged."""
@@ -302,15 +289,17 @@ class OwnedJob:
             self._log.info(released.text)
         return released, ""
 
-    async def release_at_once(self, seconds: float) -> Released:
+    async def release_at_once(self, rule: Rule, seconds: float) -> Released:
         """Release the job by one request, fenced by what was seen last.
 
+        :param rule: that says so.
+        :param seconds: until the answer is needed.
         :raises JobChanged: it has changed since, or was never seen.
         :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
         """
         if self.last_seen is None:
             raise JobChanged("the job was not seen yet")
-        mode = self.mode_of_running(self.last_seen)
+        mode = self.mode(rule, self.last_seen) or Mode.DELETE
         return await release_now(
             await self.api(), self.known_ref, mode, self.last_seen, timeout=seconds, workload=self.workload
         )

@@ -10,7 +10,6 @@ is gone last, after one in the background (TrainJob) its pods are.
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import math
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.conditions import true_conditions
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
@@ -29,6 +29,7 @@ from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import (
+    JobChanged,
     JobRead,
     delete_fenced,
     job_pods,
@@ -54,18 +55,6 @@ UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pendi
 
 class ReleaseError(KtrainError):
     """The job could not be released, or its pods are still there at the timeout."""
-
-
-class JobChanged(KtrainError):
-    """The job has changed or vanished since it was read. Nothing was released: read, and decide again."""
-
-
-class Mode(enum.Enum):
-    """How a job is released."""
-
-    DELETE = "delete"  #: delete the job and everything that it owns
-    SUSPEND = "suspend"  #: keep an unfinished job without its pods; of a job of a Kueue queue, deactivate the Workload
-    DELETE_PODS = "delete pods"  #: keep a finished job and its finished pods; delete running pods
 
 
 KUEUE_RESUMES = "It was not suspended, because Kueue would resume it, and {why}."

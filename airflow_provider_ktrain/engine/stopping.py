@@ -18,9 +18,8 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_job
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, read_job
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
-from airflow_provider_ktrain.engine.release import JobChanged
 
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
@@ -70,14 +69,11 @@ class Stopping:
         if job.ref is None:
             self._log_unknown_job()
             return
-        read = await self._last_read(time.monotonic() + LAST_READ_SECONDS)
+        nobody = self._host.successor is Successor.NOBODY
+        read = await self._last_read(time.monotonic() + (LATE_SECONDS if nobody else LAST_READ_SECONDS))
         rule = decide(replace(job.situation(event, read), may_wait=False))
-        if read is None and self._host.successor is Successor.NOBODY:
-            self._log.warning(job.text(rule))
-            read = await self._last_read(time.monotonic() + LATE_SECONDS)
-            rule = decide(replace(job.situation(event, read), may_wait=False))
-        self._log.warning(job.text(rule))
-        if read is not None and job.mode(rule, read) is not None:
+        self._log.warning(job.text(rule, event))
+        if read is not None and job.mode(rule, read.job) is not None:
             await job.release_by_rule(event)
 
     def _log_unknown_job(self) -> None:
@@ -107,7 +103,7 @@ class Stopping:
         while True:
             situation = replace(job.situation(event, read), task=task, may_wait=False)
             rule = decide(situation)
-            text, error = job.text(rule, state), ""
+            text, error = job.text(rule, event, state), ""
             try:
                 async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
                     text = f"{text}\n{await self._carry_out(rule, situation, end)}".rstrip()
@@ -133,15 +129,13 @@ class Stopping:
         """Carry out a rule by one request; returns what was done."""
         job = self._job
         if rule.action is Action.RELEASE_NOW:
-            return (await job.release_at_once(max(end - time.monotonic(), 0.5))).text
+            return (await job.release_at_once(rule, max(end - time.monotonic(), 0.5))).text
         if rule.action not in ACTS:
             return ""
         read = await job.read()  # the job has ended, but pods of it may run
         now = job.situation(situation.event, read)
-        mode = job.mode(decide(replace(situation, seen=now.seen, owner=now.owner)), read)
-        if mode is None:
-            return ""
-        released, error = await job.write(mode, read, verify=False)
+        rule = decide(replace(situation, seen=now.seen, owner=now.owner))
+        released, error = await job.write(rule, read, verify=False)
         return error or (released.text if released is not None else "")
 
     def _as_seen(self) -> JobRead | None:
@@ -183,13 +177,14 @@ class Stopping:
             return "Interrupted before a job was submitted.", ""
         rule, task, state = await self._ask_until_decided(event)
         if rule.action is Action.KEEP:
-            self._log.warning(f"{job.text(rule, state)}\nThe task is {state or 'in an unknown state'}.")
-            return job.text(rule, state), ""
+            text = job.text(rule, event, state)
+            self._log.warning(f"{text}\nThe task is {state or 'in an unknown state'}.")
+            return text, ""
         if event is Event.KILL:
             self._log.info(f"The task is {state}. Releasing {job.ref}.")
         async with last_lines(await job.api(), job.ref, job.options.logs, self._cursor(), self._log):
             released, error = await job.release_by_rule(event, task=task, timeout=RELEASE_SECONDS)
-        return job.text(rule, state) if released is None else released.text, error
+        return error.partition("\n")[0] or f"{job.ref} is left as it is." if released is None else released.text, error
 
     async def _ask_until_decided(self, event: Event) -> tuple[Rule, Task, str]:
         """Ask for the task's state until it decides, or the host's patience is over."""

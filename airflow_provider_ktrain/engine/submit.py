@@ -47,8 +47,7 @@ from airflow_provider_ktrain.core.objects import is_being_deleted
 from airflow_provider_ktrain.engine import api_paths, code_delivery, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log, job_pods, list_pods, read_training
-from airflow_provider_ktrain.engine.release import JobChanged
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, job_pods, list_pods, read_training
 from airflow_provider_ktrain.engine.request_errors import QuotaWait, explain
 
 Object = dict[str, Any]

@@ -33,9 +33,8 @@ from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobRead, Log
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
-from airflow_provider_ktrain.engine.release import JobChanged, Mode
 from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.submit import CodeRefusedError, Submitted
 from airflow_provider_ktrain.engine.wakeup import StopSignal
@@ -49,7 +48,7 @@ UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its defe
 CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
 #: events after which nothing is ended
-NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED)
+NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED, Event.SUSPENDED)
 STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
 
 
@@ -82,6 +81,7 @@ class Training:
         #: time.monotonic() at which a decision about an event first saw this end of the primary
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
+        self._stored_cause: Cause | None = None  # why an earlier process of this try has released the job
         self._unanswered_since: float | None = None  # when Airflow did not answer about a stored cause
         self._looks_again = False  # whether the last decision was to look again
 
@@ -282,17 +282,17 @@ class Training:
             case Action.HAND_OVER:
                 return await following.closing.hand_over()
             case Action.LET_GO:
-                self._log.warning(self.job.text(rule))
+                self._log.warning(self.job.text(rule, noticed.event))
                 self.job.let_go()
                 return replace(await following.closing.outcome(None, full=False), succeeded=False, superseded=True)
             case Action.REPORT:
                 return await self._report(following, noticed)
-            case Action.CONCLUDE:
-                return await self._conclude(following, read or JobRead(None, []))
+            case Action.CONCLUDE | Action.CONCLUDE_SUSPENDED:
+                return await self._conclude(following, rule, read or JobRead(None, []))
             case Action.CONCLUDE_STORED:
-                return await self._conclude_stored(following, noticed, read or JobRead(None, []))
+                return await self._conclude_stored(following, noticed, rule, read or JobRead(None, []))
             case Action.KEEP:
-                raise KtrainError(self.job.text(rule))
+                raise KtrainError(self.job.text(rule, noticed.event))
         return await self._release_running(following, noticed)
 
     async def stop(self) -> Outcome:
@@ -331,7 +331,7 @@ class Training:
         may_wait = self._may_wait(event, following)
         situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=may_wait)
         if situation.owner is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
-            known = event is Event.RELEASE_FAILED or await self._has_stored_conclusion()
+            known = event is Event.RELEASE_FAILED or await self._find_stored_cause()
             if known is None:
                 return decide(unread), None
             situation = replace(situation, cause_stored=known)
@@ -370,17 +370,20 @@ class Training:
         closing.report_failure(cause)
         return await closing.outcome(cause)
 
-    async def _conclude(self, following: Following, read: JobRead) -> Outcome:
+    async def _conclude(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
         job, closing, seen = self.job, following.closing, following.state.seen
         ref = job.known_ref
-        if seen is Seen.FAILED and following.state.kind.restarts_failed_jobs:
+        if rule.action is Action.CONCLUDE_SUSPENDED:
             await job.keep_from_restarting(read)
         await closing.read_rest_of_ended_job(releases=True)
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
-        result = await job.free_ended(read)
+        try:
+            result = await job.write(rule, read)
+        except JobChanged:
+            result = await job.release_by_rule(Event.CONCLUDED)
         await closing.read_rest_after_release(deleted=result[0] is not None)
         outcome = await closing.outcome(cause)
         self._concluded = None if result[0] is None else read
@@ -388,17 +391,16 @@ class Training:
         kept = read.job is not None and deletes(job.options.on_finish_action, seen)
         return _with_release(outcome, result, kept=ref if kept else None)
 
-    async def _conclude_stored(self, following: Following, noticed: Noticed, read: JobRead) -> Outcome:
+    async def _conclude_stored(
+        self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
+    ) -> Outcome | Handover | _StartOver | None:
         """An earlier process of this try has released the job, or has begun to: complete that."""
-        cause = noticed.cause
-        if cause is None and (stored := await self._stored_conclusion()) is not None:
-            cause = cause_of(Outcome("Gone", False, cause=stored.cause()))
-        cause = cause or await following.closing.cause_of_end()
-        following.closing.report_failure(cause)
+        cause = noticed.cause or self._stored_cause or await following.closing.cause_of_end()
         try:
-            result = await self.job.write(self.job.mode_of_running(read.job), read)
+            result = await self.job.write(rule, read)
         except JobChanged:
-            result = await self.job.release_by_rule(Event.RELEASE_FAILED)
+            return await self._settle(following, noticed)
+        following.closing.report_failure(cause)
         outcome = await following.closing.outcome(cause)
         self.job.let_go()
         return _with_release(outcome, result)
@@ -416,8 +418,7 @@ class Training:
                 await self._store(noticed, cause)
                 stored = True
             try:
-                mode, verify = job.mode(rule, read) or Mode.DELETE, rule.action is Action.RELEASE
-                result = await job.write(mode, read, verify=verify)
+                result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
             except JobChanged:
                 rule, read = await self._decide(following, noticed)
                 continue
@@ -438,11 +439,11 @@ class Training:
     async def _store(self, noticed: Noticed, cause: Cause) -> None:
         """Store why the job is released, for the next process of this try. GPUs come first: the wait is short."""
         sink, ref = self._host.policy.status_sink, self.job.known_ref
-        if sink is None:
+        if sink is None or noticed.event is Event.RELEASE_FAILED:  # the process whose release failed has stored it
             return
         conclusion = Conclusion(
             ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
-            summary=cause.summary, resolution=cause.resolution, replica=cause.replica,
+            summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
             limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
         )  # fmt: skip
         if not await sink.conclude(conclusion.to_dict()):
@@ -450,24 +451,21 @@ class Training:
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
             )
 
-    async def _has_stored_conclusion(self) -> bool | None:
-        """Whether an earlier process of this try has stored why it released this job; None: ask again."""
-        sink = self._host.policy.status_sink
-        if sink is None:
-            return False
-        if await sink.concluded() is not None:
-            self._unanswered_since = None
-            return await self._stored_conclusion() is not None
-        self._unanswered_since = self._unanswered_since or time.monotonic()
-        return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
+    async def _find_stored_cause(self) -> bool | None:
+        """Find why an earlier process of this try has released this job; returns whether it is stored.
 
-    async def _stored_conclusion(self) -> Conclusion | None:
-        """Why an earlier process of this try has released this job; None if that isn't stored."""
+        :return: None: Airflow doesn't answer, and is to be asked again.
+        """
         sink = self._host.policy.status_sink
-        if sink is None:
-            return None
-        stored = Conclusion.from_dict(await sink.concluded())
-        return stored if stored is not None and stored.belongs_to(self.job.known_ref) else None
+        document = {} if sink is None else await sink.concluded()
+        if document is None:
+            self._unanswered_since = self._unanswered_since or time.monotonic()
+            return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
+        self._unanswered_since = None
+        stored = Conclusion.from_dict(document)
+        ours = stored is not None and stored.belongs_to(self.job.known_ref)
+        self._stored_cause = cause_of(Outcome("Gone", False, cause=stored.cause())) if stored and ours else None
+        return ours
 
     # after the end
 
@@ -482,10 +480,8 @@ class Training:
         read, self._concluded = self._concluded, None
         try:
             if read is not None and read.job is not None and read.job["metadata"]["uid"] == ref.uid:
-                mode = job.mode(decide(job.situation(event, read)), read)
-                if mode is not None:
-                    with contextlib.suppress(JobChanged):
-                        return (await job.write(mode, read))[1]
+                with contextlib.suppress(JobChanged):
+                    return (await job.write(decide(job.situation(event, read)), read))[1]
             return (await job.release_by_rule(event))[1]
         finally:
             job.let_go()

@@ -13,6 +13,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import parameters
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, OperatorMissingError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.job_requests import JobRead
-    from airflow_provider_ktrain.engine.release import Mode
     from airflow_provider_ktrain.worker_host import WorkerHost
 
 Object = dict[str, Any]
@@ -216,7 +216,7 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
 
     A finished job whose operator recreates its pods is deleted all the same.
     """
-    from airflow_provider_ktrain.engine.release import Mode, fitting_mode, release_others
+    from airflow_provider_ktrain.engine.release import fitting_mode, release_others
 
     def decide(read: JobRead) -> Mode | None:
         owner = Owner.of(read.job or {})

@@ -28,25 +28,31 @@ from airflow_provider_ktrain.core.ending import (
 )
 from airflow_provider_ktrain.core.state.status import Seen
 
+CONCLUDES = {Action.CONCLUDE, Action.CONCLUDE_SUSPENDED}
+#: events that change nothing
+HARMLESS = {Event.TRIGGER_FAILED, Event.SUSPENDED}
 FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored")
 DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
 #: events after which a read that shows a running job is proof enough for its release
 PROVEN_BY_READ = {
     Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.INTERRUPT, Event.RELEASE_FAILED, Event.FINAL_ERROR,
-    Event.OUTCOME_STORED,
+    Event.OUTCOME_STORED, Event.CONCLUDED,
 }  # fmt: skip
 #: what following notices, after which the job's own end counts
 FOLLOWING = {Event.ENDED, *LIMITS, Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.RELEASE_FAILED, Event.BEING_DELETED}
 
 
 def situations() -> Iterator[Situation]:
-    """Every situation. Airflow is asked about the task after a kill alone."""
+    """Every situation. Airflow is asked about the task after a kill alone, and only a failed job may train again."""
     for event in Event:
         tasks = Task if event is Event.KILL else (Task.NOT_ASKED,)
         for seen, owner, task, successor in itertools.product(Seen, Ownership, tasks, Successor):
             for values in itertools.product((False, True), repeat=len(FLAGS)):
                 flags = dict(zip(FLAGS, values, strict=True))
-                yield Situation(event, seen, owner=owner, task=task, successor=successor, **flags)
+                for restarts in (False, True) if seen is Seen.FAILED else (False,):
+                    yield Situation(
+                        event, seen, owner=owner, task=task, successor=successor, restarts=restarts, **flags
+                    )
 
 
 def kill_proves(s: Situation) -> bool:
@@ -95,7 +101,7 @@ def job_that_a_retry_could_adopt_is_kept_on_trouble(s: Situation, rule: Rule) ->
 def release_is_verified_or_named(s: Situation, rule: Rule) -> bool:
     """A release without a wait is for processes that have no time. Where nobody continues, the text has the command."""
     if rule.action is Action.RELEASE_NOW:
-        return s.hurried or (s.seen is Seen.NOTHING and not s.may_wait)
+        return s.hurried
     nobody = s.successor is Successor.NOBODY and s.event is not Event.KILL
     return rule.action is not Action.KEEP or not nobody or "{command}" in rule.text
 
@@ -103,12 +109,16 @@ def release_is_verified_or_named(s: Situation, rule: Rule) -> bool:
 def own_end_counts(s: Situation, rule: Rule) -> bool:
     if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event not in FOLLOWING:
         return True
-    return rule.action is Action.CONCLUDE
+    return rule.action in CONCLUDES
+
+
+def failed_job_that_may_train_again_is_suspended(s: Situation, rule: Rule) -> bool:
+    return rule.action not in CONCLUDES or (rule.action is Action.CONCLUDE_SUSPENDED) is s.restarts
 
 
 def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
     """An ended job may have pods that still run."""
-    left = {Event.HAND_OVER, Event.TRIGGER_FAILED}
+    left = {Event.HAND_OVER, *HARMLESS}
     if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event in left:
         return True
     if s.event is Event.KILL and not kill_proves(s):
@@ -119,15 +129,15 @@ def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
 def stored_cause_is_used(s: Situation, rule: Rule) -> bool:
     if s.owner is not Ownership.MINE or not s.cause_stored or s.event in (Event.KILL, Event.HAND_OVER):
         return True
-    if s.seen is Seen.GONE and s.event is not Event.TRIGGER_FAILED:
+    if s.seen is Seen.GONE and s.event not in HARMLESS:
         return rule.action is Action.CONCLUDE_STORED
     under_way = s.event is Event.BEING_DELETED and s.seen in ALIVE
     return rule.action is Action.CONCLUDE_STORED or not under_way
 
 
 def nothing_is_decided_without_a_read(s: Situation, rule: Rule) -> bool:
-    known = {Event.KILL, Event.HAND_OVER, Event.TRIGGER_FAILED}
-    if s.owner is not Ownership.MINE or s.seen is not Seen.NOTHING or s.event in known:
+    known = s.event in {Event.HAND_OVER, *HARMLESS} or (s.event is Event.KILL and (s.hurried or not kill_proves(s)))
+    if s.owner is not Ownership.MINE or s.seen is not Seen.NOTHING or known:
         return True
     return rule.action is (Action.LOOK_AGAIN if s.may_wait else Action.KEEP)
 
@@ -152,7 +162,7 @@ def foreign_job_is_followed_to_its_end(s: Situation, rule: Rule) -> bool:
         return True
     if s.event in {Event.ENDED, Event.MISSING, Event.CONDITION, *LIMITS}:
         return rule.action is Action.REPORT
-    return rule.action is Action.FOLLOW or s.event not in (Event.BEING_DELETED, Event.TRIGGER_FAILED)
+    return rule.action is Action.FOLLOW or s.event not in {Event.BEING_DELETED, *HARMLESS}
 
 
 PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
@@ -162,6 +172,7 @@ PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     job_that_a_retry_could_adopt_is_kept_on_trouble,
     release_is_verified_or_named,
     own_end_counts,
+    failed_job_that_may_train_again_is_suspended,
     ended_job_holds_no_gpus,
     stored_cause_is_used,
     nothing_is_decided_without_a_read,
@@ -205,42 +216,45 @@ SCENARIOS = (
     ),
     Scenario("a sensor times out", Event.WAIT_EXPIRED, Action.LET_GO, "submitted by somebody else",
              {"owner": Ownership.FOREIGN, "seen": Seen.RUNNING}),
-    Scenario("a retry finds a stored success", Event.SUCCESS_FOUND, Action.DELETE_ENDED, "earlier try",
+    Scenario("a retry finds a stored success", Event.SUCCESS_FOUND, Action.DELETE_ENDED, "Airflow has its outcome",
              {"seen": Seen.SUCCEEDED}),
     Scenario("SIGTERM while the task is deferred", Event.KILL, Action.KEEP, "another process or try",
              {"task": Task.ELSEWHERE, "hurried": True}),
-    Scenario("a stale cancellation of a trigger", Event.KILL, Action.KEEP, "runs in another process",
+    Scenario("somebody suspends the job", Event.SUSPENDED, Action.FOLLOW, "followed on"),
+    Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "followed on",
+             {"owner": Ownership.FOREIGN}),
+    Scenario("a stale cancellation of a trigger", Event.KILL, Action.KEEP, "while the task was running",
              {"task": Task.RUNNING, "successor": Successor.OTHER_PROCESS}),
-    Scenario("a rolling update of workers", Event.KILL, Action.KEEP, "kept for the next try",
+    Scenario("a rolling update of workers", Event.KILL, Action.KEEP, "kept for {next}",
              {"task": Task.RUNNING, "hurried": True, **RETRY}),
     Scenario("a trigger's event is on its way", Event.KILL, Action.LOOK_AGAIN, facts={"task": Task.CHANGING}),
-    Scenario("the task stays scheduled", Event.KILL, Action.KEEP, "about to be scheduled",
+    Scenario("the task stays scheduled", Event.KILL, Action.KEEP, "another process or try",
              {"task": Task.CHANGING, "may_wait": False}),
     Scenario("Airflow doesn't answer, with a retry", Event.KILL, Action.KEEP, "did not report",
              {"task": Task.UNKNOWN, "may_wait": False, **RETRY}),
     Scenario(
-        "Airflow doesn't answer, without a retry", Event.KILL, Action.RELEASE_NOW, "did not report",
+        "Airflow doesn't answer, without a retry", Event.KILL, Action.RELEASE_NOW, "{why}",
         {"task": Task.UNKNOWN, "may_wait": False, "hurried": True},
     ),
-    Scenario("marked failed after the end", Event.KILL, Action.FREE_PODS, "had ended before",
+    Scenario("marked failed after the end", Event.KILL, Action.FREE_PODS, "only proof",
              {"task": Task.OVER, "seen": Seen.SUCCEEDED}),
     Scenario("marked failed, and the job is gone", Event.KILL, Action.LET_GO, "is gone",
              {"task": Task.OVER, "seen": Seen.GONE}),
-    Scenario("marked failed in a worker", Event.KILL, Action.RELEASE_NOW, "was killed",
+    Scenario("marked failed in a worker", Event.KILL, Action.RELEASE_NOW, "{why}",
              {"task": Task.OVER, "hurried": True}),
-    Scenario("cleared in a worker", Event.KILL, Action.RELEASE_NOW, "was killed",
+    Scenario("cleared in a worker", Event.KILL, Action.RELEASE_NOW, "{why}",
              {"task": Task.CLEARED, "hurried": True}),
-    Scenario("SIGTERM without a retry", Event.KILL, Action.RELEASE_NOW, "No retry is left",
+    Scenario("SIGTERM without a retry", Event.KILL, Action.RELEASE_NOW, "{why}",
              {"task": Task.RUNNING, "hurried": True}),
-    Scenario("marked failed while deferred, not read yet", Event.KILL, Action.LOOK_AGAIN, "was killed",
+    Scenario("marked failed while deferred, not read yet", Event.KILL, Action.LOOK_AGAIN, "can't be read",
              {"task": Task.OVER}),
-    Scenario("marked failed while deferred, never read", Event.KILL, Action.RELEASE_NOW, "could not be read",
-             {"task": Task.OVER, "may_wait": False}),
+    Scenario("marked failed in a worker after the end", Event.KILL, Action.FREE_PODS, "only proof",
+             {"task": Task.OVER, "hurried": True, "seen": Seen.SUCCEEDED}),
     Scenario("marked failed while deferred", Event.KILL, Action.RELEASE, facts={"task": Task.OVER, **MINE_RUNS}),
     Scenario("the worker's time is over", Event.HAND_OVER, Action.HAND_OVER),
-    Scenario("a trigger can't be loaded", Event.TRIGGER_FAILED, Action.FOLLOW, "trigger failed"),
+    Scenario("a trigger can't be loaded", Event.TRIGGER_FAILED, Action.FOLLOW, "{why}"),
     Scenario("a limit passes while the API server is away", Event.LIMIT, Action.LOOK_AGAIN, "Nothing is decided"),
-    Scenario("trouble while the API server is away", Event.ERROR, Action.KEEP, "next try",
+    Scenario("trouble while the API server is away", Event.ERROR, Action.KEEP, "kept for {next}",
              {"may_wait": False, **RETRY}),
     Scenario(
         "an invalid manifest while the API server is away", Event.FINAL_ERROR, Action.KEEP, "failed for good",
@@ -256,6 +270,12 @@ SCENARIOS = (
     Scenario("an XCom push fails after the end", Event.ERROR, Action.FREE_PODS, facts={"seen": Seen.SUCCEEDED}),
     Scenario("Ctrl-C after the end", Event.INTERRUPT, Action.RELEASE, facts={"seen": Seen.SUCCEEDED}),
     Scenario("the job has failed", Event.ENDED, Action.CONCLUDE, facts={"seen": Seen.FAILED}),
+    Scenario("a TrainJob has failed", Event.ENDED, Action.CONCLUDE_SUSPENDED,
+             facts={"seen": Seen.FAILED, "restarts": True}),
+    Scenario("the operator writes to the job that has ended", Event.CONCLUDED, Action.CONCLUDE,
+             facts={"seen": Seen.FAILED}),
+    Scenario("a failed job trains again before its outcome was stored", Event.CONCLUDED, Action.FREE_PODS,
+             facts=MINE_RUNS),
     Scenario("a success shortly before the deadline", Event.DEADLINE, Action.CONCLUDE, facts={"seen": Seen.SUCCEEDED}),
     Scenario("the triggerer died after a limit's release", Event.MISSING, Action.CONCLUDE_STORED,
              facts={"seen": Seen.GONE, "cause_stored": True}),
@@ -271,21 +291,21 @@ SCENARIOS = (
              {"seen": Seen.PRIMARY_ENDED}),
     Scenario("the job's condition never comes", Event.LIMIT, Action.RELEASE,
              facts={"seen": Seen.PRIMARY_ENDED, "may_wait": False}),
-    Scenario("a limit holds", Event.LIMIT, Action.RELEASE, "a limit", MINE_RUNS),
+    Scenario("a limit holds", Event.LIMIT, Action.RELEASE, "{why}", MINE_RUNS),
     Scenario("the deadline in a worker", Event.DEADLINE, Action.RELEASE_NOW, facts={"hurried": True, **MINE_RUNS}),
-    Scenario("the deadline in a trigger", Event.DEADLINE, Action.RELEASE, "execution_timeout", MINE_RUNS),
-    Scenario("the deferral's timeout", Event.DEFERRAL_EXPIRED, Action.RELEASE, "execution_timeout", MINE_RUNS),
+    Scenario("the deadline in a trigger", Event.DEADLINE, Action.RELEASE, "{why}", MINE_RUNS),
+    Scenario("the deferral's timeout", Event.DEFERRAL_EXPIRED, Action.RELEASE, "{why}", MINE_RUNS),
     Scenario("Ctrl-C in airflow dags test", Event.INTERRUPT, Action.RELEASE_NOW,
              facts={"hurried": True, **MINE_RUNS}),
-    Scenario("Ctrl-C in a terminal", Event.INTERRUPT, Action.RELEASE, "after Ctrl-C", MINE_RUNS),
+    Scenario("Ctrl-C in a terminal", Event.INTERRUPT, Action.RELEASE, "{why}", MINE_RUNS),
     Scenario("a failed job trains again after its outcome was stored", Event.OUTCOME_STORED, Action.RELEASE,
              facts=MINE_RUNS),
-    Scenario("the trigger's release failed", Event.RELEASE_FAILED, Action.RELEASE, "completed", MINE_RUNS),
-    Scenario("the code is refused", Event.CODE_REFUSED, Action.RELEASE, "code", MINE_RUNS),
+    Scenario("the trigger's release failed", Event.RELEASE_FAILED, Action.RELEASE, "{why}", MINE_RUNS),
+    Scenario("the code is refused", Event.CODE_REFUSED, Action.RELEASE, "{why}", MINE_RUNS),
     Scenario("the code is refused, and a container runs", Event.CODE_REFUSED, Action.FOLLOW,
              facts={"holds": False, **MINE_RUNS}),
-    Scenario("the task has failed for good", Event.FINAL_ERROR, Action.RELEASE, "for good", MINE_RUNS),
-    Scenario("trouble with a retry", Event.ERROR, Action.KEEP, "next try", {**MINE_RUNS, **RETRY}),
+    Scenario("the task has failed for good", Event.FINAL_ERROR, Action.RELEASE, "{why}", MINE_RUNS),
+    Scenario("trouble with a retry", Event.ERROR, Action.KEEP, "kept for {next}", {**MINE_RUNS, **RETRY}),
     Scenario("no right to watch the new job", Event.NO_RIGHT, Action.RELEASE, "just now",
              {"fresh": True, **MINE_RUNS}),
     Scenario("trouble without a retry", Event.ERROR, Action.KEEP, "{command}", MINE_RUNS),

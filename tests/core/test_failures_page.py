@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
-from airflow_provider_ktrain.core.ending import Event, Situation, Task, decide
+from airflow_provider_ktrain.core.ending import Event, Situation, decide, task_of, why_ended
 
 from .test_diagnosis import RECORDINGS, cause_of, recording
 from .test_failures import CASES
@@ -36,9 +36,9 @@ def produced() -> Iterator[tuple[str, str]]:
     yield cause.category, cause.summary
     cause = diagnose(make_evidence(job_named("train"), []))
     yield cause.category, cause.summary
-    for task in (Task.OVER, Task.RUNNING):
-        text = decide(Situation(Event.KILL, task=task, hurried=True)).text
-        yield Category.KILLED, text.format(job="PyTorchJob default/train", state="failed")
+    for state in ("failed", "running"):
+        text = decide(Situation(Event.KILL, task=task_of(state), hurried=True)).text
+        yield Category.KILLED, text.format(job="PyTorchJob default/train", why=why_ended(Event.KILL, state))
 
 
 def job_named(name: str) -> dict[str, object]:

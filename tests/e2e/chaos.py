@@ -5,7 +5,9 @@ Import them by name: `from tests.e2e.chaos import airflow, begin, check_end, clu
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.clusters import TestCluster
 from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.conftest import DAGS
 from tests.e2e.scenario import Begin, Stage, beginning
+from tests.e2e.soak_count import Observed, counted, read_records
 
 QUICK = {  # Airflow notices within seconds what takes minutes by default
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
@@ -36,23 +39,37 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="module")
 def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    """An Airflow with the DAGs `dags/chaos*.py` and the reaper."""
-    dags = tmp_path_factory.mktemp("dags")
+    """An Airflow with the chaos DAGs."""
+    with chaos_airflow(cluster, tmp_path_factory) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def chaos_airflow(cluster: TestCluster, folders: pytest.TempPathFactory, **settings: str) -> Iterator[Airflow]:
+    """An Airflow with the DAGs `dags/chaos*.py` and the reaper.
+
+    :param settings: environment variables of all components.
+    """
+    dags = folders.mktemp("dags")
     for dag in CHAOS_DAGS:
         (dags / dag.name).symlink_to(dag)
-    with running(tmp_path_factory.mktemp("airflow"), cluster, dags, **QUICK) as started:
+    settings = {**QUICK, "CHAOS_STEPS": str(folders.mktemp("steps")), **settings}
+    with running(folders.mktemp("airflow"), cluster, dags, **settings) as started:
         yield started
 
 
 @pytest.fixture
 def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    """A function that starts a run of a DAG. All fault switches are off afterwards."""
-    with beginning(airflow, cluster) as function:
+    """A function that starts a run of a DAG. All fault switches are off afterwards, and the counts are checked."""
+    stages: list[Stage] = []
+    with beginning(airflow, cluster, stages) as function:
         try:
             yield function
         finally:
             if cluster.embedded:
                 cluster.admin("clear")
+    for stage in stages:  # the watches are complete
+        check_counts(stage)
 
 
 @pytest.fixture
@@ -62,6 +79,25 @@ def triggerers(airflow: Airflow) -> Iterator[Airflow]:
         airflow.set_triggerers("triggerer")
     yield airflow
     airflow.set_triggerers(*airflow.triggerers)
+
+
+def check_counts(stage: Stage) -> None:
+    """The test's training was not trained twice, deleted alive or set back, unless by the test, and holds no GPU."""
+    watcher, prefix = stage.watcher, f"{stage.dag}.{stage.run}."
+    mine = [job["metadata"]["uid"] for job in stage.created()]
+    folder = stage.airflow.env.get("CHAOS_STEPS")
+    steps = read_records(Path(folder)) if folder else {}
+    observed = Observed(
+        jobs=[watcher.objects[uid] for uid in watcher.order if uid in mine],
+        deleted=watcher.deleted,
+        suspended=watcher.suspended,
+        pods=list(stage.pods.objects.values()),
+        records={f"{stage.dag}.{n.removeprefix(prefix)}": r for n, r in steps.items() if n.startswith(prefix)},
+    )
+    count = counted(observed, [], stage.gpus())
+    assert not count.gpus, f"pods hold {count.gpus} GPUs"
+    wrong = {what: which for what, which in count.defects.items() if which and what not in stage.excused}
+    assert not wrong, wrong
 
 
 def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -> None:
@@ -74,6 +110,7 @@ def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -
 def check_reaped(stage: Stage) -> None:
     """No process was left to release the job: the reaper's next run releases it."""
     assert stage.gpus() == 2
+    stage.excuse()
     run = stage.airflow.trigger("ktrain_reaper")
     stage.airflow.wait_state("ktrain_reaper", run, "reap", "success")
     assert stage.gpus() == 0

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -99,7 +99,9 @@ class Stage:
     kube: Kube
     watcher: Watcher
     dag: str
+    pods: Watcher
     run: str = ""
+    excused: set[str] = field(default_factory=set)  # defects that the test itself causes
 
     def start(self, **conf: Any) -> Stage:
         self.run = self.airflow.trigger(self.dag, conf)
@@ -136,6 +138,15 @@ class Stage:
 
     def gpus(self) -> int:
         return self.kube.gpus_held(self.selector)
+
+    def delete_job(self) -> None:
+        """Delete the job, as another user."""
+        self.excuse()
+        self.kube.delete(self.wait_created()["metadata"]["name"])
+
+    def excuse(self, *more: str) -> None:
+        """From now on, the test ends the job before its end."""
+        self.excused |= {"deleted alive", "set back", *more}
 
     def answers(self) -> bool:
         with contextlib.suppress(*UNAVAILABLE):
@@ -183,12 +194,16 @@ class Stage:
         return wait_for("a triggerer has it", lambda: self.airflow.triggerer_of(self.dag, self.run, TASK))
 
     def set_state(self, state: str) -> None:
+        self.excuse()
         self.airflow.set_state(self.dag, self.run, TASK, state)
 
     def kill_task(self, number: signal.Signals) -> None:
+        if number is signal.SIGTERM and "retr" not in self.dag:  # without a retry, this ends the job
+            self.excuse()
         self.airflow.kill_task(self.dag, self.run, TASK, number)
 
     def clear(self) -> None:
+        self.excuse("trained twice")
         self.airflow.clear(self.dag, self.run, TASK)
 
     # its log
@@ -225,10 +240,12 @@ Begin = Callable[..., Stage]
 
 
 @contextlib.contextmanager
-def beginning(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
+def beginning(airflow: Airflow, cluster: TestCluster, stages: list[Stage]) -> Iterator[Begin]:
     """A function that starts a run of a chaos DAG; `kind=` selects that DAG for a kind other than PyTorchJob.
 
     `start=False` leaves the start to the test: for faults that would keep the stage from watching the jobs.
+
+    :param stages: gets each stage.
     """
     with contextlib.ExitStack() as watchers:
 
@@ -236,7 +253,9 @@ def beginning(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
             kube = Kube(str(cluster.kubeconfig), cluster.namespace, kind)
             watcher = watchers.enter_context(Watcher(kube))
             suffix = "" if kind is PYTORCHJOB else f"_{kind.name.lower()}"
-            stage = Stage(airflow, cluster, kube, watcher, dag + suffix)
+            pods = watchers.enter_context(Watcher(kube, pods=True))
+            stage = Stage(airflow, cluster, kube, watcher, dag + suffix, pods)
+            stages.append(stage)
             return stage.start(**conf) if start else stage
 
         yield begin

@@ -22,7 +22,7 @@ from kubernetes import client, config
 
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, running, wait_for
-from tests.e2e.chaos import CHAOS_DAGS, QUICK, begin, check_end, cluster
+from tests.e2e.chaos import begin, chaos_airflow, check_end, cluster
 from tests.e2e.scenario import Begin
 
 __all__ = ["airflow", "begin", "cluster"]  # fixtures
@@ -149,14 +149,9 @@ def way(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def airflow(cluster: TestCluster, way: ClusterAccess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    dags = tmp_path_factory.mktemp("dags")
-    for dag in CHAOS_DAGS:
-        (dags / dag.name).symlink_to(dag)
     extra = {"kube_config_path": str(way.kubeconfig), "namespace": cluster.namespace}
     connection = json.dumps({"conn_type": "kubernetes", "extra": extra})
-    with running(
-        tmp_path_factory.mktemp("airflow"), cluster, dags, **QUICK, AIRFLOW_CONN_KUBERNETES_DEFAULT=connection
-    ) as started:
+    with chaos_airflow(cluster, tmp_path_factory, AIRFLOW_CONN_KUBERNETES_DEFAULT=connection) as started:
         yield started
 
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
 
 @pytest.fixture
 def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    with beginning(airflow, cluster) as function:
+    with beginning(airflow, cluster, []) as function:
         yield function
 
 

@@ -411,7 +411,7 @@ class Terminal(Process):
         except KtrainError as e:
             self._check_error(e)
             self.failed_for_good = self.in_trouble = True
-            await training.interrupted(Event.FINAL_ERROR if ref is None else Event.ERROR)
+            await training.interrupted(Event.ERROR)
         await training.close()
         if not self.client.is_dead:
             self.world.airflow.state = OVER[0]

@@ -17,7 +17,7 @@ import pytest
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
-from airflow_provider_ktrain.core.ending import Successor
+from airflow_provider_ktrain.core.ending import Mode, Successor
 from airflow_provider_ktrain.core.identity import (
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
@@ -38,8 +38,8 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options, StatusSink
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import Log, job_pods, read_training
-from airflow_provider_ktrain.engine.release import JobChanged, Mode, Released, release
+from airflow_provider_ktrain.engine.job_requests import JobChanged, Log, job_pods, read_training
+from airflow_provider_ktrain.engine.release import Released, release
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
 from airflow_provider_ktrain.engine.training import Training
 from airflow_provider_ktrain.engine.wakeup import StopSignal

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import NoRightError, UnreachableError
 from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, SUBMISSION_LABEL, JobRef
 from airflow_provider_ktrain.core.job_request import JobRequest
@@ -18,7 +19,6 @@ from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, CodeFile, 
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import Mode
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted
 from tests import clusters

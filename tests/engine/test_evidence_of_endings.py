@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Situation, Successor, decide
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, JobRef, OnFinishAction
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
@@ -19,6 +19,7 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
+from tests.engine.staged import NAME, staged
 from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until
 
 
@@ -171,3 +172,24 @@ def test_final_error_without_a_read_names_the_command() -> None:
     """A retry is left by its number, but Airflow doesn't retry after this error."""
     rule = decide(Situation(Event.FINAL_ERROR, Seen.NOTHING, successor=Successor.NEXT_TRY, may_wait=False))
     assert "{command}" in rule.text
+
+
+async def test_success_during_a_suspension_that_an_earlier_process_began() -> None:
+    """The job has succeeded by the time at which the suspension of the killed triggerer is completed."""
+    async with staged() as training:
+        training.pod(0)
+        training.running()
+        training.memory.stored = conclusion(training.ref)
+        note = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+
+        def on_request(line: str) -> None:
+            if line.startswith("PATCH") and not ended:
+                ended.append(training.pod(0, "Succeeded"))
+                training.ended()
+
+        ended: list[str] = []
+        training.api.on_request = on_request
+        outcome = await training.follow(Options(on_finish_action=OnFinishAction.KEEP_JOB, drain_timeout=0.5))
+        assert outcome.succeeded, outcome.cause
+        assert "hang" not in str(training.log)

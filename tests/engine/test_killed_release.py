@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.engine.fakekube import until
-from tests.engine.small_api import Object
+from tests.engine.small_api import Object, stamp
 from tests.engine.staged import NAME, Memory, Staged, staged
 
 pytestmark = pytest.mark.timed
@@ -116,6 +116,34 @@ async def test_next_triggerer_reports_the_same_cause(rule: Any, step: str, final
 def _without_numbers(text: str) -> str:
     """Seconds since the creation, of which Kubernetes stores no fractions, may differ by one."""
     return re.sub(r"\d+", "N", text)
+
+
+def crashing(training: Staged, **limits: int) -> Options:
+    """A replica whose second failure a limit doesn't allow, with an exception in its log."""
+    for line in ("Traceback (most recent call last):", "ValueError: row 7 of /data/customers.csv"):
+        training.line(line)
+    end = {"terminated": {"exitCode": 1, "startedAt": stamp(8), "finishedAt": stamp(6)}}
+    training.pod(0, state={"running": {"startedAt": stamp(5)}}, restarts=2, last=end)
+    training.running()
+    return Options(limits=Limits(**limits), drain_timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("event", "limit"), [("crash_loop", "crash_loop_limit"), ("restarts", "max_restarts")], ids=["loop", "restarts"]
+)
+async def test_next_triggerer_reports_a_failing_replica_without_its_log(event: str, limit: str) -> None:
+    """The log of the deleted pod is in the task's log. What Airflow stores about the job quotes none of it."""
+    async with staged() as training:
+        options = crashing(training, **{limit.removesuffix("_limit"): 1})
+        await killed_at(training, options, STEPS["after the DELETE"])
+        assert "customers.csv" in str(training.log), "the first process has read the log"
+        stored = dict(training.memory.stored or {})
+        assert "customers.csv" not in str(stored)
+        assert (stored["event"], stored["limit"]) == (event, limit)
+        cause = (await asyncio.wait_for(training.follow(options), 60)).cause or {}
+        assert (cause["category"], cause["replica"]) == ("user code", "Worker 0")
+        assert limit in cause["summary"]
+        assert "exit code 1" in cause["summary"]
 
 
 async def test_two_triggerers_report_the_same_cause() -> None:

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths, job_requests
 from airflow_provider_ktrain.engine import release as releasing
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.job_requests import JobRead, job_pods, read_training
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, job_pods, read_training
 from airflow_provider_ktrain.engine.release import (
-    JobChanged,
-    Mode,
     ReleaseError,
     fitting_mode,
     release,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio import client
 
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import (
     AccessError,
     ClusterError,
@@ -26,7 +27,6 @@ from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_L
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.release import Mode
 from airflow_provider_ktrain.engine.request_errors import explain
 from airflow_provider_ktrain.engine.submit import Submitted
 from tests.clusters import TestCluster

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.kinds import TRAINJOB
@@ -25,7 +26,6 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import job_pods, list_pods
-from airflow_provider_ktrain.engine.release import Mode
 from tests.clusters import TestCluster
 from tests.core.trainjobs import CREATED, jobs_status, pod, trainjob
 from tests.engine.tasks import TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, release_job, until

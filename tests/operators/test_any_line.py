@@ -4,8 +4,9 @@ Airflow's next minor version raises an exception into the task on SIGTERM, besid
 (apache/airflow#73395). So here a signal handler raises at the n-th request that the API server receives, and at the
 n-th call of Airflow: a push of an XCom, or a write of the task's state. n grows until a run ends without an exception.
 In a triggerer, nothing raises into a trigger: there the process dies, and another triggerer runs the trigger again.
-Then a retry runs, if Airflow would start one. Each run takes the next kind of exception, so that all runs together
-cover all moments in reasonable time; EVERY=1 in the environment runs all combinations.
+Then a retry runs, if Airflow would start one, or else the reaper finds what is left. Each run takes the next kind of
+exception, so that all runs together cover all moments in reasonable time; EVERY=1 in the environment runs all
+combinations.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, TaskDeferred
 
+from airflow_provider_ktrain.core.reaping import judge
 from tests.clusters import TestCluster
 from tests.engine.small_api import Object
 from tests.operators.conftest import set_connection
-from tests.operators.small_cluster import RESULT, Operator, event_of_trigger, small_cluster
+from tests.operators.small_cluster import JOBS, RESULT, Operator, event_of_trigger, small_cluster
 from tests.operators.task_instance import Instance, Store, Supervisor, supervised
 
 pytestmark = pytest.mark.timed
@@ -58,6 +60,11 @@ class Kind:
     kills: bool = False
     state: TaskInstanceState = TaskInstanceState.RUNNING
 
+    @property
+    def stops(self) -> bool:
+        """Whether the process is stopped. Without a retry, that ends the job."""
+        return self.error is not None and not issubclass(self.error, ValueError)
+
 
 KINDS = (
     Kind("error", ValueError),
@@ -81,6 +88,8 @@ class Moments:
         self.hit = ""  # where it was raised
         self.triggerer: asyncio.AbstractEventLoop | None = None  # while it runs a trigger
         self.in_triggerer = False  # whether the moment came while it did
+        self.followed = False  # whether the job was followed before
+        self.requests: list[str] = []  # that the API server has received
 
     def start(self, number: int, kind: Kind) -> None:
         self.number, self.kind, self.count, self.hit, self.in_triggerer = number, kind, 0, "", False
@@ -93,7 +102,7 @@ class Moments:
         self.count += 1
         if self.count != self.number or self.hit:
             return False
-        self.hit = what
+        self.hit, self.followed = what, any("watch=true" in line for line in self.requests)
         if self.kind.error is None:
             return True
         if self.triggerer is not None:
@@ -194,7 +203,9 @@ class Run:
             return f"a retry is forbidden: {error!r}"
         if killed:
             return self._left(text)
-        if self.operator.deleted_alive and self.retries:
+        moments = self.moments
+        gives_up = (kind.stops and not moments.in_triggerer) or not moments.followed
+        if self.operator.deleted_alive and (self.retries or not gives_up):
             return f"deleted alive: {error!r}"
         if not self.retries:
             return self._left(text)
@@ -205,8 +216,16 @@ class Run:
         return "" if self.operator.created == 1 else f"{self.operator.created} jobs"
 
     def _left(self, text: str) -> str:
-        alive = self.operator.alive()
-        return f"leaked: {text[-1500:]}" if alive and "kubectl delete" not in text else ""
+        """What is wrong with what is left of a task that has failed: the reaper must find it, and the log name it."""
+        api = self.operator.api
+        held = sum(pod["status"]["phase"] == "Running" for pod in api.objects["pods"].values())
+        for job in api.objects[JOBS].values():
+            verdict = judge(job, "tests", "failed", held)
+            if held and not verdict.orphan:
+                return f"the reaper leaves it: {verdict.reason}"
+        if held and not api.objects[JOBS]:
+            return "a pod has no job"
+        return f"leaked: {text[-1500:]}" if self.operator.alive() and "kubectl delete" not in text else ""
 
 
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
@@ -219,6 +238,7 @@ def test_exception_at_any_moment(
     set_connection(cluster, monkeypatch)
     monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "0")
     moments, found = Moments(), {}
+    moments.requests = made.api.requests
     current: list[RaisingInstance] = []
 
     def on_request(line: str) -> None:

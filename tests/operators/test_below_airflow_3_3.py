@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+from typing import Any
+
 import pytest
+from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ktrain.compat import DEFERRAL_TIMEOUT
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingTimeoutError
-from tests.operators.task_instance import Instance, of_each_kind
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingHangError, TrainingTimeoutError
+from tests.operators.task_instance import TRAINS, Instance, Supervisor, of_each_kind, supervised
 
 TRAINS_SOON = ["sh", "-c", "echo 'KTRAIN_RESULT {\"loss\": 1}'"]
 
@@ -85,3 +91,40 @@ def test_failed_trigger_is_continued_from_the_xcom(stateless: Instance) -> None:
     assert isinstance(stateless.execute(command=command), TaskDeferred)
     assert stateless.fail("Trigger failure", traceback=["ImportError: no module\n"]) == {"loss": 2}
     assert len(uids(stateless)) == 1
+
+
+class XComs(Supervisor):
+    """The triggerer's supervisor, which stores the XComs of a task."""
+
+    def __init__(self, xcoms: dict[str, Any]) -> None:
+        super().__init__(TaskInstanceState.DEFERRED)
+        self.xcoms = xcoms
+
+    def send(self, message: Any) -> Any:
+        if type(message).__name__ == "SetXCom":
+            self.xcoms[message.key] = message.value
+        return super().send(message)
+
+
+@of_each_kind
+def test_cause_is_read_back_after_a_lost_trigger_below_airflow_3_3(stateless: Instance) -> None:
+    """The triggerer dies after it has released the job, and before its event is stored."""
+    deferred = stateless.execute(command=TRAINS, log_stall_timeout=3)
+    assert stateless.ti is not None
+    ti, trigger = stateless.ti, deferred.trigger
+    trigger.task_instance = dataclasses.replace(ti, xcoms={})
+
+    async def release() -> None:
+        following = asyncio.ensure_future(trigger._follow(0.0))
+        async with asyncio.timeout(120):
+            while await asyncio.to_thread(stateless.jobs):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        following.cancel()
+        await asyncio.wait([following])
+        await trigger._close()
+
+    with supervised(XComs(ti.xcoms)):
+        asyncio.run(release())
+    assert "conclusion" in ti.xcoms[STATUS_XCOM]
+    with pytest.raises(TrainingHangError, match="log_stall_timeout"):
+        stateless.fail("Trigger failure")

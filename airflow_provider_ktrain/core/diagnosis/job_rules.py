@@ -44,11 +44,8 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
     else:
         obstacle = diagnose_replica(evidence) or startup_rules.find_obstacle(evidence)
     if limit is Limit.RESTARTS:
-        why = obstacle.summary if obstacle else _NO_FAILURE_LEFT
-        cause = replace(
-            obstacle or Cause(Category.USER_CODE, ""),
-            summary=f"{evidence.title} was restarted more often than max_restarts={amount:.0f} allows: {why}",
-        )
+        often = f"{evidence.title} was restarted more often than max_restarts={amount:.0f} allows"
+        cause = (obstacle or Cause(Category.USER_CODE, _NO_FAILURE_LEFT)).with_summary(lambda why: f"{often}: {why}")
         return _with_failed_nodes(cause, evidence)
     category, description, resolution = _LIMITS[limit]
     if limit is Limit.STARTUP and not evidence.pods and not evidence.conditions and not obstacle:
@@ -57,15 +54,14 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
         if not evidence.kind.reports_phases:  # its operator may have tried, which only events show
             description = "had no pods within {seconds} s ({limit})"
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
-    why = f": {obstacle.summary}" if obstacle else ""
     higher = "" if step is None else f" higher than {step:.10g}"
+    passed = f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit, higher=higher)}"
     found = obstacle or Cause(category, "")
-    cause = Cause(
-        found.category if limit in (Limit.SCHEDULE, Limit.STARTUP) else category,
-        f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit, higher=higher)}{why}",
-        found.detail,
-        found.resolution or resolution,
-        found.replica,
+    cause = replace(
+        found.with_summary(lambda why: f"{passed}: {why}" if why else passed),
+        category=found.category if limit in (Limit.SCHEDULE, Limit.STARTUP) else category,
+        resolution=found.resolution or resolution,
+        last_lines=(),
     )
     return _with_failed_nodes(cause, evidence)
 
@@ -78,13 +74,12 @@ def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence
     :param evidence: what is known of the job.
     """
     evidence = replace(evidence, include_recovered=True)
-    last = diagnose_replica(evidence)
-    why = re.sub(f"^{replica} failed(:| with) ", "", last.summary) if last else _NO_FAILURE_LEFT
     often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
-    cause = replace(
-        last or Cause(Category.USER_CODE, "", replica=replica, resolution=f"Read the log of {replica}."),
-        summary=f"{often} ({Limit.CRASH_LOOP}): {why}",
+    last = diagnose_replica(evidence) or Cause(
+        Category.USER_CODE, _NO_FAILURE_LEFT, replica=replica, resolution=f"Read the log of {replica}."
     )
+    begin = re.compile(f"^{replica} failed(:| with) ")
+    cause = last.with_summary(lambda why: f"{often} ({Limit.CRASH_LOOP}): {begin.sub('', why)}")
     return _with_failed_nodes(cause, evidence)
 
 

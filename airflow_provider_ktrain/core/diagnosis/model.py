@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ class Cause:
     :param failed_nodes: nodes that failed, by name, each with the reason: see `failed_nodes.py`. Default: none.
     :param last_lines: the end of the replica's log, which the detail quotes as well. Not part of `as_dict`. Default:
         none.
+    :param unquoted: the summary without the words of a log that it quotes. Not part of `as_dict`. Default: the summary.
     """
 
     category: Category
@@ -53,15 +54,24 @@ class Cause:
     replica: str = ""
     failed_nodes: Mapping[str, str] = field(default_factory=dict)
     last_lines: tuple[str, ...] = ()
+    unquoted: str = ""
 
     def __post_init__(self) -> None:
         for name in ("resolution", "failed_nodes", "last_lines"):
             object.__setattr__(self, name, shown(getattr(self, name)))
+        object.__setattr__(self, "unquoted", clipped(shown(self.unquoted or self.summary)))
         object.__setattr__(self, "summary", clipped(shown(self.summary)))
         object.__setattr__(self, "detail", clipped(shown(self.detail), MAX_DETAIL_CHARS))
 
     def __str__(self) -> str:
         return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)
+
+    def with_summary(self, phrase: Callable[[str], str]) -> Cause:
+        """The same cause with another summary.
+
+        :param phrase: makes it of the present one, and of the one that quotes no log.
+        """
+        return replace(self, summary=phrase(self.summary), unquoted=phrase(self.unquoted))
 
     def with_short_summary(self) -> Cause:
         """The same cause with a summary of at most MAX_FIRST_LINE_CHARS; a longer one moves to the detail."""
@@ -74,7 +84,7 @@ class Cause:
     def as_dict(self) -> dict[str, Any]:
         """The cause as it is stored in XComs and trigger events."""
         fields = asdict(self) | {"category": str(self.category)}
-        del fields["last_lines"]
+        del fields["last_lines"], fields["unquoted"]
         return fields
 
 

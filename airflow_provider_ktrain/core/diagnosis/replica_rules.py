@@ -28,10 +28,9 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     needs_its_peers = failure.tail.is_peer_loss or failure.role in evidence.kind.launchers
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
         effect = f"{failure.replica} failed while waiting for it ({describe_exit_code(failure.exit_code)})"
-        cause = replace(obstacle, summary=f"{obstacle.summary}. {effect}")
+        cause = obstacle.with_summary(lambda summary: f"{summary}. {effect}")
     return replace(
-        cause,
-        summary=" ".join(cause.summary.split()),
+        cause.with_summary(lambda summary: " ".join(summary.split())),
         replica=cause.replica or failure.replica,
         last_lines=failure.tail.quoted_lines,
         detail="\n".join(text for text in (cause.detail, *_context(evidence, failure)) if text),
@@ -90,8 +89,9 @@ def _command_missing(f: Failure) -> Cause | None:
     if problem is None or f.tail.exception:
         return None
     last_line = f": {f.tail.last_line}" if f.tail.last_line else ""
-    summary = f"{f.replica} failed with {describe_exit_code(f.exit_code)}, {problem}{last_line}"
-    return Cause(Category.USER_CODE, summary, "", "Correct the command, or use an image that contains it.")
+    what = f"{f.replica} failed with {describe_exit_code(f.exit_code)}, {problem}"
+    resolution = "Correct the command, or use an image that contains it."
+    return Cause(Category.USER_CODE, f"{what}{last_line}", "", resolution, unquoted=what)
 
 
 def _known_message(f: Failure) -> Cause | None:
@@ -100,9 +100,15 @@ def _known_message(f: Failure) -> Cause | None:
     if found is None:
         return None
     known, message = found
-    summary = f"{f.replica} {known.description}: {message} ({describe_exit_code(f.exit_code)})"
     category = known.category_with_gpus if f.gpus and known.category_with_gpus else known.category
-    return Cause(category, summary, "", known.resolution)
+    return replace(_explained(f, known, message), category=category)
+
+
+def _explained(f: Failure, known: failure_patterns.FailurePattern, message: str) -> Cause:
+    """The cause that a message in the log explains."""
+    what, code = f"{f.replica} {known.description}", f"({describe_exit_code(f.exit_code)})"
+    summary = f"{what}: {message} {code}"
+    return Cause(known.category, summary, "", known.resolution, unquoted=f"{what} {code}")
 
 
 def find_known_message(f: Failure) -> tuple[failure_patterns.FailurePattern, str] | None:
@@ -148,8 +154,7 @@ def _lost_a_peer(f: Failure) -> Cause | None:
         return None
     message = f.tail.exception or f.tail.last_line
     known = next(known for known in failure_patterns.PEER_LOSSES if re.search(known.pattern, message))
-    summary = f"{f.replica} {known.description}: {message} ({describe_exit_code(f.exit_code)})"
-    return Cause(known.category, summary, "", known.resolution)
+    return _explained(f, known, message)
 
 
 def _killed(f: Failure) -> Cause | None:
@@ -181,17 +186,13 @@ def _program_failed(f: Failure) -> Cause:
     who = f"Init container {f.container} of {f.replica}" if f.is_init else f.replica
     last_line = f". Last log line: {f.tail.last_line}" if f.tail.last_line else ""
     code = describe_exit_code(f.exit_code)
-    if f.tail.exception:
-        summary = f"{who} failed: {f.tail.exception} ({code})"
-    elif f.tail.child_exit_code:
-        summary = (
-            f"{who} failed: one of its processes ended with {describe_exit_code(f.tail.child_exit_code)}{last_line}"
-        )
-    elif last_line:
-        summary = f"{who} failed with {code}{last_line}"
-    else:
-        summary = f"{who} failed with {code}" + (" and wrote no output" if f.tail.has_log else "")
-    return Cause(Category.USER_CODE, summary, "", f"Read the log of {f.replica}.")
+    what = f"{who} failed with {code}"
+    if f.tail.child_exit_code and not f.tail.exception:
+        what = f"{who} failed: one of its processes ended with {describe_exit_code(f.tail.child_exit_code)}"
+    elif not last_line and not f.tail.exception:
+        what += " and wrote no output" * f.tail.has_log
+    summary = f"{who} failed: {f.tail.exception} ({code})" if f.tail.exception else f"{what}{last_line}"
+    return Cause(Category.USER_CODE, summary, "", f"Read the log of {f.replica}.", unquoted=what)
 
 
 def _times(number: int) -> str:

@@ -92,8 +92,8 @@ def find_unstartable_command(evidence: Evidence) -> Cause | None:
         is_needed = failure.is_init or evidence.kind.is_main_container(failure.container)  # not a sidecar
         tried_often = is_needed and failure.is_latest and failure.restarts >= MAX_START_RESTARTS
         if tried_often and (cause := start_error_cause(failure)) and cause.category is Category.IMAGE:
-            summary = f"{cause.summary}. Giving up after {failure.restarts + 1} attempts."
-            return replace(cause, summary=summary, replica=failure.replica).with_short_summary()
+            given_up = _given_up(cause, f"{failure.restarts + 1} attempts")
+            return replace(given_up, replica=failure.replica).with_short_summary()
     return None
 
 
@@ -119,11 +119,14 @@ def _waited(evidence: Evidence, since: datetime | None) -> float:
     return min(evidence.waited_seconds, (evidence.now - since).total_seconds())
 
 
-def _given_up(cause: Cause, waited_seconds: float) -> Cause:
+def _given_up(cause: Cause, after: str) -> Cause:
+    """The cause with that after which the job is given up."""
+    return cause.with_summary(lambda summary: f"{summary.rstrip('.')}. Giving up after {after}.")
+
+
+def _waited_for(cause: Cause, seconds: float) -> Cause:
     """The cause with the time that was waited, if the job is given up because the grace time is over."""
-    if math.isinf(waited_seconds):
-        return cause
-    return replace(cause, summary=f"{cause.summary.rstrip('.')}. Giving up after waiting {waited_seconds:.0f} s.")
+    return cause if math.isinf(seconds) else _given_up(cause, f"waiting {seconds:.0f} s")
 
 
 def _lasting_events(evidence: Evidence) -> Iterator[tuple[Json, str, str, float]]:
@@ -145,7 +148,7 @@ def find_operator_rejection(evidence: Evidence) -> Cause | None:
                 f"Event {reason}: {message}",
                 "Correct the manifest. `ktrain check` names the field.",
             )
-            return _given_up(cause, waited_seconds)
+            return _waited_for(cause, waited_seconds)
     return None
 
 
@@ -165,7 +168,7 @@ def find_refused_pods(evidence: Evidence) -> Cause | None:
         known = failure_patterns.first_match(failure_patterns.POD_REFUSALS, text)
         if known and not _created_since(evidence, message):
             summary = f"{evidence.title} {known.description}: {_without_prefix(message)}"
-            return _given_up(Cause(known.category, summary, f"Event {text}", known.resolution), waited_seconds)
+            return _waited_for(Cause(known.category, summary, f"Event {text}", known.resolution), waited_seconds)
     return None
 
 
@@ -189,7 +192,7 @@ def find_refused_resources(evidence: Evidence) -> Cause | None:
             f"Event {reason} ({what}): {message}",
             next(resolutions, "Correct what the message names in the runtime or in the manifest."),
         )
-        return _given_up(cause, waited_seconds)
+        return _waited_for(cause, waited_seconds)
     return None
 
 
@@ -242,7 +245,7 @@ def find_blocked_container(evidence: Evidence) -> Cause | None:
             reason = str(waiting.get("reason"))
             if reason in GRACE_SECONDS and waited_seconds >= GRACE_SECONDS[reason]:
                 cause = _waiting_cause(replica, container, reason, str(waiting.get("message") or ""))
-                found.append(_given_up(cause, waited_seconds))
+                found.append(_waited_for(cause, waited_seconds))
         if waiting_containers and not found:
             found += _mount_failures(evidence, pod, waited_seconds)
     return min(found, key=lambda c: c.category is not Category.IMAGE, default=None)
@@ -330,8 +333,11 @@ def start_error_cause(f: Failure) -> Cause | None:
     if f.reason not in _START_REASONS:
         return None
     known, error = _start_error(f.message)
-    error = error or f.tail.last_line or describe_exit_code(f.exit_code)
-    return Cause(known.category, f"{f.replica} {known.description}: {error}", f.message, known.resolution)
+    what, code = f"{f.replica} {known.description}", describe_exit_code(f.exit_code)
+    return Cause(
+        known.category, f"{what}: {error or f.tail.last_line or code}", f.message, known.resolution,
+        unquoted=f"{what}: {error or code}",
+    )  # fmt: skip
 
 
 def _start_error(message: str) -> tuple[FailurePattern, str]:
@@ -359,7 +365,7 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
             replica = evidence.replica_of(pod)
             summary = f"{replica} {known.description}: {first_line(message)}"
             cause = Cause(known.category, summary, f"Event {reason}: {message}", known.resolution, replica)
-            return [_given_up(cause, waited_seconds)]
+            return [_waited_for(cause, waited_seconds)]
     return []
 
 

@@ -69,7 +69,7 @@ class Following:
             self._output.follower.budget.gate.unread_log = self._policy.unread_log
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
-        self._deletion_noticed = False
+        self._suspension_noticed = self._deletion_noticed = False
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -143,6 +143,9 @@ class Following:
         if state.is_being_released and not self._deletion_noticed:
             self._deletion_noticed = True
             return Noticed(Event.BEING_DELETED)
+        was, self._suspension_noticed = self._suspension_noticed, state.phase is Phase.SUSPENDED
+        if self._suspension_noticed and not was:
+            return Noticed(Event.SUSPENDED)
         for find in (self._passed_limit, self._restarts, self._crash_loop):
             if (found := find()) is not None:
                 return found
@@ -168,9 +171,9 @@ class Following:
 
     def _crash_loop(self) -> Noticed | None:
         loop = self._output.restarts.crash_loop(self._options.limits.crash_loop)
-        if loop is None or self._rests(Event.CRASH_LOOP):
+        if loop is None or self._rests(Event.CRASH_LOOP, Limit.CRASH_LOOP):
             return None
-        return Noticed(Event.CRASH_LOOP, loop=loop)
+        return Noticed(Event.CRASH_LOOP, Limit.CRASH_LOOP, loop=loop)
 
     def _clocks(self) -> list[Clock]:
         """The limits that run, later by the time in which the API server was away, and not before their rest is over.

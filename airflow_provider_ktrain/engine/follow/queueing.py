@@ -236,7 +236,7 @@ class QueueFollower:
         why = self.status.why if self.status is not None else ""
         if self._no_workload_logged and self.status is None:
             why = "Kueue has created no Workload for it"
-        return replace(cause, summary=f"{cause.summary}: {why}").with_short_summary() if why else cause
+        return cause.with_summary(lambda summary: f"{summary}: {why}").with_short_summary() if why else cause
 
     async def find_failure(self) -> Cause | None:
         """Why the job will never be admitted, confirmed by the API server; None if it may be."""

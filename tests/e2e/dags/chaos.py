@@ -10,17 +10,37 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainJobOperator
 
+STEPS = os.environ.get("CHAOS_STEPS", "")  # the directory of the programs' records, for `soak_count`
 # The run sets `seconds`, `seconds_of_first_try`, `stop_seconds`, `wait` and `code`. A line is written before each
 # second passes, so there is at least one line. The Master's end ends the job, so the Master waits for the Worker,
 # which has waited for the Master. The first process of a container gets SIGTERM only if it handles it.
 COUNT = """
-trap 'sleep {{ dag_run.conf.get("stop_seconds", 0) }}; exit 143' TERM
+record() {
+    [ -z "STEPS" ] || [ ${RANK:-$PET_NODE_RANK} != 0 ] ||
+        echo "$1 $(date +%s)" >> 'STEPS/{{ ti.dag_id }}.{{ ti.run_id }}.{{ ti.map_index }}'
+}
+trap 'record end; sleep {{ dag_run.conf.get("stop_seconds", 0) }}; exit 143' TERM
 i=0
 seconds={{ ti.try_number == 1 and dag_run.conf.get("seconds_of_first_try") or dag_run.conf.get("seconds", 20) }}
-while [ $i -lt $seconds ]; do echo line $i; i=$((i+1)); sleep 1; done
+while [ $i -lt $seconds ]; do
+    record $i
+    echo line $i
+    echo "KTRAIN_METRIC {\\"step\\": $i}"
+    i=$((i+1))
+    sleep 1
+done
 [ ${RANK:-$PET_NODE_RANK} != 0 ] || sleep {{ dag_run.conf.get("wait", 4) }}
 exit {{ dag_run.conf.get("code", 0) }}
-"""
+""".replace("STEPS", STEPS)
+#: in seconds. An outage of the API server takes longer than a program may be silent
+LIMITS: dict[str, Any] = {
+    "queue_timeout": 300,
+    "schedule_timeout": 300,
+    "startup_timeout": 300,
+    "partial_start_timeout": 300,
+    "log_stall_timeout": 30,
+    "progress_timeout": 30,
+}
 JOB: dict[str, Any] = {
     "task_id": "train",
     "image": os.environ.get("TEST_IMAGE", "scratch"),
@@ -51,13 +71,13 @@ def a_dag(dag_id: str) -> DAG:
 
 def dag(dag_id: str, operator: type[PyTorchJobOperator] = PyTorchJobOperator, **parameters: Any) -> None:
     with a_dag(dag_id):
-        operator(**JOB, workers=1, **parameters)
+        operator(**JOB, **LIMITS, workers=1, **parameters)
 
 
 def dag_of_each_kind(dag_id: str, **parameters: Any) -> None:
     dag(dag_id, **parameters)
     with a_dag(f"{dag_id}_trainjob"):
-        TrainJobOperator(**JOB, runtime="torch-distributed", nodes=2, **parameters)
+        TrainJobOperator(**JOB, **LIMITS, runtime="torch-distributed", nodes=2, **parameters)
 
 
 dag_of_each_kind("chaos_worker", deferrable=False)
