@@ -53,6 +53,7 @@ class Closing:
     async def hand_over(self) -> Handover:
         """Stop following; the next process continues from this point."""
         await self._output.follower.close()
+        self._warn_about_earlier_lines(self._output.follower.earlier_report())
         self._count()
         return Handover(
             cursor=self._output.cursor.to_dict(),
@@ -162,10 +163,10 @@ class Closing:
         for key, tally in report.containers.items():
             self._warn_about_gaps(key, tally, Tally())
             if tally.late or not tally.complete:
-                some = "" if tally.complete else "at least "
+                number = f"{'' if tally.complete else 'at least '}{counted(tally.late, 'line')}"
                 self._log.warning(
-                    f"Lines of {_names([key])} are not logged again after the takeover: {some}"
-                    f"{counted(tally.late, 'line')} between {since:%H:%M:%S} and {until:%H:%M:%S}."
+                    f"Lines of {_names([key])} are not logged again after the takeover: "
+                    f"{number if tally.late else 'some'} between {since:%H:%M:%S} and {until:%H:%M:%S}."
                 )
 
     async def _drain(self, timeout: float, longest: float | None = None) -> None:
