@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 import sys
 import termios
 from collections.abc import Mapping
@@ -24,12 +25,14 @@ from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
 from airflow_provider_ktrain.core.text import add_host_masker, clean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
 
     from airflow.sdk import BaseOperator, BaseSensorOperator, Context
     from airflow.sdk.types import TaskInstanceKey
 
     from airflow_provider_ktrain.core.identity import TaskInstanceId
+
+    Admit = Callable[[Callable[..., Any], str, dict[str, Any]], bool]
 
 DEFAULT_WORKER_SECONDS = 10.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -195,6 +198,16 @@ def unread_log() -> int:
     return int.from_bytes(unread, sys.byteorder)
 
 
+def log_socket_size() -> int:
+    """The bytes that the socket holds to which this process of a triggerer logs; Linux's default if that is unknown."""
+    output: Any = getattr(structlog.get_config()["logger_factory"], "io", None)
+    try:
+        with socket.socket(fileno=os.dup(output.fileno())) as output_socket:
+            return output_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    except (AttributeError, OSError, ValueError):
+        return 212_992
+
+
 def explicit_deployment_id() -> str:
     """`[ktrain] deployment_id`; an empty string if it is not set."""
     return _setting("ktrain", "deployment_id")
@@ -305,7 +318,7 @@ def masked(text: str) -> str:
 add_host_masker(masked)
 
 
-def storable_log(log: Any, source: str = "") -> Any:
+def storable_log(log: Any, source: str = "", admit: Admit | None = None) -> Any:
     """A logger that writes to `log` what is `shown`. A traceback becomes part of the text.
 
     It is a structlog wrapper, so that a line's location is still the code that logged it and not this module. Airflow
@@ -313,16 +326,21 @@ def storable_log(log: Any, source: str = "") -> Any:
 
     :param log: Airflow's logger.
     :param source: the logger's name in the task's log. Default: that of `log`.
+    :param admit: whether a logger's method may be called now with a message and further arguments; otherwise `admit`
+        calls it later. Default: None, everything is logged at once.
     """
+
+    def storable_event(_: Any, name: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        text, traceback = shown(event.pop("event")), shown(event.pop("exception", ""))
+        text, kw = f"{text}\n{traceback}" if traceback else text, clean(dict(event))
+        if admit is not None and not admit(getattr(log, name), str(text), kw):
+            raise structlog.DropEvent
+        return (text,), kw
+
     everything = structlog.make_filtering_bound_logger(0)
-    processors: list[Any] = [structlog.processors.format_exc_info, _storable_event]
+    processors: list[Any] = [structlog.processors.format_exc_info, storable_event]
     wrapped = structlog.wrap_logger(log, processors=processors, wrapper_class=everything)
     return wrapped.bind(logger=source) if source else wrapped.bind()
-
-
-def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    text, traceback = shown(event.pop("event")), shown(event.pop("exception", ""))
-    return (f"{text}\n{traceback}" if traceback else text,), clean(dict(event))
 
 
 def trigger_failure(next_kwargs: Mapping[str, Any] | None) -> str | None:

@@ -24,12 +24,11 @@ from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, quest
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
-    from airflow_provider_ktrain.engine.logs.log_queue import LogQueue
+    from airflow_provider_ktrain.engine.logs.log_socket import LogSocket
     from airflow_provider_ktrain.engine.training import Training
 
 INTERRUPT_SECONDS = 4.0  #: to release the job after Ctrl-C in `airflow dags test`
 WARM_UP_TIMEOUT = 60.0  #: seconds in which the request that warms up the supervisor holds back status writes
-LOG_INTERVAL = 0.05  #: seconds between two checks whether the supervisor has read the log
 
 
 class TrainingJobTrigger(StorableLog, BaseTrigger):
@@ -92,9 +91,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     @property
     def log(self) -> Any:
         """Airflow's logger of this trigger. It never blocks the event loop."""
-        from airflow_provider_ktrain.engine.logs.log_queue import QueuedLogger
-
-        return storable_log(QueuedLogger(super(StorableLog, self).log, _log_queue()), self.log_source)
+        socket = _log_socket()
+        return storable_log(super(StorableLog, self).log, self.log_source, None if socket is None else socket.admit)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Attributes and parameters have the same names; text is cleaned, because Airflow stores it in a database."""
@@ -166,7 +164,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
         if self._training is None:
             sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
-            policy = FollowPolicy(shared=True, began_at=began_at, status_sink=sink, unread_log=_log_queue().unread)
+            policy = FollowPolicy(shared=True, began_at=began_at, status_sink=sink)
             # `airflow dags test` runs triggers inline, without a task instance: after Ctrl-C nothing else runs
             inline = self.task_instance is None
             host = Host(
@@ -226,9 +224,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     async def _log_read(self) -> None:
         """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log."""
-        end = time.monotonic() + self.log_patience
-        while _log_queue().unread() and time.monotonic() < end:  # noqa: ASYNC110
-            await asyncio.sleep(LOG_INTERVAL)
+        if (socket := _log_socket()) is not None:
+            await socket.read(self.log_patience)
 
     async def _close(self) -> None:
         """Close the client. Triggerers repeat cancellations, which must not leave it half closed."""
@@ -286,11 +283,17 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         asking.add_done_callback(_warming_up.discard)
 
 
-def _log_queue() -> LogQueue:
-    """The lines of all triggers in this process that wait until Airflow's supervisor has read earlier ones."""
-    from airflow_provider_ktrain.engine.logs.log_queue import log_queue
+def _log_socket() -> LogSocket | None:
+    """What all triggers in this process log through; None outside of an event loop."""
+    from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 
-    return log_queue(compat.unread_log)
+    try:
+        socket = log_socket()
+    except RuntimeError:
+        return None
+    if not socket.is_connected:
+        socket.connect(compat.unread_log, compat.log_socket_size())
+    return socket
 
 
 async def _cancel(working: asyncio.Future[Any]) -> None:

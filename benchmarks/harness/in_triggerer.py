@@ -84,12 +84,17 @@ class Probe(BaseTrigger):
 
 
 class Training(training.TrainingJobTrigger):
-    """Our trigger. The steps of its kill are written to the file $BENCH_KILLS."""
+    """Our trigger. The steps of its kill, and its event, are written to the file $BENCH_KILLS."""
 
     def _note(self, step: str) -> None:
         if path := os.environ.get("BENCH_KILLS"):
             with open(path, "a") as out:
                 out.write(json.dumps({"job": self.job["name"], "step": step, "at": time.time()}) + "\n")
+
+    async def _event(self) -> dict[str, Any]:
+        event = await super()._event()
+        self._note("event")
+        return event
 
     async def on_kill(self) -> None:
         self._note("cancelled")

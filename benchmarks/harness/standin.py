@@ -11,8 +11,10 @@ delete of jobs and pods, follow of logs, and lists of events. It knows labels, b
 deletion in the foreground. It forgets nothing and never fails. The line `n` of a log is made from its number, so that
 no log is stored.
 
-Besides Kubernetes' paths: POST /begin starts the logs, GET /stats has the number of requests and the CPU time,
-POST /touch changes jobs, and GET /probe is a watch that sends the time.
+With `lines` and `age`, each container started `age` seconds ago and has written that many lines since then, evenly.
+
+Besides Kubernetes' paths: POST /begin starts the logs, POST /end lets all jobs succeed, GET /stats has the number of
+requests and the CPU time, POST /touch changes jobs, and GET /probe is a watch that sends the time.
 """
 
 from __future__ import annotations
@@ -71,8 +73,12 @@ class StandIn:
         }
         self.rate = float(parameters.get("rate", 0))
         self.metrics = bool(parameters.get("metrics"))
+        self.age = float(parameters.get("age", 0))
+        self.lines = int(parameters.get("lines", 0))
         self.began: float | None = None
-        self.lines = 0
+        if self.lines:
+            self.began, self.rate = time.time() - self.age, self.lines / self.age
+        self.ended = False
         self.streams = 0
         self.most_streams = 0
         self._index: dict[str, int] = {}
@@ -84,7 +90,7 @@ class StandIn:
 
     def _add(self, name: str, deployment: str, replicas: int, running: bool) -> None:
         labels = {"ktrain.airflow/deployment": deployment, "ktrain.airflow/submission": name}
-        now = stamp(time.time())[:19] + "Z"
+        now = stamp(time.time() - self.age)[:19] + "Z"
         key = {"deployment": deployment, "dag_id": "bench", "task_id": "t", "run_id": "r", "map_index": -1}
         owner = {"ktrain.airflow/owner": json.dumps({**key, "try_number": 1, "ti_id": name})}
         container = {"name": "pytorch", "image": "none:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -173,6 +179,9 @@ class StandIn:
         if path == "/begin":
             self.began, self.lines = time.time() + 1.0, int(query["lines"])
             return web.json_response({"began": self.began})
+        if path == "/end":
+            self._end()
+            return web.json_response({"ended": time.time()})
         if path == "/touch":
             self.touch(await request.json())
             return web.json_response({})
@@ -199,6 +208,20 @@ class StandIn:
         if request.method == "DELETE":
             self._delete(name)
         return web.json_response(self.collections[collection].objects[name])
+
+    def _end(self) -> None:
+        """Let all jobs succeed."""
+        self.ended, now = True, stamp(time.time())[:19] + "Z"
+        terminated = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now}}
+        for name, pod in list(self.collections[PODS].objects.items()):
+            statuses = [{**status, "state": terminated} for status in pod["status"]["containerStatuses"]]
+            status = {**pod["status"], "phase": "Succeeded", "containerStatuses": statuses}
+            self.put(PODS, name, pod["metadata"], spec=pod["spec"], status=status)
+        succeeded = {"type": "Succeeded", "status": "True", "lastTransitionTime": now, "reason": "Succeeded"}
+        for name, job in list(self.collections[JOBS].objects.items()):
+            conditions = [*job["status"]["conditions"], succeeded]
+            status = {**job["status"], "conditions": conditions, "completionTime": now}
+            self.put(JOBS, name, job["metadata"], spec=job["spec"], status=status)
 
     def _stats(self) -> Json:
         return {
@@ -319,6 +342,7 @@ class StandIn:
         first, follow = 0, "follow" in query
         if since := query.get("sinceTime", "")[:19]:
             second = datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
+            first = max(int((second - self.due(pod, 0)) * self.rate), 0) if self.began is not None else 0
             while first < self._written(pod, time.time()) and self.due(pod, first) < second:
                 first += 1
         if "tailLines" in query:
@@ -334,7 +358,7 @@ class StandIn:
                         data = b"".join(self._line(pod, n) for n in range(first, written))
                         await response.write(data[:limit] if limit else data)
                         first = written
-                    if not follow or limit:
+                    if not follow or limit or self.ended:
                         break
                     pause = 1.0 if self.began is None or first >= self.lines else self.due(pod, first) - time.time()
                     await asyncio.sleep(max(pause, TICK))

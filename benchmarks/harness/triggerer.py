@@ -83,12 +83,22 @@ class StandIn:
 
 
 def deferred(
-    name: str, uid: str, *, task_id: str = "train", map_index: int = -1, deployment: str = "bench-0", logs: str = "all"
+    name: str,
+    uid: str,
+    *,
+    task_id: str = "train",
+    map_index: int = -1,
+    deployment: str = "bench-0",
+    logs: str = "all",
+    age: float | None = None,
 ) -> Json:
-    """A deferred task that follows a job: entry of `Airflow.defer`."""
+    """A deferred task that follows a job: entry of `Airflow.defer`.
+
+    :param age: seconds since its handover. Default: unknown, so that no takeover is assumed.
+    """
     ref = JobRef("PyTorchJob", "v1", "default", name, uid, name, deployment, name)
     options = Options(logs=logs, on_finish_action=OnFinishAction.DELETE_JOB)
-    kwargs = Deferral(ref, options, Handover()).to_dict()
+    kwargs = Deferral(ref, options, Handover(handed_over_at=0.0 if age is None else time.time() - age)).to_dict()
     return {"task_id": task_id, "map_index": map_index, "classpath": TRAINING, "kwargs": kwargs}
 
 

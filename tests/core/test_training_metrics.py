@@ -175,3 +175,31 @@ def test_series_at_their_limits() -> None:
     assert all(series[0][0] == 0 and series[-1][0] == 2999 for series in points.values())
     one = reported(*(loss("Master 0", step, 1.0) for step in range(5000)))
     assert MAX_POINTS * 0.8 <= len(one.points()["loss"]) <= MAX_POINTS
+
+
+def test_earlier_lines_that_are_read_late_keep_their_place() -> None:
+    """After a takeover, lines since the handover are read beside the new ones."""
+    handed_over = TrainingMetrics()
+    for step in range(10):
+        handed_over.read_line("Master 0", f'KTRAIN_METRIC {{"step": {step}, "loss": {100 - step}}}', float(step))
+    metrics = TrainingMetrics(handed_over.handover())
+    for new, earlier in zip(range(20, 30), range(5, 15), strict=True):  # it had gone back to step 5
+        metrics.read_line("Master 0", f'KTRAIN_METRIC {{"step": {new}, "loss": {100 - new}}}', float(new))
+        metrics.read_line("Master 0", f'KTRAIN_METRIC {{"step": {earlier}, "loss": 50}}', earlier + 10.0, earlier=True)
+    expected = [
+        *([n, 100 - n] for n in range(5)),
+        *([n, 50] for n in range(5, 15)),
+        *([n, 100 - n] for n in range(20, 30)),
+    ]
+    assert metrics.points() == {"loss": expected}
+    assert metrics.summary()["loss"]["last"] == 71
+    assert (metrics.step, metrics.progress_at) == (29, 29.0)
+
+
+def test_earlier_lines_of_steps_that_the_training_has_gone_back_from_are_left_out() -> None:
+    metrics = TrainingMetrics()
+    metrics.read_line("Master 0", 'KTRAIN_METRIC {"step": 3, "loss": 1}', 50.0)
+    metrics.read_line("Master 0", 'KTRAIN_METRIC {"step": 2, "loss": 3}', 10.0, earlier=True)
+    metrics.read_line("Master 0", 'KTRAIN_METRIC {"step": 7, "loss": 2}', 20.0, earlier=True)
+    assert metrics.points() == {"loss": [[2, 3], [3, 1]]}
+    assert metrics.step == 7

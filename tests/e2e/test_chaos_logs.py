@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 EARLY = 6  # lines that the program writes before those that it writes at once
 UPLOADED_WITHIN = 60.0  # seconds from the task's end until its whole log is visible
 FAILURE = re.compile(r"^Training\w*Error: (.+)$", re.MULTILINE)  # the exception that fails the task: its first line
+LINES, PAUSE = 900, 0.066  # 15 lines a second for a minute
+NOT_AGAIN = re.compile(r"not logged again after the takeover: (?:at least )?([\d,]+) line")
+ENDS_WITHIN = 120.0  # seconds from the job's end to that of its task: 30 for earlier lines, and a margin for the load
 REPEATED = re.compile(r"Lines since \d\d:\d\d:\d\d may be repeated: ")
 
 
@@ -131,3 +135,32 @@ def test_trigger_logs_the_cause_of_a_failure(begin: Begin, storage: s3.S3) -> No
     check_log(stage, EARLY + 20)
     cause = wait_for("the cause", lambda: FAILURE.findall(stage.log()), UPLOADED_WITHIN)[0]
     assert cause in trigger_logs(storage, stage)
+
+
+def test_ends_after_a_takeover_do_not_wait_for_earlier_lines(begin: Begin, triggerers: Airflow) -> None:
+    stages = [begin("chaos_logs", lines=EARLY, seconds=LINES, pause=PAUSE) for _ in range(4)]
+    for stage in stages:
+        stage.wait_state("deferred")
+    wait_for("the triggerer has lines of all", lambda: min(last_line(triggerers, "triggerer", s) for s in stages) > 200)
+    triggerers.end("triggerer")
+    shutil.rmtree(triggerers.log_folder("triggerer"))
+    triggerers.run("triggerer", "triggerer-2")
+    for stage in stages:
+        wait_for("the end of the job", stage.ended)
+    began = time.monotonic()
+    for stage in stages:
+        check_end(stage, "success")
+    assert time.monotonic() - began < ENDS_WITHIN * len(stages)
+
+    def accounted_for() -> bool:
+        """Each line is there, or counted."""
+        logs = [stage.log() for stage in stages]
+        missed = [sum(missing(log, EARLY + LINES).values()) for log in logs]
+        told = [sum(int(count.replace(",", "")) for count in NOT_AGAIN.findall(log)) for log in logs]
+        seen.append((missed, told))
+        return missed == told
+
+    seen: list[tuple[list[int], list[int]]] = []
+    wait_for("all lines", accounted_for, UPLOADED_WITHIN)
+    assert all(REPEATED.search(stage.log()) for stage in stages)
+    assert all("succeeded after" in stage.log() for stage in stages), seen

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import DrainReport, LogFollower
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 from .fakekube import FakeKube, LogFile, serving, stamp
 
@@ -44,7 +44,7 @@ class Sink:
 
 
 @contextlib.asynccontextmanager
-async def following(kube: FakeKube, sink: Sink, **options: Any) -> AsyncIterator[LogFollower]:
+async def following(kube: FakeKube, sink: Callable[[LogLine], None], **options: Any) -> AsyncIterator[LogFollower]:
     async with serving(kube) as api:
         follower = LogFollower(api, sink, **{"kind": PYTORCHJOB, **options})
         for pod in list(kube.objects.values()):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 
 class Records:

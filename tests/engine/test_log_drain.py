@@ -13,11 +13,9 @@ from aiohttp import web
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.logs import log_gate, reader
-from airflow_provider_ktrain.engine.logs.container_follower import QUIET_SECONDS
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
-from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 from .fakekube import FakeKube, LogFile, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, of_each_kind, write
@@ -179,51 +177,6 @@ async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> Non
         report = await follower.drain_deleted(60, 60)
     assert sink.notes == list(gaps_of(report)["p", "main"])
     assert "the pod was deleted before its log was read to the end" in sink.notes[0]
-
-
-async def test_drain_continues_after_lines_were_held_back() -> None:
-    """A triggerer's supervisor may read nothing for a minute, and lines are held back meanwhile."""
-    async with five_lines_read() as (kube, log, sink, follower):
-        unread = MAX_UNREAD_BYTES + 1
-        follower.budget.gate.unread_log = lambda: unread
-        write(log, 5, 10)
-        log.end()
-        follower.observe(kube.delete("p"), deleted=True)
-        began = time.monotonic()
-        draining = asyncio.ensure_future(follower.drain(0.2, 60))
-        await until(lambda: draining.done() or time.monotonic() > began + 2)
-        unread = 0
-        report = await draining
-    assert sink.texts == numbered(0, 10)
-    assert report.unread == []
-
-
-async def test_drain_continues_while_lines_wait_for_the_next_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_gate, "BURST_INTERVAL", 1.0)
-    async with five_lines_read() as (kube, log, sink, follower):
-        follower.budget.gate.unread_log = lambda: 0
-        write(log, 5, 6)
-        await until(lambda: len(sink.lines) == 6)
-        write(log, 6, 10)
-        log.end()
-        follower.observe(kube.delete("p"), deleted=True)
-        report = await follower.drain(0.3, 60)
-    assert sink.texts == numbered(0, 10)
-    assert report.unread == []
-
-
-async def test_kept_container_has_not_caught_up_while_lines_are_held_back() -> None:
-    async with five_lines_read() as (_, log, sink, follower):
-        unread = MAX_UNREAD_BYTES + 1
-        follower.budget.gate.unread_log = lambda: unread
-        write(log, 5, 10)
-        began = time.monotonic()
-        draining = asyncio.ensure_future(follower.drain(60, keep_open=True))
-        await until(lambda: draining.done() or time.monotonic() > began + QUIET_SECONDS + 1)
-        unread = 0
-        report = await draining
-        assert sink.texts == numbered(0, 10)
-    assert report.unread == []
 
 
 async def test_drain_ends_in_time_and_reports_unread_containers() -> None:

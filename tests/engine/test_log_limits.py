@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.engine.logs import emitter, log_gate, stream_budget
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
-from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
+from airflow_provider_ktrain.engine.logs import emitter, log_socket, stream_budget
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 from .fakekube import FakeKube, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
@@ -133,35 +132,34 @@ async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest
 
 @of_each_kind
 async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow needs time to cancel a trigger that it has reassigned to another triggerer."""
-    kube, sink = FakeKube(), Sink()
+    """Airflow needs time to cancel a trigger that it has reassigned to another triggerer. Reading goes on."""
+    kube, sink, seen = FakeKube(), Sink(), []
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 5)
-    monkeypatch.setattr(log_gate, "STALL_SECONDS", 3600)
-    monkeypatch.setattr(log_gate, "SETTLE_SECONDS", 3600)
-    async with following(kube, sink, kind=kind) as follower:
+    log_socket.log_socket().connect(lambda: 0, 100_000)
+    monkeypatch.setattr(log_socket, "STALL_SECONDS", 3600)
+    monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
+    inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
+    async with following(kube, sink, kind=kind, inspector=inspector):
         await until(lambda: len(sink.lines) == 5)
-        saved = follower.cursor.to_dict()
         # only now, because the process may stall on a loaded machine
-        monkeypatch.setattr(log_gate, "STALL_SECONDS", 0.2)
+        monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
         time.sleep(0.3)  # noqa: ASYNC251 - the stall
         write(log, 5, 10)
-        sent = kube.sent
-        await until(lambda: kube.sent > sent)
+        await until(lambda: len(seen) == 10)
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(sink.lines) == 5
-        await follower.close()
-        assert follower.cursor.to_dict() == saved
 
 
 async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_gate, "STALL_SECONDS", 0.2)
-    monkeypatch.setattr(log_gate, "SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 0.2)
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
+    log_socket.log_socket().connect(lambda: 0, 100_000)
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 5)
         time.sleep(0.3)  # noqa: ASYNC251 - the stall
@@ -171,25 +169,22 @@ async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pyte
     assert sink.texts == numbered(0, 10)
 
 
-async def test_lines_are_held_back_while_many_are_unread() -> None:
-    """A full socket to the supervisor would block the event loop."""
-    kube, sink, unread, counted = FakeKube(), Sink(), [MAX_UNREAD_BYTES + 1], 0
-    kube.pod("p")
-    write(kube.log("p"), 0, 5)
-
-    def count() -> int:
-        nonlocal counted
-        counted += 1
-        return unread[0]
-
-    process_budget().gate.unread_log = count
+async def test_limit_of_an_init_container_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits repeats the same few lines."""
+    monkeypatch.setattr(emitter, "INIT_BURST_BYTES", 10_000)
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", init=["init-pytorch"], containers=["main"])
+    for container in ("init-pytorch", "main"):
+        for n in range(1000):
+            kube.log("p", container).write(stamp(2 * n), f"waiting for master {n:04}")
     async with following(kube, sink) as follower:
-        await until(lambda: counted > 10)
-        assert sink.lines == []
-        unread[0] = MAX_UNREAD_BYTES
-        await until(lambda: len(sink.lines) == 5)
-        await follower.drain(240)
-    assert sink.texts == numbered(0, 5)
+        await until(lambda: len(sink.by_run().get(("p", "main", 0), [])) == 1000)
+        report = await follower.drain(60)
+    init = report.containers["p", "init-pytorch"]
+    assert 300 < init.lines < 500
+    assert init.lines + init.dropped == 1000
+    (note,) = sink.notes
+    assert "over the limit of 16 bytes/s" in note
 
 
 async def test_tail_check_requests_few_bytes() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 from .fakekube import PODS, FakeKube, cutter, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, write

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, PrimaryResult
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 from tests.engine.tasks import Lines
 
@@ -182,3 +182,31 @@ def test_origin_of_numbered_lines_is_the_first_one() -> None:
         result.take(dataclasses.replace(SOURCE, role="Launcher"), line, f"2026-11-22T08:40:0{number}.000000000Z")
     assert result.origin["time"].startswith("2026-11-22T08:40:00")
     assert keep_result_line(result.line, lines[0]) == result.line
+
+
+async def test_result_of_an_earlier_line_does_not_replace_a_later_one() -> None:
+    """After a takeover, lines since the handover are read beside the new ones."""
+    result = result_of(Logs(""), Handover(result_line="KTRAIN_RESULT 1"))
+    result.take(SOURCE, "KTRAIN_RESULT 2", "2026-11-22T08:41:00.000000000Z", earlier=True)
+    assert result.line == "KTRAIN_RESULT 2"
+    result.take(SOURCE, "KTRAIN_RESULT 4", "2026-11-22T08:43:00.000000000Z")
+    result.take(SOURCE, "KTRAIN_RESULT 3", "2026-11-22T08:42:00.000000000Z", earlier=True)
+    assert result.line == "KTRAIN_RESULT 4"
+    assert result.origin["time"] == "2026-11-22T08:43:00.000000000Z"
+
+
+async def test_result_before_a_takeover_is_searched_if_the_lines_were_not_read() -> None:
+    logs = Logs("KTRAIN_RESULT 5\nafter")
+    result = result_of(logs, Handover(handed_over_at=1_790_000_000.0))
+    await result.complete((), {("train-master-0", "pytorch")})
+    assert result.find() == (5, "", True)
+    assert logs.queries[0]["sinceTime"].startswith("2026-09-21T")
+    assert "tailLines" not in logs.queries[0]
+
+
+async def test_result_after_a_takeover_is_not_searched() -> None:
+    logs = Logs("KTRAIN_RESULT 5")
+    result = result_of(logs, Handover(handed_over_at=1_790_000_000.0))
+    result.take(SOURCE, "KTRAIN_RESULT 6", "2026-11-22T08:41:00.000000000Z")
+    await result.complete((), {("train-master-0", "pytorch")})
+    assert (result.find(), logs.queries) == ((6, "", True), [])

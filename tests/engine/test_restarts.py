@@ -13,7 +13,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from tests.engine.tasks import Lines
 
 JOB: dict[str, Any] = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}}}}

@@ -19,9 +19,8 @@ import structlog
 from airflow.sdk import TaskInstanceState
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
+from airflow_provider_ktrain.compat import EARLIEST_EVENT, log_socket_size, unread_log
 from airflow_provider_ktrain.core.state.status import phase_of
-from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.engine.fakekube import until as true
 from tests.engine.tasks import until
@@ -142,7 +141,7 @@ def read_late(instance: Instance, request: pytest.FixtureRequest) -> ReadLate:
 def test_unread_lines_do_not_block_the_event_loop(read_late: ReadLate) -> None:
     async def many_passes_of_the_loop(_: asyncio.Future[TriggerEvent]) -> None:
         passes = itertools.count()
-        await true(lambda: unread_log() > MAX_UNREAD_BYTES)
+        await true(lambda: unread_log() > log_socket_size() // 3)
         await true(lambda: next(passes) > 300)  # a write to the full socket would never return
 
     script = f"sleep 5; seq -f 'line %.0f' {MANY_LINES}"  # after the worker has deferred

@@ -85,10 +85,22 @@ class Position:
     newest: Window = field(default_factory=lambda: Window("", "", 0))
     rebased: bool = False
 
+    @classmethod
+    def at(cls, restart: int, time: str) -> Position:
+        """Before the first line of a run that is not earlier than `time`."""
+        second = time[:_SECOND]
+        before = datetime.fromisoformat(second) - timedelta(seconds=1)  # for lines written out of order
+        return cls(restart, False, time, time, 0, Window(before.isoformat(), "", 0, False), Window(second, "", 0))
+
     @property
     def since(self) -> str | None:
         """The sinceTime to resume from, in whole seconds; None for the beginning."""
         return f"{self.base.second}Z" if self.last else None
+
+    def is_at(self, other: Position) -> bool:
+        """Whether both stand after the same line, if one is a copy of the other that was moved on."""
+        mine, others = (self.restart, self.last, self.at_last), (other.restart, other.last, other.at_last)
+        return mine == others and self.base == other.base and self.newest == other.newest
 
     def rebase(self) -> None:
         """Forget the windows: the next line may not directly follow the last one in the file."""
@@ -298,13 +310,9 @@ class Cursor:
         began = normal_time(started)
         margin = _time(_nanoseconds(self.since) - MAX_WATCH_DELAY_SECONDS * 10**9)
         if began is not None and began < margin:
-            self.positions[key] = self._at_common_time(restart)
+            self.positions[key] = Position.at(restart, self.since)
         elif restart:
-            self.positions[key] = self._at_common_time(restart - 1)
-
-    def _at_common_time(self, restart: int) -> Position:
-        second = self.since[:_SECOND]
-        return Position(restart, False, self.since, self.since, 0, Window(second, "", 0, False), Window(second, "", 0))
+            self.positions[key] = Position.at(restart - 1, self.since)
 
     def forget(self, uid: str, container: str) -> None:
         """Remove a container whose pod was deleted."""

@@ -38,7 +38,7 @@ class ReportedSteps:
 
         :param at: when it did, in epoch seconds.
         """
-        if self.first is None:
+        if self.first is None or at < self.first_at:
             self.first, self.first_at = step, at
         if self.highest is None or step > self.highest:
             if self.highest is None or (self.before is not None and self.highest < self.before):

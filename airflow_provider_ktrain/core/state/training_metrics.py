@@ -61,15 +61,18 @@ class Series:
     :param reported_at: when it last did, in epoch seconds.
     :param points: at most 2 * MAX_POINTS, the oldest ones thinned out. Default: none.
     :param best: the best finite value so far. Default: None, there is none.
+    :param lowest: the lowest step that `add` was called with. Default: infinity.
     """
 
     source: str
     reported_at: float
     points: list[Point] = field(default_factory=list)
     best: Point | None = None
+    lowest: Number = math.inf
 
     def add(self, point: Point, name: str) -> None:
         """Add a point. An earlier step means that the training has gone back to it: later points are dropped."""
+        self.lowest = min(self.lowest, point.step)
         if self.points and point.step <= self.points[-1].step:
             self.points = [known for known in self.points if known.step < point.step]
             if self.best is not None and self.best.step >= point.step:
@@ -78,6 +81,13 @@ class Series:
         if len(self.points) > 2 * MAX_POINTS:
             self.points = thinned(self.points, MAX_POINTS)
         self.best = best_of([point] if self.best is None else [self.best, point], name)
+
+    def insert(self, point: Point, name: str) -> None:
+        """Add a point that was reported before all those that `add` was called with."""
+        if point.step < self.lowest:
+            later = [known for known in self.points if known.step >= self.lowest]
+            self.points = [*(known for known in self.points if known.step < point.step), point, *later]
+            self.best = best_of(self.points if self.best is None else [self.best, *self.points], name)
 
 
 class TrainingMetrics:
@@ -101,23 +111,28 @@ class TrainingMetrics:
     def __bool__(self) -> bool:
         return bool(self._series)
 
-    def read_line(self, source: str, text: str, written_at: float) -> bool:
+    def read_line(self, source: str, text: str, written_at: float, *, earlier: bool = False) -> bool:
         """Take the metrics of one log line. Returns whether it has any.
 
         :param source: the replica that wrote the line, such as `Worker 1`.
         :param text: the line.
         :param written_at: when it was written, in epoch seconds.
+        :param earlier: whether it was written before all lines that were not. Default: False.
         """
         values = parse_metric_line(text)
         if not values:
             return False
         step = values.pop(STEP, None)
-        if step is not None and math.isfinite(step):
+        if earlier:
+            if step is not None and math.isfinite(step):
+                self._insert_all(source, step, values, written_at)
+        elif step is not None and math.isfinite(step):
             self._note_progress(source, step, written_at)
             self.steps.note(step, written_at)
+            self._add_all(source, step, values, written_at)
         else:
             self._reports[source] = step = self._reports.get(source, 0) + 1
-        self._add_all(source, step, values, written_at)
+            self._add_all(source, step, values, written_at)
         return True
 
     def read_step(self, source: str, text: str, written_at: float) -> None:
@@ -231,6 +246,17 @@ class TrainingMetrics:
             is_progress = last is not None and step != last
         if is_progress:
             self.progress_at = max(at, self.progress_at or at)
+
+    def _insert_all(self, source: str, step: Number, values: Mapping[str, Number], at: float) -> None:
+        """Take metrics from before all others: the step, and points of series that have the same source or none."""
+        if self.step is None or step > self.step:
+            self._note_progress(source, step, at)
+        self.steps.note(step, at)
+        for name, value in values.items():
+            if name in self._series or len(self._series) < MAX_NAMES:
+                series = self._series.setdefault(name, Series(source, at))
+                if series.source == source:
+                    series.insert(Point(step, value), name)
 
     def _add_all(self, source: str, step: Number, values: Mapping[str, Number], at: float) -> None:
         for name, value in values.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +53,7 @@ class Closing:
     async def hand_over(self) -> Handover:
         """Stop following; the next process continues from this point."""
         await self._output.follower.close()
+        self._warn_about_earlier_lines(self._output.follower.earlier_report())
         self._count()
         return Handover(
             cursor=self._output.cursor.to_dict(),
@@ -74,7 +77,7 @@ class Closing:
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
         if self._state.phase is Phase.SUCCEEDED and not self._options.conditions:
-            await self._output.result.complete(self._unread)
+            await self._output.result.complete(self._unread, self._output.follower.earlier_report().unread)
 
     async def outcome_of_condition(self) -> Outcome:
         """The job has a condition that the task waits for."""
@@ -111,7 +114,9 @@ class Closing:
 
     async def _evidence(self) -> Evidence:
         state, pods = self._state, self._state.pods.all
-        found = await self._output.evidence.gather(self._unread)
+        # after a takeover, the last lines of a replica may be older than what was read of it
+        taken_over = self._output.follower.earlier_report().containers
+        found = await self._output.evidence.gather({*self._unread, *taken_over})
         return make_evidence(state.known_job, pods, *found, gone=state.phase is Phase.GONE)
 
     # logs
@@ -131,6 +136,39 @@ class Closing:
             return seconds
         return max(min(seconds, self._options.deadline - time.time()), SHORT_DRAIN_SECONDS)
 
+    async def _log_rest(self) -> None:
+        """Wait until what was read is logged, as long as lines are logged, and count what is not.
+
+        Lines since the handover have `drain_timeout` after a takeover.
+        """
+        began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_DRAIN_SECONDS)
+        timeout = min(self._options.drain_timeout, longest)
+        report = await follower.log_rest(timeout, longest, timeout)
+        seconds = time.monotonic() - began
+        self._warn_about_missing_lines(report, seconds)
+        late = {key: tally.late for key, tally in report.containers.items() if tally.late}
+        if late:
+            self._log.warning(
+                f"Logs are incomplete: Airflow did not take all lines within {seconds:.0f} s.\n"
+                f"Missing: {counted(sum(late.values()), 'line')} of {_names(late)}."
+            )
+        self._warn_about_earlier_lines(follower.earlier_report())
+
+    def _warn_about_earlier_lines(self, report: DrainReport) -> None:
+        """Log how many lines since the handover are not logged again after a takeover, and between which times."""
+        since, until = (
+            datetime.datetime.fromtimestamp(at or 0.0, datetime.UTC)
+            for at in (self._state.handover.handed_over_at, self._output.taken_over_at)
+        )
+        for key, tally in report.containers.items():
+            self._warn_about_gaps(key, tally, Tally())
+            if tally.late or not tally.complete:
+                number = f"{'' if tally.complete else 'at least '}{counted(tally.late, 'line')}"
+                self._log.warning(
+                    f"Lines of {_names([key])} are not logged again after the takeover: "
+                    f"{number if tally.late else 'some'} between {since:%H:%M:%S} and {until:%H:%M:%S}."
+                )
+
     async def _drain(self, timeout: float, longest: float | None = None) -> None:
         """Read the rest of the logs, and log what is missing: see `LogFollower.drain`."""
         began = time.monotonic()
@@ -138,28 +176,17 @@ class Closing:
         self._warn_about_missing_lines(report, time.monotonic() - began)
 
     def _warn_about_missing_lines(self, report: DrainReport, seconds: float) -> None:
-        """Log what of the logs is missing, each part once. The rest was read for that many seconds."""
-        late = 0
-        incomplete: list[tuple[str, str]] = []
+        """Log what of the logs was not read, each part once. The rest was read for that many seconds."""
         for key, tally in report.containers.items():
-            earlier = self._warned_of.get(key, Tally())
+            self._warn_about_gaps(key, tally, self._warned_of.get(key, Tally()))
             self._warned_of[key] = tally
-            self._warn_about_gaps(key, tally, earlier)
-            late += tally.late - earlier.late
-            if tally.late > earlier.late:
-                incomplete.append(key)
-        if self._state.ended:  # a job that still runs when a limit ends it always has unread lines
-            unread = [key for key in report.unread if key not in self._unread]
+        if not self._state.ended:
+            return  # a job that still runs when a limit ends it always has unread lines
+        if unread := [key for key in report.unread if key not in self._unread]:
             self._unread.update(unread)
-            incomplete = list(dict.fromkeys([*incomplete, *unread]))
-        else:
-            unread = []
-        if incomplete:
-            lines = f"{'at least ' * bool(unread)}{counted(late, 'line')}" if late else "the last lines"
-            containers = listed([f"{pod}/{container}" for pod, container in incomplete], MAX_NAMED_CONTAINERS)
             self._log.warning(
                 f"Logs are incomplete: reading them was stopped after {seconds:.0f} s.\n"
-                f"Missing: {lines} of {containers}."
+                f"Missing: the last lines of {_names(unread)}."
             )
 
     def _warn_about_gaps(self, key: tuple[str, str], tally: Tally, earlier: Tally) -> None:
@@ -207,6 +234,7 @@ class Closing:
         repeated = steps.usage(spent.gpus, spent.held)
         if line := steps.describe(repeated):
             self._log.info(line)
+        await self._log_rest()
         self._count()
         result, result_error, has_result = self._output.result.find()
         return replace(
@@ -237,3 +265,7 @@ class Closing:
         watches = self._api.stats["watches"] - self._watches_before
         done = {"log.lines": report.total.lines, "log.bytes": report.total.bytes, "watch.requests": watches}
         metrics.update({name: metrics.get(name, 0) + number for name, number in done.items()})
+
+
+def _names(containers: Iterable[tuple[str, str]]) -> str:
+    return listed([f"{pod}/{container}" for pod, container in containers], MAX_NAMED_CONTAINERS)

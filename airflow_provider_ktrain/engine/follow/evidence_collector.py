@@ -18,8 +18,9 @@ from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
+from airflow_provider_ktrain.engine.logs.emitter import Inspect
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 Object = dict[str, Any]
 Pod = Mapping[str, Any]

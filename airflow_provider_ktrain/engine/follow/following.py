@@ -29,6 +29,7 @@ from airflow_provider_ktrain.engine.follow.replicas import PartialStartWarning, 
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.job_requests import JobRead
+from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.watch.job_watches import watches_of
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,6 @@ class Following:
         self._context, self._options, self._policy = context, context.options, context.policy
         self.state = context.state
         self._output = JobOutput(context)
-        if self._policy.unread_log is not None:
-            self._output.follower.budget.gate.unread_log = self._policy.unread_log
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
         self._suspension_noticed = self._deletion_noticed = False
@@ -77,7 +76,6 @@ class Following:
             context, output = self._context, self._output
             stack.push_async_callback(output.follower.close)
             stack.callback(context.api.on_notice(context.log.warning))
-            output.warn_about_repeated_lines()
             watches = watches_of(context.api, self.state.ref, shared=self._policy.shared)
             jobs, pods = [
                 await stack.enter_async_context(informer.subscribe(key=key, news=context.news))
@@ -110,7 +108,7 @@ class Following:
         while True:
             if self._policy.shared:
                 # a triggerer that stalled lost its triggers to another one, which logs the same lines
-                await self._output.follower.budget.gate.awake()
+                await log_socket().awake()
             if await self._observer.update():
                 self._startup.phase_changed()
             if (noticed := await self._notice()) is not None:

@@ -66,13 +66,15 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
                 await observing
         except (ApiStatusError, ApiUnavailable, TimeoutError) as e:
             log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed.\n{e}")
-        report = await follower.drain(DRAIN_SECONDS)
+        await follower.drain(DRAIN_SECONDS)
+        report = await follower.log_rest(DRAIN_SECONDS, DRAIN_SECONDS, DRAIN_SECONDS)
         total = report.total
         if lines := total.lines + total.dropped + total.late:
             log.info(f"The pods wrote {counted(lines, 'line')} between the kill and their end.")
-        if report.unread:
-            names = ", ".join(f"{pod}/{container}" for pod, container in report.unread)
-            log.warning(f"Lines after the kill are missing: some logs could not be read to their end.\n{names}")
+        late = [key for key, tally in report.containers.items() if tally.late]
+        if missing := dict.fromkeys([*report.unread, *late]):
+            names = ", ".join(f"{pod}/{container}" for pod, container in missing)
+            log.warning(f"Lines after the kill are missing: some logs were not read or logged to their end.\n{names}")
     finally:
         observing.cancel()
         await asyncio.gather(observing, return_exceptions=True)

@@ -21,7 +21,9 @@ class Options:
     :param deadline: when the execution must end, in epoch seconds. Default: None, no deadline.
     :param on_finish_action: what happens to the job at the end. KEEP_JOB frees the GPUs too. Default: DELETE_JOB.
     :param drain_timeout: before the pods are deleted, the rest of the logs is read until no line has come for this
-        time, in seconds. While lines come, it goes on for up to 5 minutes, but not past the deadline. Default: 30.
+        time, in seconds. While lines come, it goes on for up to 5 minutes, but not past the deadline. After the
+        release, what was read is logged within the same limits; after a takeover, lines since the deferral have this
+        time. Default: 30.
     :param release_timeout: how long to wait until the pods are gone, in seconds; at least their longest grace period
         plus 30 s. Default: 90.
     :param release: whether to release the job. False for a job that others submitted. Default: True.
@@ -98,12 +100,9 @@ class FollowPolicy:
         deployment. Default: False.
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes the training's status for the training page. Default: None, nobody does.
-    :param unread_log: returns the number of bytes that this process has logged and that its supervisor hasn't read yet;
-        lines are held back while there are many. Default: None, lines are held back only after a stall.
     """
 
     fail_fast_on_forbidden: bool = False
     shared: bool = False
     began_at: float | None = None
     status_sink: StatusSink | None = None
-    unread_log: Callable[[], int] | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
@@ -17,9 +19,10 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
-from airflow_provider_ktrain.engine.logs.follower import LogFollower
-from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
+from airflow_provider_ktrain.engine.logs.emitter import Inspect
+from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
+from airflow_provider_ktrain.engine.logs.line_logger import AGAIN, LineLogger
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 Object = dict[str, Any]
 #: After this time since the handover, a trigger assumes that another triggerer followed the job in between. A trigger
@@ -44,6 +47,8 @@ class JobOutput:
         self._starts = RunStarts()
         self.evidence = EvidenceCollector(context)
         self.restarts = RestartReporter(context, self.evidence)
+        self.taken_over_at = self._taken_over_at()  #: in epoch seconds; None: no other triggerer followed the job
+        self._warn_about_repeated_lines()
         self.follower = LogFollower(
             context.api,
             LineLogger(context.log, self._state.kind),
@@ -51,6 +56,7 @@ class JobOutput:
             cursor=self.cursor,
             chosen=self._is_chosen,
             inspector=self._inspector,
+            takeover=self._takeover(),
         )
         self.result = PrimaryResult(context, self.follower.budget)
 
@@ -107,20 +113,36 @@ class JobOutput:
         else:
             self._unread_until = max(self._unread_until, at)
 
-    def warn_about_repeated_lines(self) -> None:
-        """Log which lines may be repeated after a handover.
+    def _taken_over_at(self) -> float | None:
+        """When this process took the job over from another triggerer; None if it did not.
 
         A trigger can't ask whether another triggerer followed the job before it. The time from the handover to its
         start decides.
         """
-        policy, log, handed_over_at = self._context.policy, self._context.log, self._state.handover.handed_over_at
-        if self._context.options.logs == "none" or not handed_over_at:
+        policy, handed_over_at = self._context.policy, self._state.handover.handed_over_at
+        began = policy.began_at or time.time()
+        taken_over = policy.shared and handed_over_at and began - handed_over_at > TAKEOVER_SECONDS
+        return began if taken_over and self._context.options.logs != "none" else None
+
+    def _takeover(self) -> Takeover | None:
+        """What is read of the logs before a takeover, beside the lines that are written now."""
+        if self.taken_over_at is None:
+            return None
+        cursor, handed_over = self.cursor, replace(self.cursor)
+        cursor.positions, cursor.names, cursor.since = {}, {}, ""  # in place: others hold this cursor
+        at = datetime.datetime.fromtimestamp(self.taken_over_at, datetime.UTC).replace(tzinfo=None)
+        return Takeover(handed_over, f"{at.isoformat(timespec='microseconds')}000Z", self._inspector_of_earlier_lines)
+
+    def _warn_about_repeated_lines(self) -> None:
+        """Log which lines may be repeated after a handover."""
+        log = self._context.log
+        if self._context.options.logs == "none":
             return
-        if policy.shared and (policy.began_at or time.time()) - handed_over_at > TAKEOVER_SECONDS:
-            since = datetime.datetime.fromtimestamp(handed_over_at, datetime.UTC)
+        if self.taken_over_at is not None:
+            since = datetime.datetime.fromtimestamp(self._state.handover.handed_over_at, datetime.UTC)
             log.warning(
                 f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this trigger started "
-                "late."
+                f"late.\nThe earlier lines come beside the new ones, in blocks that begin with {AGAIN!r}."
             )
         if self.cursor.unreadable:
             log.warning("The log positions that were handed over can't be read: all lines are repeated.")
@@ -136,17 +158,32 @@ class JobOutput:
         Result lines, and lines that show why a replica failed, must not be lost when a container floods its log.
         """
         keep = self.evidence.recorder(source)
-        replica = self._state.kind.replica_name(source.role, source.index)
-        primary = (
-            not source.init and source.index == 0 and source.role == self._state.kind.primary(self._state.known_job)
-        )
+        take_report = self._taker_of_reports(source)
 
         def inspect(text: str, written: str, run: int) -> None:
             self.last_line_at = time.time()
             keep(text, written, run)
-            if METRIC_MARKER in text:
-                self.training_metrics.read_line(replica, text, epoch_seconds(written) or self.last_line_at)
-            if primary:
-                self.result.take(source, text, written)
+            take_report(text, written)
 
         return inspect
+
+    def _inspector_of_earlier_lines(self, source: LogLine) -> Inspect:
+        """Of lines from before a takeover. Later ones may have been read already, so their order counts."""
+        take_report = self._taker_of_reports(source, earlier=True)
+        return lambda text, written, run: take_report(text, written)
+
+    def _taker_of_reports(self, source: LogLine, *, earlier: bool = False) -> Callable[[str, str], None]:
+        """A function that takes metrics from the lines of a container, and results if it is the primary's."""
+        replica = self._state.kind.replica_name(source.role, source.index)
+        primary = (
+            not source.init and source.index == 0 and source.role == self._state.kind.primary(self._state.known_job)
+        )
+        read_metrics = partial(self.training_metrics.read_line, earlier=earlier)
+
+        def take(text: str, written: str) -> None:
+            if METRIC_MARKER in text:
+                read_metrics(replica, text, epoch_seconds(written) or time.time())
+            if primary:
+                self.result.take(source, text, written, earlier=earlier)
+
+        return take

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import functools
 import time
 from collections.abc import Container, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, UNKNOWN, find_result, keep_result_line
+from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, PART_MARKER, UNKNOWN, find_result, keep_result_line
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.logs.emitter import LineSplitter, LogLine
+from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 
@@ -34,30 +36,43 @@ class PrimaryResult:
     def __init__(self, context: FollowContext, budget: StreamBudget) -> None:
         self._api, self._state, self._cursor, self._budget = context.api, context.state, context.cursor, budget
         handover = context.state.handover
-        self.line = handover.result_line  #: see `core.logs.result.keep_result_line`; "" if there is none
+        self._before = handover.result_line  # of lines before those that are read here in their order
+        self._found = ""  # of these lines
         #: where the log has it: `pod`, `container`, and `time` of the line, or of the first numbered one
         self.origin = {name: str(value) for name, value in mapping(handover.result_from).items()}
-        self._left_out = bool(self.origin) and not self.line  # the handover had no room for the line
+        self._left_out = bool(self.origin) and not self._before  # the handover had no room for the line
         self._unread = ""  # whose log could not be searched for a result
 
-    def take(self, source: LogLine, text: str, written: str) -> None:
+    @property
+    def line(self) -> str:
+        """See `core.logs.result.keep_result_line`; "" if there is none."""
+        return _later(self._before, self._found) if self._found else self._before
+
+    def take(self, source: LogLine, text: str, written: str, *, earlier: bool = False) -> None:
         """Take one line of the primary.
 
         :param source: names its container.
         :param text: of the line.
         :param written: its time.
+        :param earlier: whether it was written before all lines that were not. Default: False.
         """
-        held = keep_result_line(self.line, text) if MARKER_PREFIX in text else self.line
-        if held == self.line:
+        if MARKER_PREFIX not in text:
             return
-        if not self._left_out and not (self.line and held.startswith(self.line)):
+        before = self.line
+        if earlier:
+            self._before = keep_result_line(self._before, text)
+        else:
+            self._found = keep_result_line(self._found, text)
+        if self.line != before and not self._left_out and not (before and self.line.startswith(before)):
             self.origin = {"pod": source.pod, "container": source.container, "time": written} if written else {}
-        self.line = held
 
-    async def complete(self, unread: Container[tuple[str, str]]) -> None:
+    async def complete(
+        self, unread: Container[tuple[str, str]], unread_before: Container[tuple[str, str]] = ()
+    ) -> None:
         """Read what nobody has read: a line that was left out, and the end of a log. The pods still exist.
 
         :param unread: pods and containers whose logs were followed, but not read to their end.
+        :param unread_before: those of which lines between the handover and a takeover were not read. Default: none.
         """
         if self._left_out:
             await self._read_left_out()
@@ -68,13 +83,17 @@ class PrimaryResult:
         if pods:
             newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
             name, container = newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
-            if self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread:
+            if (name, container) in unread_before and (not self._found or self._found.startswith(PART_MARKER)):
+                since = datetime.datetime.fromtimestamp(state.handover.handed_over_at, datetime.UTC)
+                found = await self._search(name, container, {"sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"})
+            elif self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread:
                 return
-            found = await self._search(name, container, {"tailLines": str(LAST_LINES)})
+            else:
+                found = await self._search(name, container, {"tailLines": str(LAST_LINES)})
         if found is None:
             self._unread = kind.replica_name(*primary)
         else:
-            self.line = _later(self.line, found)
+            self._found = _later(self._found, found)
 
     def find(self) -> tuple[Any, str, bool]:
         """The result, what is wrong with it, and whether the program reported one: see `core.logs.result`."""
@@ -90,7 +109,7 @@ class PrimaryResult:
         since = {"sinceTime": f"{self.origin.get('time', '')[:19]}Z"}
         for run in ({}, {"previous": "true"}):
             if found := await self._search(pod, container, {**since, **run}):
-                self.line = _later(found, self.line)
+                self._before = found
                 return
         self._unread = pod
 
@@ -104,16 +123,19 @@ class PrimaryResult:
         except (TimeoutError, ApiStatusError, ApiUnavailable):
             return None
 
-    async def _read(self, path: str, query: Mapping[str, str]) -> str:
-        found, lines = "", LineSplitter()
+    async def _read(self, path: str, query: Mapping[str, str]) -> str | None:
+        """The result line; None without one if the response is only a part of the log."""
+        found, lines, size = "", LineSplitter(), 0
         async with (
             self._budget.slot(),
             self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as response,
         ):
             async for chunk in response.content.iter_any():
+                size += len(chunk)
                 if block := lines.feed(chunk):
                     found = _kept(found, block)
-        return _kept(found, lines.unended_line)
+        found = _kept(found, lines.unended_line)
+        return None if size >= MAX_READ_BYTES and not found else found
 
 
 def _kept(found: str, block: bytes) -> str:

@@ -25,15 +25,17 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
-from airflow_provider_ktrain.core.logs.cursor import Cursor, Replay
+from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
-from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimitedEmitter, Tally
+from airflow_provider_ktrain.engine.logs.emitter import EndReached, RateLimitedEmitter, Tally
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.reader import (
     TAIL_CHECK_BYTES,
     JobLogs,
@@ -61,10 +63,22 @@ class ContainerFollower:
     """Follows one container of one pod in a task of its own.
 
     :param forget: called when the pod of the container is gone and its log was read.
+    :param on_full: called with this follower and its position when Airflow's log has no room for its lines: from there
+        on, they are only inspected. Default: None, as for the next one.
+    :param until: makes it a late one, which waits for room: see `RateLimitedEmitter`. Default: None.
     """
 
-    def __init__(self, job: JobLogs, pod: Pod, name: str, forget: Callable[[ContainerFollower], None]) -> None:
-        meta = pod["metadata"]
+    def __init__(
+        self,
+        job: JobLogs,
+        pod: Pod,
+        name: str,
+        forget: Callable[[ContainerFollower], None],
+        *,
+        on_full: Callable[[ContainerFollower, Position], None] | None = None,
+        until: Callable[[Position, str], bool] | None = None,
+    ) -> None:
+        meta, self.source_pod = pod["metadata"], pod
         self.pod: str = meta["name"]
         self.name = name
         self.uid: str = meta["uid"]
@@ -79,8 +93,10 @@ class ContainerFollower:
         self._news = asyncio.Event()
         self._path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
-        source = LogLine(self.pod, name, role, index, 0, "", "", init=is_init_container(pod, name), pod_uid=self.uid)
-        self.emitter = RateLimitedEmitter(job.sink, job.budget.gate, source, job.inspector(source))
+        init = is_init_container(pod, name)
+        source = LogLine(self.pod, name, role, index, 0, "", "", init=init, pod_uid=self.uid, again=job.again)
+        full = None if on_full is None else partial(on_full, self)
+        self.emitter = RateLimitedEmitter(job.sink, source, job.inspector(source), on_full=full, until=until)
         self._reader = LogReader(job, self._path, name, self.emitter, self._observed)
         self._failures = 0
         self._finished = False  # the log is read as far as it goes
@@ -131,7 +147,7 @@ class ContainerFollower:
             if newest is None and (last := await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")) is not None:
                 newest = time_of_line(last) or ""
                 since = loop.time()
-            if self.emitter.read != read or self.emitter.is_emitting or not self._reader.is_following:
+            if self.emitter.read != read or not self._reader.is_following:
                 read, since = self.emitter.read, loop.time()
             quiet = loop.time() - since > QUIET_SECONDS
             self.caught_up = newest is not None and (self._position.last >= newest or quiet)
@@ -141,6 +157,16 @@ class ContainerFollower:
     def tally(self) -> Tally:
         """What became of the log so far."""
         return replace(self.emitter.tally, complete=self._finished or self._position.complete or self.caught_up)
+
+    @property
+    def run(self) -> Run:
+        """The newest run, as far as is known."""
+        return self._observed.run
+
+    @property
+    def position(self) -> Position:
+        """Where its log stands."""
+        return self._position
 
     @property
     def runs(self) -> bool:
@@ -161,7 +187,7 @@ class ContainerFollower:
         try:
             await self._read_runs()
         finally:
-            self.emitter.finish(self._position)
+            self.emitter.report_dropped(self._position)
         if self._observed.deletion_reported:
             self._forget(self)
 
@@ -170,7 +196,10 @@ class ContainerFollower:
         try:
             while (state := self._next_state()) is not State.DONE:
                 await self._steps[state]()  # one request, or one wait
+                self.emitter.end_at(self._position, "")
             await self._finish()
+        except EndReached:
+            self._finished = True
         except ApiStatusError as error:
             self.emitter.gap(f"the log can't be read.\n{error}", self._position)
         except Exception:
@@ -286,7 +315,7 @@ class ContainerFollower:
         """Everything was read: emit a last line without a line end, and report where lines may still be missing."""
         await self._emit_unended_line()
         position = self._position
-        self.emitter.finish(position)
+        self.emitter.report_dropped(position)
         if self._progress.size < ROTATION_BYTES:
             return
         first = time_of_line(await self._reader.peek(TIMESTAMP_BYTES, **query) or b"")

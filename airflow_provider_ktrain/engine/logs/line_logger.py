@@ -7,9 +7,12 @@ from datetime import datetime, timedelta
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.text import Verbatim
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 MICROSECONDS = len("2026-11-21T10:00:00.000000")  #: characters of a timestamp up to microseconds, Airflow's resolution
+
+
+AGAIN = "(again, after a takeover)"  #: stands before lines that another triggerer may have logged
 
 
 class LineLogger:
@@ -28,11 +31,17 @@ class LineLogger:
         self._last: dict[tuple[str, int, str], tuple[str, str, str]] = {}
 
     def __call__(self, line: LogLine) -> None:
-        """Log `[Role index] text`, or `[Role index container] text`. Notes of the follower itself are warnings."""
+        """Log `[Role index] text`, or `[Role index container] text`. Notes of the follower itself are warnings.
+
+        Lines that may have been logged before follow on a line that says so.
+        """
         write = self._log.warning if line.note else self._log.info
         container = f" {line.container}" if line.init else ""
-        text = f"[{line.role} {line.index}{container}] {line.text}"
-        text = text if line.note else Verbatim(text)
+        prefix = f"[{line.role} {line.index}{container}] "
+        text = f"{prefix}{line.text}"
+        if not line.note:
+            again = f"{prefix}{AGAIN}\n" if line.again else ""
+            text = Verbatim(again + text.replace("\n", f"\n{prefix}"))
         source = self._kind.replica_name(line.role, line.index)
         if line.time:
             write(text, logger=source, timestamp=f"{self._time(line)}Z")

@@ -14,7 +14,8 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay, normal_time
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LineSplitter, LogLine, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LineSplitter, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 STREAM_SILENCE_SECONDS = 300.0  #: without a byte from a followed stream until it is requested again: it may be dead
@@ -58,6 +59,7 @@ class Response:
 class JobLogs:
     """What the followers of a job's containers share.
 
+    :param again: whether another triggerer may have logged the lines before.
     :param refused: whether the API server refuses their logs (403); then this was logged once for all containers.
     """
 
@@ -67,6 +69,7 @@ class JobLogs:
     cursor: Cursor
     budget: StreamBudget
     inspector: Callable[[LogLine], Inspect]
+    again: bool = False
     refused: bool = False
 
 

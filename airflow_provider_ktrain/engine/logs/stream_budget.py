@@ -1,7 +1,7 @@
 """Limits how many log streams a process opens.
 
 A triggerer may follow the containers of a thousand jobs in one event loop. If there are more containers than the budget
-has streams, they take turns. When their lines are logged is decided by the `LogGate`.
+has streams, they take turns.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from weakref import WeakKeyDictionary
 
-from airflow_provider_ktrain.engine.logs.log_gate import LogGate
-
 STREAMS = 300  #: connections for logs; each is a load on a kubelet and on the API server
+LATE_STREAMS = 30  #: connections for logs of late readers, which wait for room in Airflow's log
 TURN_SECONDS = 5.0  #: that a stream may last while others wait
 
 
@@ -44,13 +43,20 @@ class Slot:
 
 
 class StreamBudget:
-    """Allows STREAMS log streams at a time. While others wait, the oldest streams end after TURN_SECONDS."""
+    """Allows STREAMS log streams at a time. While others wait, the oldest streams end after TURN_SECONDS.
 
-    def __init__(self) -> None:
-        self.gate = LogGate()  #: through which all lines are logged
+    :param late: whether it is that of late readers, which have LATE_STREAMS. Default: False.
+    """
+
+    def __init__(self, *, late: bool = False) -> None:
+        self.late = self if late else StreamBudget(late=True)  #: the budget of late readers
         self._held: dict[Slot, None] = {}  # first granted first
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def _streams(self) -> int:
+        return LATE_STREAMS if self.late is self else STREAMS
 
     @property
     def is_crowded(self) -> bool:
@@ -68,7 +74,7 @@ class StreamBudget:
             self._grant()
 
     async def _acquire(self) -> Slot:
-        if not self._waiting and len(self._held) < STREAMS:
+        if not self._waiting and len(self._held) < self._streams:
             return self._hold()
         future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
@@ -87,7 +93,7 @@ class StreamBudget:
         return slot
 
     def _grant(self) -> None:
-        while self._waiting and len(self._held) < STREAMS:
+        while self._waiting and len(self._held) < self._streams:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_result(self._hold())

@@ -17,7 +17,9 @@ while [ $i -lt {{ dag_run.conf["lines"] }} ]; do
   echo line $i; i=$((i+1)); [ $((i % 500)) != 0 ] || sleep 0.5
 done
 j=0
-while [ $j -lt {{ dag_run.conf["seconds"] }} ]; do echo line $i; i=$((i+1)); j=$((j+1)); sleep 1; done
+while [ $j -lt {{ dag_run.conf["seconds"] }} ]; do
+  echo line $i; i=$((i+1)); j=$((j+1)); sleep {{ dag_run.conf.get("pause", 1) }}
+done
 [ $RANK = 0 ] || exit 0
 sleep 4
 exit {{ dag_run.conf.get("code", 0) }}

@@ -1,0 +1,374 @@
+"""The way into Airflow's log: nothing blocks the event loop, nothing is lost without being counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.engine.logs import log_socket as module
+from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.log_socket import LineQueue, json_size, log_socket, parts, record_cost
+
+from .fakekube import FakeKube, stamp, until
+from .log_following import following, numbered, write
+from .log_wire import Loop, Wire, turns, wire
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what is unread")
+TASK: ContextVar[str] = ContextVar("TASK", default="")
+
+
+def line(text: str, **changed: Any) -> LogLine:
+    return LogLine("p", "main", "Worker", 0, 0, stamp(0), text, **changed)
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Wire]:
+    with wire() as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[Loop]:
+    loop = Loop()
+    watching = asyncio.ensure_future(loop.watch())
+    try:
+        yield loop
+    finally:
+        watching.cancel()
+
+
+def queue_to(supervisor: Wire, lost: list[int] | None = None) -> LineQueue:
+    supervisor.connect()
+    return LineQueue(LineLogger(supervisor, PYTORCHJOB), (lambda count: None) if lost is None else lost.append)
+
+
+def admitted(supervisor: Wire, text: str, **kw: Any) -> bool:
+    """Log a message of the trigger itself, as its logger does."""
+    if now := log_socket().admit(supervisor.info, text, kw):
+        supervisor.info(text, **kw)
+    return now
+
+
+@pytest.mark.parametrize("size", [1, 100, 200, 700, 1000, 1500, 1800, 3500, 4096, 6000, 8200, 16384, 20_000])
+def test_cost_of_a_record_is_not_higher_than_expected(supervisor: Wire, size: int) -> None:
+    os.write(supervisor._writer.fileno(), b"x" * size)
+    assert supervisor.unread() <= record_cost(size)
+
+
+TEXTS = st.text(alphabet=st.one_of(st.characters(), st.sampled_from('\r\0\ud800"\\\U0001f600x')), max_size=300)
+
+
+@given(TEXTS, st.integers(min_value=16, max_value=200))
+def test_parts_have_the_whole_text_and_are_short(text: str, size: int) -> None:
+    found = parts(text, size)
+    if len(found) == 1:
+        assert found == [text]
+        return
+    marks = [f" (part {number} of {len(found)})" for number in range(1, len(found) + 1)]
+    assert all(part.endswith(mark) for part, mark in zip(found, marks, strict=True))
+    assert "".join(part.removesuffix(mark) for part, mark in zip(found, marks, strict=True)) == text
+    assert all(json_size(part) <= size + len(mark) for part, mark in zip(found, marks, strict=True))
+
+
+async def test_no_write_blocks_the_loop_and_every_line_comes_once(supervisor: Wire) -> None:
+    queue = queue_to(supervisor)
+    texts = [f"{number} {'x' * (number % 7000)}" for number in range(300)]
+    async with watched() as loop:
+        for text in texts:
+            queue.add(line(text))
+        await turns(loop, 100)  # nobody reads
+        assert queue
+        await supervisor.read_until(lambda: not queue and not supervisor.unread())
+    assert supervisor.lines == [f"[Worker 0] {text}" for text in texts]
+
+
+async def test_lines_are_joined_only_while_much_is_unread(supervisor: Wire) -> None:
+    queue = queue_to(supervisor)
+    for number in range(20):
+        queue.add(line(f"line {number}"))
+    await supervisor.read_until(lambda: not queue and not supervisor.unread())
+    assert len(supervisor.records) == 20
+    for number in range(20, 2000):
+        queue.add(line(f"line {number}"))
+    await supervisor.read_until(lambda: not queue and not supervisor.unread())
+    assert supervisor.lines == [f"[Worker 0] line {number}" for number in range(2000)]
+    assert len(supervisor.records) < 500
+
+
+async def test_containers_take_turns(supervisor: Wire) -> None:
+    queues = [queue_to(supervisor), queue_to(supervisor)]
+    for number in range(200):
+        queues[0].add(line(f"first {number}"))
+    queues[1].add(line("second"))
+    await supervisor.read_until(lambda: not any(queues) and not supervisor.unread())
+    assert supervisor.lines[1] == "[Worker 0] second"
+
+
+async def test_late_lines_come_after_all_others(supervisor: Wire) -> None:
+    queue = queue_to(supervisor)
+    late = LineQueue(LineLogger(supervisor, PYTORCHJOB), lambda count: None, late=True)
+    for number in range(300):
+        late.add(line(f"late {number}", again=True))
+    for number in range(300):
+        queue.add(line(f"line {number}"))
+    assert not late.has_room
+    await supervisor.read_until(lambda: not queue and not late and not supervisor.unread())
+    assert [text for text in supervisor.lines if "line" in text] == supervisor.lines[:300]
+    assert "[Worker 0] (again, after a takeover)" in supervisor.lines
+    assert [text for text in supervisor.lines if "late" in text] == [f"[Worker 0] late {n}" for n in range(300)]
+
+
+async def test_an_error_costs_one_line(supervisor: Wire) -> None:
+    supervisor.connect()
+    lost: list[int] = []
+
+    def log(record: LogLine) -> None:
+        if record.text == "bad":
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+        supervisor.info(record.text)
+
+    queue = LineQueue(log, lost.append)
+    for text in ("first", "bad", "last"):
+        queue.add(line(text))
+    await supervisor.read_until(lambda: supervisor.lines == ["first", "last"])
+    assert lost == [1]
+    assert queue.written == 2
+
+
+async def test_lines_that_are_discarded_are_counted(supervisor: Wire) -> None:
+    lost: list[int] = []
+    queue = queue_to(supervisor, lost)
+    supervisor.fill()
+    queue.add(line("x" * 100_000))
+    queue.add(line("y"))
+    queue.add(line("a note", note=True, lines=0))
+    async with watched() as loop:
+        await turns(loop, 100)
+    queue.discard()
+    assert (sum(lost), bool(queue)) == (2, False)
+
+
+async def test_message_of_a_trigger_is_written_at_once_while_it_fits(supervisor: Wire) -> None:
+    supervisor.connect()
+    assert admitted(supervisor, "a message")
+    supervisor.fill()
+    TASK.set("first")
+    assert not admitted(supervisor, "another one", logger="job")
+    TASK.set("second")
+    await supervisor.read_until(lambda: not supervisor.unread() and len(supervisor.records) == 2)
+    assert supervisor.records[1]["event"] == "another one"
+    assert supervisor.records[1]["logger"] == "job"
+    assert supervisor.records[1]["timestamp"].endswith("Z")
+
+
+async def test_long_message_comes_in_parts_and_no_message_overtakes_another(supervisor: Wire) -> None:
+    supervisor.connect()
+    assert not admitted(supervisor, "\r" * 400_000)
+    assert not admitted(supervisor, "short")
+    await supervisor.read_until(lambda: supervisor.lines[-1:] == ["short"])
+    assert sum(text.count("\r") for record in supervisor.records if (text := record["event"])) == 400_000
+    assert supervisor.records[0]["event"].endswith(f"(part 1 of {len(supervisor.records) - 1})")
+
+
+async def test_held_message_keeps_its_context() -> None:
+    tasks: list[str] = []
+    log_socket().connect(lambda: unread, 1000)
+    unread = 1000
+    for task in ("first", "second"):
+        TASK.set(task)
+        assert not log_socket().admit(lambda text, **kw: tasks.append(TASK.get()), "text", {})
+    unread = 0
+    await until(lambda: tasks == ["first", "second"])
+
+
+async def test_thread_without_a_loop_may_block(supervisor: Wire) -> None:
+    supervisor.connect()
+    supervisor.fill()
+    found: list[bool] = []
+    socket = log_socket()
+    thread = threading.Thread(target=lambda: found.append(socket.admit(supervisor.info, "text", {})))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert found == [True]
+
+
+async def test_worker_writes_at_once() -> None:
+    written: list[LogLine] = []
+    queue = LineQueue(written.append, lambda count: None)
+    queue.add(line("a line"))
+    assert [each.text for each in written] == ["a line"]
+
+
+async def test_log_is_read_although_other_lines_follow(supervisor: Wire) -> None:
+    """A trigger that ends doesn't wait until the log of all others has been read, too."""
+    queue = queue_to(supervisor)
+    supervisor.fill()
+    queue.add(line("the last one"))
+    reading = asyncio.ensure_future(log_socket().read(240))
+    others = queue_to(supervisor)
+    async with watched() as loop:
+        await turns(loop, 50)
+        assert not reading.done()
+        async with asyncio.timeout(240):
+            while not reading.done():
+                others.add(line("of another trigger" + "x" * 3000))
+                if supervisor.unread() > 20_000:
+                    supervisor.read_some()
+                await asyncio.sleep(0.001)
+    assert reading.result()
+    assert "[Worker 0] the last one" in supervisor.lines
+    assert supervisor.unread()
+
+
+async def test_log_that_nobody_reads_is_not_waited_for(supervisor: Wire) -> None:
+    queue_to(supervisor).add(line("a line"))
+    assert not await log_socket().read(0.3)
+
+
+async def test_single_lines_wait_for_each_other(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hundred streams of a line each cause two bursts: the first line, and all others."""
+    monkeypatch.setattr(module, "BURST_INTERVAL", 3600.0)
+    queues = [queue_to(supervisor) for _ in range(300)]
+    queues[0].add(line("first"))
+    await supervisor.read_until(lambda: len(supervisor.lines) == 1)
+    queues[1].add(line("second"))
+    async with watched() as loop:
+        await turns(loop, 50)
+    assert queues[1]
+    monkeypatch.setattr(module, "BURST_INTERVAL", 0.1)
+    admitted(supervisor, "x" * 50_000)  # a message doesn't wait
+    await supervisor.read_until(lambda: "[Worker 0] second" in supervisor.lines)
+
+
+# through a follower
+
+LONG = [1, 10, 1000, 5000, 70_000, 256 * 1024, 2 * 1024 * 1024]
+ODD = [b"10%|#   |\r20%|##  |\r", b"\xff\xfe\xfa", b"\0", b"\xed\xa0\x80", "é😀".encode(), b'"\\']
+
+
+@pytest.mark.parametrize("goes_away", [False, True], ids=["is slow and stops", "goes away"])
+async def test_odd_and_long_lines_neither_block_the_loop_nor_get_lost(supervisor: Wire, goes_away: bool) -> None:
+    kube, lines = FakeKube(), 0
+    for pod in ("p0", "p1", "p2"):
+        kube.pod(pod)
+        log = kube.log(pod)
+        for size in LONG:
+            for odd in ODD:
+                text = odd * (size // len(odd) + 1)
+                log.write(
+                    stamp(lines / 1000), f"[{lines:05}]".encode() + text[: min(size, 30_000 if lines % 2 else size)]
+                )
+                lines += 1
+        log.end()
+    supervisor.connect()
+    seen: list[str] = []
+    logger = LineLogger(supervisor, PYTORCHJOB)
+    async with (
+        watched() as loop,
+        following(
+            kube,
+            logger,
+            inspector=lambda source: lambda text, time, run: seen.append(text[:7]),
+        ) as follower,
+    ):
+        await turns(loop, 200)  # nobody reads
+        for pod in ("p0", "p1", "p2"):
+            follower.observe(kube.pod(pod, state="terminated", phase="Succeeded"))
+        report = await follower.drain(240)
+        assert report.unread == []
+        assert sorted(seen) == [f"[{number:05}]" for number in range(lines)], "all are inspected while nobody reads"
+        if goes_away:
+            supervisor.go_away()
+            report = await follower.log_rest(240, 240, 240)
+        else:
+            reading = asyncio.ensure_future(supervisor.read_until(lambda: False, 0.0))
+            report = await follower.log_rest(240, 240, 240)
+            reading.cancel()
+            await supervisor.read_until(lambda: not supervisor.unread(), 0.0)
+        assert loop.p99 < 0.05
+    total = report.total
+    assert total.lines + total.late == lines
+    logged = supervisor.data.decode()
+    counted = Counter(number for number in range(lines) if f"[{number:05}]" in logged)
+    if not goes_away:
+        assert (total.late, counted.total()) == (0, lines)
+    assert all(logged.count(f"[{number:05}]") <= 1 for number in range(lines))
+
+
+async def test_reading_does_not_wait_for_a_log_that_is_not_read(
+    supervisor: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and causes are found while the supervisor is stuck; later, each line is logged once and in order."""
+    monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
+    kube, seen = FakeKube(), [0]
+    kube.pod("p")
+    write(kube.log("p"), 0, 3000)
+    supervisor.connect()
+
+    def count(text: str, time: str, run: int) -> None:
+        seen[0] += 1
+
+    async with (
+        watched() as loop,
+        following(
+            kube,
+            LineLogger(supervisor, PYTORCHJOB),
+            inspector=lambda source: count,
+        ) as follower,
+    ):
+        await until(lambda: seen[0] == 3000)
+        await turns(loop, 50)
+        assert follower.report().total.late > 1000
+        await supervisor.read_until(lambda: f"[Worker 0] line {2999}" in supervisor.lines[-1:])
+        write(kube.log("p"), 3000, 3010, begin=60)
+        await supervisor.read_until(lambda: f"[Worker 0] line {3009}" in supervisor.lines[-1:])
+        report = follower.report()
+    assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, 3010)]
+    assert (report.total.lines, report.total.late) == (3010, 0)
+    assert seen == [3010]
+
+
+async def test_lines_that_are_not_logged_in_time_are_counted(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
+    kube = FakeKube()
+    kube.pod("p")
+    write(kube.log("p"), 0, 3000)
+    kube.log("p").end()
+    supervisor.connect()
+    async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        assert (await follower.drain(240)).unread == []
+        report = await follower.log_rest(0.3, 240, 240)
+    await supervisor.read_until(lambda: not supervisor.unread())
+    assert report.total.lines == len(supervisor.lines) < 2000
+    assert report.total.lines + report.total.late == 3000
+
+
+async def test_container_that_restarts_while_its_lines_wait(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
+    kube = FakeKube()
+    kube.pod("p")
+    write(kube.log("p"), 0, 1500)
+    supervisor.connect()
+    async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
+        await until(lambda: follower.report().total.late > 500)
+        kube.log("p").end()
+        follower.observe(kube.pod("p", restart=1))
+        write(kube.log("p", restart=1), 1500, 2000, begin=100)
+        await supervisor.read_until(lambda: f"[Worker 0] line {1999}" in supervisor.lines[-1:])
+        report = follower.report()
+    assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, 2000)]
+    assert report.total.late == 0

@@ -1,0 +1,188 @@
+"""After a takeover, new lines are followed at once. Those since the handover are logged again beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.logs.emitter import Inspect
+from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
+from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.log_socket import log_socket
+
+from .fakekube import FakeKube, stamp, until
+from .log_following import Sink, following, gaps_of, numbered, write
+
+AT = 60.0  # seconds: when the other triggerer took over
+BEFORE, AFTER = numbered(0, 600), numbered(600, 700)  # ten lines a second
+
+
+class Seen:
+    """Inspects lines before or after the takeover."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, source: LogLine) -> Inspect:
+        return lambda text, time, run: self.texts.append(text)
+
+
+async def handed_over(kube: FakeKube, lines: int = 10) -> Cursor:
+    """The cursor of a worker that has read that many lines of pod p."""
+    sink = Sink()
+    async with following(kube, sink) as worker:
+        await until(lambda: len(sink.lines) == lines)
+    return Cursor.from_dict(json.loads(json.dumps(worker.cursor.to_dict())))
+
+
+class Taken:
+    """A follower after a takeover, and what became of the lines."""
+
+    def __init__(self, kube: FakeKube, follower: LogFollower, sink: Sink, live: Seen, earlier: Seen) -> None:
+        self.kube, self.follower, self.sink, self.live, self.earlier = kube, follower, sink, live, earlier
+
+    @property
+    def new(self) -> list[str]:
+        return [line.text for line in self.sink.lines if not line.again]
+
+    @property
+    def again(self) -> list[str]:
+        """Joined lines are several."""
+        return [text for line in self.sink.lines if line.again for text in line.text.split("\n")]
+
+
+@contextlib.asynccontextmanager
+async def taken_over(kube: FakeKube, cursor: Cursor, unread: int = 0, at: float = AT) -> AsyncIterator[Taken]:
+    """
+    :param unread: bytes that the supervisor has not read.
+    """
+    sink, live, earlier = Sink(), Seen(), Seen()
+    log_socket().connect(lambda: unread, 200_000)
+    takeover = Takeover(cursor, stamp(at), earlier)
+    async with following(kube, sink, cursor=Cursor(), inspector=live, takeover=takeover) as follower:
+        yield Taken(kube, follower, sink, live, earlier)
+
+
+@pytest.fixture
+async def kube() -> FakeKube:
+    kube = FakeKube()
+    kube.pod("p")
+    write(kube.log("p"), 0, 10, rate=10)
+    return kube
+
+
+async def test_each_line_is_logged_once_and_new_ones_are_not_marked(kube: FakeKube) -> None:
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 650, rate=10)
+    async with taken_over(kube, cursor) as taken:
+        await until(lambda: len(taken.new) == 50 and len(taken.again) == 590)
+        write(kube.log("p"), 650, 700, rate=10)
+        kube.log("p").end()
+        taken.follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        await taken.follower.drain(60)
+        report = await taken.follower.log_rest(60, 60, 60)
+        earlier = taken.follower.earlier_report()
+    assert (taken.new, taken.again) == (AFTER, BEFORE[10:])
+    assert (taken.live.texts, taken.earlier.texts) == (AFTER, BEFORE[10:])
+    assert (report.total.lines, report.unread, gaps_of(report)) == (100, [], {})
+    assert (earlier.total.lines, earlier.unread, gaps_of(earlier)) == (590, [], {})
+
+
+async def test_lines_of_one_time_at_the_takeover_are_not_split(kube: FakeKube) -> None:
+    cursor = await handed_over(kube)
+    log = kube.log("p")
+    for time in (AT - 0.5, AT, AT, AT - 0.25, AT + 0.5):  # one of another stream of the container came late
+        log.write(stamp(time), str(time))
+    async with taken_over(kube, cursor) as taken:
+        await until(lambda: len(taken.sink.lines) == 5)
+        await until(lambda: not taken.follower.earlier_report().unread)
+    assert (taken.again, taken.new) == ([str(AT - 0.5)], [str(AT), str(AT), str(AT - 0.25), str(AT + 0.5)])
+
+
+async def test_end_does_not_wait_for_earlier_lines(kube: FakeKube) -> None:
+    """Nothing is read by the supervisor: the end is known at once, and what is not logged again is counted."""
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 700, rate=10)
+    kube.log("p").end()
+    async with taken_over(kube, cursor, unread=200_000) as taken:
+        taken.follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await taken.follower.drain(60)
+        assert (report.unread, taken.live.texts) == ([], AFTER)
+        report = await taken.follower.log_rest(0.3, 60, 0.1)
+        earlier = taken.follower.earlier_report()
+    assert taken.sink.lines == []
+    assert (report.total.lines, report.total.late) == (0, 100)
+    assert (earlier.total.lines, earlier.total.late, earlier.unread) == (0, 590, [])
+    assert taken.earlier.texts == BEFORE[10:], "what they report is read all the same"
+
+
+async def test_container_that_has_restarted_since_the_handover(kube: FakeKube) -> None:
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 300, rate=10)
+    kube.log("p").end()
+    kube.pod("p", restart=1)
+    write(kube.log("p", restart=1), 300, 700, rate=10)
+    async with taken_over(kube, cursor) as taken:
+        await until(lambda: (len(taken.new), len(taken.again)) == (100, 590))
+    assert (taken.new, taken.again) == (AFTER, BEFORE[10:])
+    assert taken.sink.notes == []
+
+
+async def test_container_that_starts_after_the_takeover(kube: FakeKube) -> None:
+    cursor = await handed_over(kube)
+    async with taken_over(kube, cursor) as taken:
+        kube.pod("q")
+        write(kube.log("q"), 0, 5, begin=AT + 1)
+        taken.follower.observe(kube.objects["q"])
+        await until(lambda: len(taken.new) == 5)
+    assert taken.again == []
+
+
+async def test_container_whose_log_was_read_before_the_handover(kube: FakeKube) -> None:
+    sink = Sink()
+    kube.log("p").end()
+    pod = kube.pod("p", state="terminated", phase="Succeeded")
+    async with following(kube, sink) as worker:
+        await worker.drain(60)
+    async with taken_over(kube, worker.cursor) as taken:
+        taken.follower.observe(pod)
+        assert (await taken.follower.drain(60)).unread == []
+        await taken.follower.log_rest(60, 60, 60)
+    assert taken.sink.lines == []
+
+
+async def test_pod_that_was_deleted_before_the_takeover_has_a_gap(kube: FakeKube) -> None:
+    cursor = await handed_over(kube)
+    kube.delete("p")
+    async with taken_over(kube, cursor) as taken:
+        report = await taken.follower.drain(60)
+    assert "the pod was deleted before its log could be resumed" in gaps_of(report)["p", "main"][0]
+
+
+async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: FakeKube) -> None:
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 700, rate=10)
+    async with taken_over(kube, cursor, unread=200_000) as taken:
+        await until(lambda: taken.live.texts == AFTER)
+        kube.log("p").end()
+        taken.follower.observe(kube.delete("p"), deleted=True)
+        await taken.follower.drain(60)
+        await taken.follower.log_rest(0.2, 60, 60)
+        earlier = taken.follower.earlier_report()
+    assert earlier.total.lines + earlier.total.late <= 590
+    assert earlier.total.late > 0
+
+
+async def test_worker_that_resumes_repeats_nothing(kube: FakeKube) -> None:
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 20, rate=10)
+    sink = Sink()
+    async with following(kube, sink, cursor=cursor):
+        await until(lambda: len(sink.lines) == 10)
+        await asyncio.sleep(0)
+    assert sink.texts == numbered(10, 20)
