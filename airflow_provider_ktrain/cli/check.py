@@ -9,9 +9,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_ktrain.cli import job_file, kubeconfig
 from airflow_provider_ktrain.core.checks import ERROR, Level, Problem
@@ -25,11 +25,8 @@ from airflow_provider_ktrain.core.text import counted, shown
 JOB = re.compile(rf"""\bkind["']?\s*:\s*["']?({"|".join(KINDS)})\b""")  #: in a file of a directory
 
 
-class Judge(Protocol):
-    """Finds the problems of a job; `rendered` is False if some of its values are templates."""
-
-    def __call__(self, prepared: Prepared, *, rendered: bool) -> list[Problem]:
-        """The problems; an empty list for a job without any."""
+#: finds the problems of a job; the flag is False if some of its values are templates
+Judge = Callable[[Prepared, bool], list[Problem]]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -65,7 +62,7 @@ def _check(args: argparse.Namespace) -> int:
     if (args.kubeconfig or args.context or args.namespace) and not args.server:
         return _fails("--kubeconfig, --context and --namespace need --server")
     try:
-        with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
+        with _asking(args) if args.server else contextlib.nullcontext(lambda prepared, _: prepared.problems) as judge:
             files = list(_files(args.files))
             for file in files:
                 found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
@@ -146,7 +143,7 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
             kind = KINDS.get(str(document.content.get("kind")))
             hints |= {kind.platform_hint: None} if kind and kind.platform_hint else {}
             templates = set(unknown(document.content))
-            for problem in judge(prepare(document, JobOptions(), keeps_name=True), rendered=not templates):
+            for problem in judge(prepare(document, JobOptions(), keeps_name=True), not templates):
                 if problem.path not in templates:
                     yield document.line_of(problem.path), problem
     except ManifestError as e:
@@ -155,10 +152,6 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
             int(line) if line.isdigit() else 1,
             Problem(ERROR, "manifest", "$", e.message, e.found, e.expected, e.remedy),
         )
-
-
-def _offline(prepared: Prepared, *, rendered: bool) -> list[Problem]:
-    return prepared.problems
 
 
 @contextlib.contextmanager
@@ -174,7 +167,7 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
 
     chosen = kubeconfig.target(args)
 
-    def judge(prepared: Prepared, *, rendered: bool) -> list[Problem]:
+    def judge(prepared: Prepared, rendered: bool) -> list[Problem]:
         if prepared.manifest.get("kind") not in KINDS:
             return prepared.problems
         request, namespace = job_file.request(prepared), chosen.namespace_of(prepared.manifest)

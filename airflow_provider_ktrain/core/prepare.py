@@ -19,10 +19,10 @@ from airflow_provider_ktrain.core.identity import PREFIX, code_hash
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE, PATCHES
 from airflow_provider_ktrain.core.manifest.avoidance import avoids_node
-from airflow_provider_ktrain.core.manifest.code import remove_code
+from airflow_provider_ktrain.core.manifest.code import CODE_VOLUMES, without_start
 from airflow_provider_ktrain.core.manifest.loader import Document, plain
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, build, overlay
-from airflow_provider_ktrain.core.manifest.task_variables import UNHASHED_VARIABLES, names_set
+from airflow_provider_ktrain.core.manifest.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.manifest.transform import modernize
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -61,11 +61,6 @@ class Prepared:
         """The problems for which the manifest can't be submitted."""
         return [problem for problem in self.problems if problem.level is ERROR]
 
-    @property
-    def warnings(self) -> list[Problem]:
-        """The other problems."""
-        return [problem for problem in self.problems if problem.level is not ERROR]
-
 
 def prepare(
     document: Document | None, options: JobOptions, kind: str | None = None, *, keeps_name: bool = False
@@ -97,29 +92,21 @@ def prepare(
     if options.pod_override:
         before = checked(replace(options, pod_override={}))[1]
         problems = name_paths(problems, before, manifest, options.pod_override)
-    changes += [
-        Problem(WARNING, "reserved-variable", "$", f"{name} has no effect: the task sets it. Rename the variable")
-        for name in sorted(names_set(manifest))
-    ]
     return Prepared(manifest, problems, changes, document)
 
 
 def _as_input(given: Mapping[str, Any]) -> tuple[Manifest, list[Problem]]:
     """The manifest without what another job's submission has added, and with the fields of its operator; the changes.
 
-    Only labels and annotations of ours prove that it was saved from a job. Then the rest is removed, too.
+    Only labels and annotations of ours prove that it was saved from a job. Then the rest is removed, too. What options
+    of the earlier task have set can't be told from what the user wrote, and is kept.
     """
-    result: Manifest = _without_marks(plain(given))
-    changes: list[Problem] = []
-    if result != given:
+    result, changes = plain(given), list[Problem]()
+    if _without_ours(result) != result:
         changes.append(Problem(WARNING, "saved", "$.metadata", SAVED, hint=CODE_HINT if code_hash(given) else ""))
-        remove_code(result.get("spec"))
-        for holder in (spec := mapping(result.get("spec")), spec.get("runPolicy")):
-            if isinstance(holder, dict):
-                holder.pop("suspend", None)
         deadline, created = deadline_of(given), epoch_seconds(mapping(given.get("metadata")).get("creationTimestamp"))
-        ours = math.inf if deadline is None or created is None else backstop_seconds(deadline - created)
-        result = _without_additions(result, ours - _DEADLINE_SLACK)
+        backstop = math.inf if deadline is None or created is None else backstop_seconds(deadline - created)
+        result = _without_ours(result, backstop - _DEADLINE_SLACK)
     result, moved = modernize(result)
     for key in moved:
         operator = kind_of(result["kind"]).operator_of(str(result.get("apiVersion"))).name
@@ -129,44 +116,41 @@ def _as_input(given: Mapping[str, Any]) -> tuple[Manifest, list[Problem]]:
     return result, changes
 
 
-def _without_marks(value: Any, key: str = "") -> Any:
-    """A copy of a manifest, or of the part of it at a key, without labels and annotations of ours."""
-    if isinstance(value, dict):
-        marked = key in ("labels", "annotations")
-        items = {k: v for k, v in value.items() if not (marked and k.startswith(f"{PREFIX}/"))}
-        return _unless_emptied({k: (v, _without_marks(v, k)) for k, v in items.items()})
-    return [_without_marks(item) for item in value] if isinstance(value, list) else value
+def _without_ours(value: Any, backstop: float | None = None, key: str = "") -> Any:
+    """A copy of a manifest, or of the part of it at a key, without what a task has added. What this empties is removed.
 
-
-def _without_additions(value: Any, backstop: float, key: str = "") -> Any:
-    """A copy of a saved manifest, or of the part of it at a key, without variables, nodes to avoid and backstops.
-
-    What options of the earlier task have set can't be told from what the user wrote, and is kept.
-
-    :param backstop: the least activeDeadlineSeconds that the earlier task can have set.
+    :param backstop: the least activeDeadlineSeconds that a task can have set in a saved manifest. Default: None, only
+        labels and annotations are removed.
     """
     if isinstance(value, dict):
-        items = {k: v for k, v in value.items() if not (k == DEADLINE and isinstance(v, int) and v >= backstop)}
-        return _unless_emptied({k: (v, _without_additions(v, backstop, k)) for k, v in items.items()})
+        left = [(k, v, _without_ours(v, backstop, k)) for k, v in value.items() if not _is_ours(k, v, key, backstop)]
+        return {k: after for k, before, after in left if after or not before}
     if not isinstance(value, list):
         return value
-    kept = [(item, _without_additions(item, backstop, key)) for item in value if not _is_addition(item, key)]
-    left = [after for before, after in kept if after or not before]  # an emptied node selector term would match no node
-    return [item for item in left if not (key in _NAMED and isinstance(item, dict) and item.keys() <= _NAMES)]
+    if backstop is None:
+        return [_without_ours(item, backstop, key) for item in value]
+    if key == "command":
+        return without_start(value)
+    kept = [(item, _without_ours(item, backstop, key)) for item in value if not _is_addition(item, key)]
+    named = [after for before, after in kept if after or not before]  # an emptied node selector term matches no node
+    return [item for item in named if not (key in _NAMED and isinstance(item, dict) and item.keys() <= _NAMES)]
+
+
+def _is_ours(key: str, value: Any, holder: str, backstop: float | None) -> bool:
+    """Whether an entry of the mapping at the key `holder` was added by a task."""
+    if holder in ("labels", "annotations"):
+        return key.startswith(f"{PREFIX}/")
+    if backstop is None:
+        return False
+    suspends = key == "suspend" and holder in ("spec", "runPolicy")
+    return suspends or (key == DEADLINE and isinstance(value, int) and value >= backstop)
 
 
 def _is_addition(item: Any, key: str) -> bool:
     """Whether an entry of the list at a key was added by a task, or by Kueue."""
     return isinstance(item, dict) and (
         (key == "env" and item.get("name") in _OUR_VARIABLES)
+        or (key in ("volumes", "volumeMounts") and item.get("name") in CODE_VOLUMES)
         or (key == "matchFields" and avoids_node(item))
         or (key == PATCHES and item.get("manager") == KUEUE_MANAGER)
     )
-
-
-def _unless_emptied(items: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """A mapping of the values after a change, without those that it has emptied.
-
-    :param items: each value before and after the change.
-    """
-    return {key: after for key, (before, after) in items.items() if after or not before}

@@ -246,7 +246,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         :raises ManifestError: listing all errors.
         """
         prepared = self._prepared(source)
-        if warnings := [*prepared.document.left_out, *(problem.text for problem in prepared.warnings)]:
+        warnings = [*prepared.document.left_out, *(p.text for p in prepared.problems if p.level == "warning")]
+        if warnings:
             self.log.warning("Manifest: %s", "\nManifest: ".join(warnings))
         if prepared.errors:
             raise ManifestError("the manifest is invalid: " + "\n".join(map(str, prepared.errors)))

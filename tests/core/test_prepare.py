@@ -148,7 +148,8 @@ def test_manifest_without_our_marks_is_left_as_it_is() -> None:
     container["env"] = [{"name": "KTRAIN_CHECKPOINT_DIR", "value": "/data"}, {"name": "KTRAIN_TRY", "value": "7"}]
     prepared = read(own, keeps_name=True)
     assert prepared.manifest == own
-    assert [problem.code for problem in prepared.changes] == ["reserved-variable"]
+    assert prepared.changes == []
+    assert [problem.code for problem in prepared.problems] == ["reserved-variable"]
 
 
 @pytest.mark.parametrize("text", ["soon", "nan", "inf", "", "1 2"])
