@@ -71,5 +71,5 @@ def test_variables_replace_those_of_the_manifest() -> None:
 def test_variables_are_found_and_left_out() -> None:
     job = stamped(pytorchjob(env=[{"name": "GREETING", "value": "hello"}]))
     warned = [problem for problem in check(job) if problem.code == "reserved-variable"]
-    assert len(warned) == 2 * len({*VARIABLES, "KTRAIN_ATTEMPT"})
+    assert {problem.message.split()[0] for problem in warned} == {*VARIABLES, "KTRAIN_ATTEMPT"}
     assert environments(without_variables(job)) == [{"GREETING": "hello"}] * 2

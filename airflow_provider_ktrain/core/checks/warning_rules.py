@@ -197,9 +197,10 @@ def ttl(job: Job) -> Iterator[Finding]:
 @rule("reserved-variable", WARNING)
 def reserved_variable(job: Job) -> Iterator[Finding]:
     """No variable is set that tasks set."""
-    for at in (env for _, container in job.containers for env in container["env"]):
-        if at["name"].text in UNHASHED_VARIABLES:
-            yield Finding(at, f"{at['name'].text} has no effect: the task sets it", hint="rename the variable")
+    given = {env["name"].text: env for _, container in job.containers for env in container["env"]}
+    for name in UNHASHED_VARIABLES:
+        if name in given:
+            yield Finding(given[name], f"{name} has no effect: the task sets it", hint="rename the variable")
 
 
 @rule("queue-priority", WARNING)
