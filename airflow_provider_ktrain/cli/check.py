@@ -67,7 +67,7 @@ def _check(args: argparse.Namespace) -> int:
             for file in files:
                 found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
     except OSError as e:
-        return _fails(f"{e.filename} cannot be read: {e.strerror}")
+        return _fails(f"{e.filename} can't be read: {e.strerror}")
     except (ClusterError, _NothingToCheck) as e:
         return _fails(str(e))
     if args.strict:
