@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +26,10 @@ from typing import Any, Self
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.core.text import shown, shown_log
 from airflow_provider_ktrain.engine.threads import in_thread
 
-log = logging.getLogger(__name__)
+log = shown_log(__name__)
 
 Build = Callable[[], Callable[[], Mapping[str, Any]]]
 Write = Callable[[Mapping[str, Any]], object]
@@ -269,9 +269,9 @@ class TaskStatusSink:
         return made
 
     def _write(self, status: Mapping[str, Any]) -> None:
-        """A trigger's task instance has no `xcom_push`."""
+        """Write it as it is `shown`. A trigger's task instance has no `xcom_push`."""
         concluded = {CONCLUSION: self._conclusion} if self._conclusion else {}
-        value = {**status, **concluded}
+        value = {**shown(dict(status)), **concluded}
         if self.host == WORKER:
             self._ti.xcom_push(key=STATUS_XCOM, value=value)
         else:

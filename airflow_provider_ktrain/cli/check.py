@@ -9,25 +9,24 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from airflow_provider_ktrain.cli import kubeconfig
-from airflow_provider_ktrain.core.checks import ERROR, Level, Problem, check
-from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
+from airflow_provider_ktrain.cli import job_file, kubeconfig
+from airflow_provider_ktrain.core.checks import ERROR, Level, Problem
+from airflow_provider_ktrain.core.errors import ClusterError, ManifestError, OperatorMissingError, VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.loader import SUFFIXES, parse, the_job, unknown, unrendered
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions
+from airflow_provider_ktrain.core.prepare import Prepared, prepare
 from airflow_provider_ktrain.core.text import counted, shown
 
 JOB = re.compile(rf"""\bkind["']?\s*:\s*["']?({"|".join(KINDS)})\b""")  #: in a file of a directory
 
 
-class Judge(Protocol):
-    """Finds the problems of a manifest; `rendered` is False if some of its values are templates."""
-
-    def __call__(self, manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
-        """The problems; an empty list for a manifest without any."""
+#: finds the problems of a job; the flag is False if some of its values are templates
+Judge = Callable[[Prepared, bool], list[Problem]]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,23 +60,20 @@ def _check(args: argparse.Namespace) -> int:
     found: list[tuple[str, int, Problem]] = []
     hints: dict[str, None] = {}  # each is printed once
     if (args.kubeconfig or args.context or args.namespace) and not args.server:
-        print("ktrain check: --kubeconfig, --context and --namespace need --server", file=sys.stderr)
-        return 2
+        return _fails("--kubeconfig, --context and --namespace need --server")
     try:
-        with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
+        with _asking(args) if args.server else contextlib.nullcontext(lambda prepared, _: prepared.problems) as judge:
             files = list(_files(args.files))
             for file in files:
                 found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
     except OSError as e:
-        print(f"ktrain check: {e.filename} can't be read: {e.strerror}", file=sys.stderr)
-        return 2
+        return _fails(f"{e.filename} can't be read: {e.strerror}")
     except (ClusterError, _NothingToCheck) as e:
-        print(f"ktrain check: {e}", file=sys.stderr)
-        return 2
+        return _fails(str(e))
     if args.strict:
         found = [(file, line, _strict(problem)) for file, line, problem in found]
     for hint in hints:
-        print(f"hint: {hint}", file=sys.stderr)
+        print(shown(f"hint: {hint}"), file=sys.stderr)
     if args.output == "json":
         print(json.dumps(shown([{"file": f, "line": n, **dataclasses.asdict(p)} for f, n, p in found]), indent=2))
     else:
@@ -87,6 +83,12 @@ def _check(args: argparse.Namespace) -> int:
         totals = ((len(files), "file"), (errors, "error"), (len(found) - errors, "warning"))
         print("{}: {}, {}".format(*(counted(number, noun) for number, noun in totals)))
     return int(any(p.level is ERROR for _, _, p in found))
+
+
+def _fails(why: str) -> int:
+    """Say why nothing was checked; returns the exit status."""
+    print(shown(f"ktrain check: {why}"), file=sys.stderr)
+    return 2
 
 
 class _NothingToCheck(Exception):
@@ -141,7 +143,7 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
             kind = KINDS.get(str(document.content.get("kind")))
             hints |= {kind.platform_hint: None} if kind and kind.platform_hint else {}
             templates = set(unknown(document.content))
-            for problem in judge(document.content, rendered=not templates):
+            for problem in judge(prepare(document, JobOptions(), keeps_name=True), not templates):
                 if problem.path not in templates:
                     yield document.line_of(problem.path), problem
     except ManifestError as e:
@@ -150,10 +152,6 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
             int(line) if line.isdigit() else 1,
             Problem(ERROR, "manifest", "$", e.message, e.found, e.expected, e.remedy),
         )
-
-
-def _offline(manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
-    return check(manifest)
 
 
 @contextlib.contextmanager
@@ -169,10 +167,18 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
 
     chosen = kubeconfig.target(args)
 
-    def judge(manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
-        namespace = chosen.namespace_of(dict(manifest))
-        found: list[Problem] = runner.run(preflight(api, manifest, namespace, rendered=rendered))
-        return found
+    def judge(prepared: Prepared, rendered: bool) -> list[Problem]:
+        if prepared.manifest.get("kind") not in KINDS:
+            return prepared.problems
+        request, namespace = job_file.request(prepared), chosen.namespace_of(prepared.manifest)
+        try:
+            found = runner.run(preflight(api, request, namespace, rendered=rendered))
+        except OperatorMissingError as e:
+            found = [*prepared.found, Problem(ERROR, "not-served", "$.kind", str(e))]
+        except ManifestError as e:
+            code = "not-served" if isinstance(e, VersionNotServedError) else "runtime"
+            found = [*prepared.found, Problem.of(code, e, "$.spec")]
+        return [*found, *prepared.changes]
 
     api = Api(chosen.make_client)
     with asyncio.Runner() as runner:

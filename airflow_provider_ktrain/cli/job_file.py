@@ -1,47 +1,26 @@
-"""The file of `ktrain run`: a training job, checked, and the other documents beside it."""
+"""The job of `ktrain run` and `ktrain check`: a file with a training job, and what is submitted of it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import uuid
 from pathlib import Path
-from typing import Any
 
-from airflow_provider_ktrain.cli.console import Console
-from airflow_provider_ktrain.core.checks import ERROR, check
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest import transform
-from airflow_provider_ktrain.core.manifest.loader import parse, templates, the_job
-from airflow_provider_ktrain.core.saved_manifest import without_code
+from airflow_provider_ktrain.core.identity import Owner, TaskKey
+from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.manifest.code import Code
+from airflow_provider_ktrain.core.manifest.loader import Document, parse, templates, the_job
+from airflow_provider_ktrain.core.prepare import Prepared
 
-Object = dict[str, Any]
-
-
-class InvalidManifest(Exception):
-    """The manifest has errors. The text names them as `ktrain check` does."""
-
-
-@dataclass(frozen=True)
-class JobFile:
-    """The content of a file.
-
-    :param manifest: of the training job.
-    :param others: the other documents.
-    :param left_out: a warning for each of these if they aren't submitted.
-    """
-
-    manifest: Object
-    others: Sequence[Object]
-    left_out: Sequence[str]
+DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
 
 
-def load(file: str, console: Console) -> JobFile:
-    """Read a file and check its job.
+def load(file: str) -> Document:
+    """Read the training job of a file.
 
     :param file: its path; `-` is standard input.
-    :param console: where warnings about the manifest are printed.
-    :raises InvalidManifest: the manifest has errors.
     :raises ManifestError: the file can't be read, has no training job, or contains templates.
     """
     name, text = _text(file)
@@ -53,20 +32,23 @@ def load(file: str, console: Console) -> JobFile:
             expected="a value",
             remedy="replace it, or run the manifest in a task",
         )
-    documents = parse(text, name)
-    document = the_job(documents)
-    manifest, removed = without_code(document.content)
-    manifest, moved = transform.modernize(manifest)
-    for note in (*removed, *moved):
-        console.warning(note)
-    problems = check(manifest)
-    errors = [f"{name}:{document.line_of(p.path)}: {p}" for p in problems if p.level is ERROR]
-    if errors:
-        raise InvalidManifest("\n".join(errors))
-    for problem in problems:
-        console.warning(f"{name}:{document.line_of(problem.path)}: {problem.text}")
-    others = [d.content for d in documents if d.content is not document.content and isinstance(d.content, dict)]
-    return JobFile(dict(manifest), others, list(document.left_out))
+    return the_job(parse(text, name))
+
+
+def request(
+    prepared: Prepared, name: str = "", *, code: Code | None = None, run_seconds: float | None = None
+) -> JobRequest:
+    """The job that is submitted. Each run has a deployment of its own, so no reaper knows it.
+
+    :param prepared: its manifest, of a kind that exists.
+    :param name: readable prefix of its name. Default: empty, `job`.
+    :param code: as of `JobRequest`. Default: None.
+    :param run_seconds: as of `JobRequest`. Default: None.
+    """
+    run = uuid.uuid4().hex[:12]
+    owner = Owner(TaskKey(f"{DAG_ID}-{run}", DAG_ID, name.strip("-") or "job", run), 1, str(uuid.uuid4()))
+    kind = kind_of(prepared.manifest.get("kind"))
+    return JobRequest(kind, owner, 1, prepared.manifest, run_seconds=run_seconds, code=code)
 
 
 def _text(file: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import traceback
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,16 @@ from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_
 from airflow_provider_ktrain.cli.arguments import count, duration, image
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode
-from airflow_provider_ktrain.cli.job_file import JobFile
 from airflow_provider_ktrain.cli.kubeconfig import Target
+from airflow_provider_ktrain.core.checks import Problem
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError, ManifestUnreadableError
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.manifest.code import Code
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions
+from airflow_provider_ktrain.core.prepare import Prepared, prepare
+from airflow_provider_ktrain.core.text import counted, shown
 from airflow_provider_ktrain.engine.code_directory import read_code
 
-DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
 KIND = "PyTorchJob"  #: of a job without a file
 WORKERS = 1  #: of a job without a file, beside its Master
 LOCAL_IMAGE = "local"  #: of a job without a file in an embedded cluster, which runs it in the working directory
@@ -106,14 +106,14 @@ def _run(args: argparse.Namespace) -> int:
         return ExitCode.INVALID
     before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
     try:
-        loaded, code = _load(args, console)
-        local = _local_cluster(args, loaded.manifest, console) if args.local else None
+        prepared, code = load(args, console)
+        local = _local_cluster(args, prepared.manifest, console) if args.local else None
         with local or contextlib.nullcontext(kubeconfig.target(args)) as target:
-            return asyncio.run(_follow(target, args, loaded, code, console))
+            return asyncio.run(_follow(target, args, prepared, code, console))
     except KeyboardInterrupt:
         return exit_codes.of_signal(signal.SIGINT)
-    except job_file.InvalidManifest as e:
-        print(e, file=sys.stderr)
+    except InvalidManifest as e:
+        print(shown(str(e)), file=sys.stderr)
         return ExitCode.INVALID
     except KtrainError as e:
         console.error(e)
@@ -177,7 +177,11 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
 # the job
 
 
-def _load(args: argparse.Namespace, console: Console) -> tuple[JobFile, Code | None]:
+class InvalidManifest(Exception):
+    """The manifest has errors. The text names them as `ktrain check` does."""
+
+
+def load(args: argparse.Namespace, console: Console) -> tuple[Prepared, Code | None]:
     """The job of the file, or one that runs the command after `--`, with the options; and the code sent with it.
 
     :raises InvalidManifest: the manifest has errors.
@@ -188,13 +192,21 @@ def _load(args: argparse.Namespace, console: Console) -> tuple[JobFile, Code | N
         command=args.program or None, args=[] if args.program else None, workers=args.workers, gpus=args.gpus
     )
     if args.file is not None:
-        loaded = job_file.load(args.file, console)
-        return replace(loaded, manifest=overlay(loaded.manifest, options)), code
-    image = args.image[0][0] if args.image else LOCAL_IMAGE
-    workers = WORKERS if args.workers is None else args.workers
-    manifest = build(KIND, replace(options, image=image, workers=workers))
-    manifest["metadata"]["name"] = Path(args.code or args.program[0]).resolve().stem
-    return JobFile(manifest, (), ()), code
+        prepared = prepare(job_file.load(args.file), options)
+    else:
+        image = args.image[0][0] if args.image else LOCAL_IMAGE
+        workers = WORKERS if args.workers is None else args.workers
+        prepared = prepare(None, replace(options, image=image, workers=workers), KIND)
+    document = prepared.document
+
+    def at(problem: Problem) -> str:
+        return f"{document.file}:{document.line_of(problem.path)}: " if document.file else ""
+
+    if prepared.errors:
+        raise InvalidManifest("\n".join(f"{at(problem)}{problem}" for problem in prepared.errors))
+    for problem in prepared.problems:
+        console.warning(f"{at(problem)}{problem.text}")
+    return prepared, code
 
 
 def _code(path: Path) -> Code:
@@ -211,20 +223,22 @@ def _code(path: Path) -> Code:
 
 
 async def _follow(
-    target: Target, args: argparse.Namespace, loaded: JobFile, code: Code | None, console: Console
+    target: Target, args: argparse.Namespace, prepared: Prepared, code: Code | None, console: Console
 ) -> int:
     from airflow_provider_ktrain.cli.run_host import InterruptedTwice, RunHost
     from airflow_provider_ktrain.engine.api import Api
 
-    namespace = target.namespace_of(loaded.manifest)
+    namespace, document = target.namespace_of(prepared.manifest), prepared.document
     api = Api(target.make_client)
     try:
         if args.local:
-            await local_objects.create(api, namespace, loaded.others, console)
+            others = [other.content for other in document.beside if isinstance(other.content, dict)]
+            await local_objects.create(api, namespace, others, console)
         else:
-            for warning in loaded.left_out:
+            for warning in document.left_out:
                 console.warning(warning)
-        host = RunHost(api, _request(loaded.manifest, args, code), namespace, console)
+        request = job_file.request(prepared, _name(args, prepared), code=code, run_seconds=args.timeout)
+        host = RunHost(api, request, namespace, console)
         try:
             outcome = await host.run()
         except InterruptedTwice as e:
@@ -261,21 +275,8 @@ def _report(outcome: Any, console: Console) -> int:
     return exit_codes.of_cause(cause)
 
 
-def _request(manifest: dict[str, Any], args: argparse.Namespace, code: Code | None) -> Any:
-    """What is submitted. Each run has a deployment of its own, so no reaper knows it."""
-    from airflow_provider_ktrain.core.identity import Owner, TaskKey
-    from airflow_provider_ktrain.core.job_request import JobRequest
-    from airflow_provider_ktrain.core.kinds import kind_of
-
-    run = uuid.uuid4().hex[:12]
-    metadata = manifest.get("metadata") or {}
-    name = str(metadata.pop("name", "") or metadata.pop("generateName", "") or Path(args.file or "").stem).strip("-")
-    key = TaskKey(f"{DAG_ID}-{run}", DAG_ID, name or "job", run)
-    return JobRequest(
-        kind=kind_of(manifest.get("kind")),
-        owner=Owner(key, 1, str(uuid.uuid4())),
-        first_try=1,
-        manifest=manifest,
-        run_seconds=args.timeout,
-        code=code,
-    )
+def _name(args: argparse.Namespace, prepared: Prepared) -> str:
+    """The readable prefix of the job's name: from the manifest, the file, the code or the command."""
+    metadata = mapping(mapping(prepared.document.content).get("metadata"))
+    given = metadata.get("name") or metadata.get("generateName")
+    return str(given or Path(args.file or Path(args.code or args.program[0]).resolve()).stem)

@@ -19,6 +19,8 @@ Airflow's timeout:
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -46,9 +48,11 @@ def backstop_seconds(run: float) -> float:
 
 
 def deadline_of(job: Mapping[str, Any]) -> float | None:
-    """The job's deadline, in epoch seconds; None if it has none."""
-    deadline = annotation(job, DEADLINE_ANNOTATION)
-    return float(deadline) if deadline else None
+    """The job's deadline, in epoch seconds; None if it has none, or if its annotation is not a number."""
+    with contextlib.suppress(ValueError, TypeError):
+        if math.isfinite(deadline := float(annotation(job, DEADLINE_ANNOTATION) or "")):
+            return deadline
+    return None
 
 
 def deferral_timeout(deadline: float | None, now: float, padding: float) -> timedelta | None:

@@ -6,6 +6,7 @@ hides secrets as well. What shortens a text hides its secrets first: a part of a
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -45,6 +46,22 @@ def add_host_masker(masker: Callable[[str], str]) -> None:
     :param masker: returns a text without these secrets.
     """
     _host_maskers.append(masker)
+
+
+def shown_log(name: str) -> logging.Logger:
+    """A logger of this process whose records are `shown`, for what belongs to no task. A traceback becomes their text.
+
+    :param name: of the module.
+    """
+    log = logging.getLogger(name)
+    log.addFilter(_show)
+    return log
+
+
+def _show(record: logging.LogRecord) -> bool:
+    traceback = f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
+    record.msg, record.args, record.exc_info = shown(f"{record.getMessage()}{traceback}"), (), None
+    return True
 
 
 def _storable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,79 +19,74 @@ from airflow_provider_ktrain.core.checks.server_rules import (
     priority_class_of,
     queue_of,
 )
-from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
+from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.identity import code_hash
-from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
+from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest import schema
-from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.job_requests import served_version
+from airflow_provider_ktrain.engine.job_requests import Log, served_version
 from airflow_provider_ktrain.engine.request_errors import explain
 from airflow_provider_ktrain.engine.runtimes import answer_to, read_served
 
 Object = dict[str, Any]
 
-#: name for the dry run of a manifest without one; nothing of this name is ever created
-PLACEHOLDER_NAME = "ktrain-check"
+SUBMISSION = "dry-run"  #: value of the label of a job that is never created
 KUEUE_GROUP = "kueue.x-k8s.io"
 
 
-async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, rendered: bool = True) -> list[Problem]:
+async def preflight(
+    api: Api,
+    request: JobRequest,
+    namespace: str,
+    *,
+    rendered: bool = True,
+    patience: float = 0,
+    log: Log | None = None,
+) -> list[Problem]:
     """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
     This requests the API version that the server serves, the namespace, the rights of `ktrain rbac`, the queues and the
     priority class of Kueue, and the runtime of a TrainJob. Unless these checks find an error, it requests a dry run of
     the creation, which also runs the operator's webhook. Nothing is created.
 
-    :param manifest: of the job.
+    :param request: the job, with a manifest.
     :param namespace: where it would be created.
     :param rendered: False if values are still templates: then there is no dry run. Default: True.
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :param log: as of `read_served`. Default: None, nowhere.
+    :raises OperatorMissingError, VersionNotServedError, RuntimeMismatchError: the cluster can't run the job as it is.
+    :raises ManifestError: the job has code and no command.
     :raises UnreachableError, AccessError, ClusterError: a request fails.
     """
-    kind = KINDS.get(str(manifest.get("kind")))
-    if kind is None:
-        return check(manifest)
-    try:
-        version = await served_version(api, kind)
-        api_version = f"{kind.group}/{version}"
-        sent = fit(modernize(manifest)[0], api_version)
-    except OperatorMissingError as e:
-        return [*check(manifest), Problem(ERROR, "not-served", "$.kind", str(e))]
-    except ManifestError as e:
-        return [*check(manifest), Problem.of("not-served", e)]
+    kind = request.kind
+    version = await served_version(api, kind, patience=patience)
+    api_version = f"{kind.group}/{version}"
+    manifest = request.fitted(api_version)
     published = await answer_to(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     answers = await _read_answers(api, kind, manifest, namespace)
     problems += judge(manifest, answers)
-    if kind.has_runtimes and rendered and not any(p.code == "type" for p in problems):
-        sent, found = await _on_runtime(api, kind, version, sent, namespace)
-        known = {(p.level, p.code, p.path) for p in problems}
-        problems += [p for p in found if (p.level, p.code, p.path) not in known]
-    if rendered and not any(p.level is ERROR for p in problems):
-        problems += await _dry_run(api, kind, version, sent, namespace, queued=answers.queue is not None)
+    if rendered and not any(p.code == "type" for p in problems):
+        served = await read_served(api, kind, version, manifest, namespace, patience=patience, log=log)
+        if served is not None and served.runtime is not None:
+            known = {(p.level, p.code, p.path) for p in problems}
+            found = judge_runtime(manifest, served.runtime, len(request.job_name))
+            problems += [p for p in found if (p.level, p.code, p.path) not in known]
+        errors = [p for p in problems if p.level is ERROR]
+        try:
+            sent = request.stamped(manifest, namespace, SUBMISSION, attempt=1, now=time.time(), served=served)
+        except RuntimeMismatchError as e:
+            if not errors:
+                raise
+            if not any(p.code == "runtime-patch" for p in errors):  # that says the same
+                problems.append(Problem.of("runtime", e, "$.spec"))
+        if not errors:
+            problems += await _dry_run(api, kind, version, sent, namespace, queued=answers.queue is not None)
     return sorted(problems, key=lambda p: p.level is not ERROR)
-
-
-async def _on_runtime(
-    api: Api, kind: Kind, version: str, manifest: Object, namespace: str
-) -> tuple[Object, list[Problem]]:
-    """The manifest with our patches of the job's runtime, and the problems that it has on this runtime."""
-    name_length = len((manifest.get("metadata") or {}).get("name") or "") or kind.name_length
-    problems: list[Problem] = []
-    try:
-        served = await read_served(api, kind, version, manifest, namespace)
-        assert served is not None  # the kind has runtimes
-        if served.runtime is not None:
-            problems += judge_runtime(manifest, served.runtime, name_length)
-        if not any(p.level is ERROR for p in problems):
-            manifest = expand(manifest, served, name_length=name_length)
-    except RuntimeMismatchError as e:
-        problems.append(Problem.of("runtime", e, "$.spec"))
-    return manifest, problems
 
 
 async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> Answers:
@@ -153,16 +149,15 @@ async def _dry_run(
 
     Kueue's webhook suspends a job that it manages, and sets `managedBy` for a queue of MultiKueue.
     """
-    name = (manifest.get("metadata") or {}).get("name") or PLACEHOLDER_NAME
     try:
         created = await api.request(
             "POST",
             api_paths.jobs(kind, version, namespace),
-            body=stamp(manifest, name, namespace),
+            body=manifest,
             query={"fieldValidation": "Strict", "dryRun": "All"},
         )
     except (ApiStatusError, ApiUnavailable) as e:
-        if isinstance(e, ApiStatusError) and e.reason == "AlreadyExists":  # reported only for a valid manifest
+        if isinstance(e, ApiStatusError) and e.reason == "AlreadyExists":  # by an earlier try of the task: it is valid
             return []
         error = explain(e, "create", f"{kind.plural}.{kind.group}", namespace)
         if isinstance(error, ManifestError) or e.status in (403, 422):

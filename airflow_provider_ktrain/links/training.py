@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,13 @@ from airflow.sdk import BaseOperatorLink
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.text import shown_log
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
-log = logging.getLogger(__name__)
+log = shown_log(__name__)
 PREFIX = "/ktrain"  #: below which the API server mounts the plugin
 PAGE_PATH = f"{PREFIX}/training"
 #: Airflow fills in the placeholders, except for MAP_INDEX of a task that isn't mapped

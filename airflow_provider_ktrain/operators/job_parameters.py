@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core import checks
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.core.job_request import JobRequest
     from airflow_provider_ktrain.core.manifest.code import Code
     from airflow_provider_ktrain.core.manifest.overlay import JobOptions
+    from airflow_provider_ktrain.core.prepare import Prepared
     from airflow_provider_ktrain.engine.follow.options import Options
 
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
@@ -245,43 +245,21 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         :param source: the rendered manifest; None builds one from the options.
         :raises ManifestError: listing all errors.
         """
-        from airflow_provider_ktrain.core.checks.pod_override import name_paths
-        from airflow_provider_ktrain.core.manifest import transform
-        from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
-        from airflow_provider_ktrain.core.manifest.task_variables import names_set
-        from airflow_provider_ktrain.core.saved_manifest import without_code
-
-        loaded: Manifest | None = None
-        warnings: list[str] = []
-        if source is not None:
-            document = the_job(load_documents(source, file=self._manifest_file or TEXT))
-            loaded, removed = without_code(document.content)
-            loaded, moved = transform.modernize(loaded)
-            warnings = list(document.left_out)
-            for text in (*removed, *moved):
-                self.log.info("Manifest: %s", text)
-        built = self._with_options(loaded, self._job_options())
-        problems = checks.check(built, self.kind.name)
-        if self.pod_override:
-            before = self._with_options(loaded, replace(self._job_options(), pod_override={}))
-            problems = name_paths(problems, checks.check(before, self.kind.name), built, self.pod_override)
-        warnings += [
-            f"{name} has no effect: the task sets it. Rename the variable" for name in sorted(names_set(built))
-        ]
-        if warnings := [*warnings, *(problem.text for problem in problems if problem.level == "warning")]:
+        prepared = self._prepared(source)
+        warnings = [*prepared.document.left_out, *(p.text for p in prepared.problems if p.level == "warning")]
+        if warnings:
             self.log.warning("Manifest: %s", "\nManifest: ".join(warnings))
-        if errors := [str(p) for p in problems if p.level == "error"]:
-            raise ManifestError("the manifest is invalid: " + "\n".join(errors))
-        return built
+        if prepared.errors:
+            raise ManifestError("the manifest is invalid: " + "\n".join(map(str, prepared.errors)))
+        return prepared.manifest
 
-    def _with_options(self, loaded: Manifest | None, options: JobOptions) -> Manifest:
-        """The manifest, or one built from the options, with the options applied and without a name."""
-        from airflow_provider_ktrain.core.manifest.overlay import build, overlay
+    def _prepared(self, source: Mapping[str, Any] | str | None) -> Prepared:
+        """The manifest with the options, and its problems."""
+        from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
+        from airflow_provider_ktrain.core.prepare import prepare
 
-        built = build(self.kind.name, options) if loaded is None else overlay(loaded, options)
-        if isinstance(metadata := built.get("metadata"), dict):
-            metadata.pop("name", None)  # the job's name is derived from the task's identity
-        return built
+        document = None if source is None else the_job(load_documents(source, file=self._manifest_file or TEXT))
+        return prepare(document, self._job_options(), self.kind.name)
 
     def _requested(self, *, with_code: bool) -> dict[str, Any]:
         """The job that the parameters describe, for OpenLineage; only a part of it if they are invalid.
@@ -291,14 +269,12 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         :param with_code: whether the code's directory is read, for its hash.
         """
         from airflow_provider_ktrain.core import lineage
-        from airflow_provider_ktrain.core.manifest.loader import load
 
         namespace = {"namespace": self.namespace} if self.namespace else {}
         found: dict[str, Any] = {"job": {"kind": self.kind.name, **namespace}}
         with contextlib.suppress(ManifestError):
-            if not _path_of(self.manifest):
-                loaded = None if self.manifest is None else load(self.manifest)
-                found |= lineage.of_manifest(self.kind, self._with_options(loaded, self._job_options()))
+            if not _path_of(self.manifest) and not (prepared := self._prepared(self.manifest)).errors:
+                found |= lineage.of_manifest(self.kind, prepared.manifest)
             if with_code and (code := self._read_code()):
                 found["codeHash"] = code.hash
         return found

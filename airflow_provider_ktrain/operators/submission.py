@@ -194,17 +194,15 @@ class Submission:
 
         :raises ManifestError: listing all errors.
         """
-        kind = self._request.kind
-        version = await served_version(api, kind, patience=DISCOVERY_PATIENCE)
-        fitted = self._request.fitted(f"{kind.group}/{version}")
-        served = await read_served(api, kind, version, fitted, self.namespace, patience=DISCOVERY_PATIENCE, log=log)
-        problems = await preflight(api, self._stamped(fitted, "dry-run", served), self.namespace)
+        problems = await preflight(api, self._request, self.namespace, patience=DISCOVERY_PATIENCE, log=log)
         raise_errors(problems)
-        logged = {problem.code for problem in check(fitted)}
+        logged = {problem.code for problem in check(self._request.manifest or {})}
         for problem in problems:
             if problem.code not in logged:  # when the manifest was built
                 log.warning(f"Manifest: {problem.text}")
-        return f"Dry run: no errors found in {kind.name} {self.namespace}/{self.name}; nothing was created."
+        return (
+            f"Dry run: no errors found in {self._request.kind.name} {self.namespace}/{self.name}; nothing was created."
+        )
 
     def announce(self, submitted: Submitted, log: Log) -> None:
         """Log what this try follows, how to look at it, and the manifest if this try has sent it, without secrets."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import uuid
 from pathlib import Path
 
 import pytest
 import yaml
 
-from airflow_provider_ktrain.cli import job_file, main
+from airflow_provider_ktrain.cli import main, run
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.run_host import RunHost
 from airflow_provider_ktrain.core.errors import NoRightError
@@ -17,7 +18,7 @@ from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack, run_with_code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.core.saved_manifest import CODE_REMOVED
+from airflow_provider_ktrain.core.prepare import CODE_HINT
 from airflow_provider_ktrain.engine.api import ApiStatusError
 from airflow_provider_ktrain.engine.job_requests import find
 from tests import clusters
@@ -67,8 +68,13 @@ def test_saved_manifest_is_loaded_without_its_code(tmp_path: Path, capsys: pytes
     saved = run_with_code(job("exit 3"), "config-map")
     saved["metadata"]["annotations"] = {CODE_ANNOTATION: "9aa995aa444c91db"}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(saved))
-    assert job_file.load(str(tmp_path / "job.yaml"), Console()).manifest["spec"] == job("exit 3")["spec"]
-    assert CODE_REMOVED in capsys.readouterr().out
+    parser = argparse.ArgumentParser()
+    run.add_parser(parser.add_subparsers())
+    prepared, _ = run.load(
+        parser.parse_args(["run", str(tmp_path / "job.yaml")], argparse.Namespace(program=[])), Console()
+    )
+    assert prepared.manifest["spec"] == job("exit 3")["spec"]
+    assert CODE_HINT in capsys.readouterr().out
 
 
 @pytest.mark.embedded

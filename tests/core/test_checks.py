@@ -208,7 +208,7 @@ def test_unexpected_kind_is_reported_once() -> None:
 # ---- the recordings: the responses of a real API server, webhook and operator to manifests with mistakes
 
 REJECTED = json.loads((Path(__file__).parent / "recordings" / "rejected.json").read_text())
-PRUNED = {"unknown-field", "clean-pod-policy"}  #: 400 under strict validation, accepted and pruned by default
+PRUNED = {"unknown-field"}  #: 400 under strict validation, accepted and pruned by default
 
 
 @pytest.mark.parametrize("record", REJECTED, ids=[r["manifest"]["metadata"]["name"][-24:] for r in REJECTED])

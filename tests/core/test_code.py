@@ -34,9 +34,10 @@ from airflow_provider_ktrain.core.manifest.code import (
     pack,
     run_with_code,
 )
+from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.volumes import ClaimVolume
-from airflow_provider_ktrain.core.saved_manifest import without_code
+from airflow_provider_ktrain.core.prepare import CODE_HINT, Prepared, prepare
 
 TRAIN = ["python", "train.py"]
 NODE = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [{"name": "node"}]}}}}}
@@ -267,6 +268,10 @@ def test_hash_is_an_annotation_and_part_of_the_manifests_hash() -> None:
     assert len(hashes) == 2
 
 
+def read(manifest: Manifest) -> Prepared:
+    return prepare(Document(manifest), JobOptions())
+
+
 @pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "TrainJob"])
 def test_saved_manifest_of_a_job_with_code_becomes_the_authors(kind: str) -> None:
     options: dict[str, Any] = {} if kind == "TrainJob" else {"workers": 1}
@@ -274,19 +279,19 @@ def test_saved_manifest_of_a_job_with_code_becomes_the_authors(kind: str) -> Non
     served = SERVED if kind == "TrainJob" else None
     saved = stamped(asked, served)
     saved["metadata"]["annotations"][CODE_ANNOTATION] = "of another release"
-    own, notes = without_code(saved)
-    assert len(notes) == 1
-    expected = stamped(replace(asked, code=None), served)
+    prepared = read(saved)
+    (change,) = prepared.changes
+    assert change.hint == CODE_HINT
+    expected = read(stamped(replace(asked, code=None), served)).manifest
     if kind == "MPIJob":  # with code, a Worker needs the operator's command
         worker = expected["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
         worker["command"] = ["/usr/sbin/sshd", "-De"]
-    assert own["spec"] == expected["spec"]
-    assert CODE_ANNOTATION not in own["metadata"]["annotations"]
-    assert without_code(own) == (own, ())
+    assert prepared.manifest == expected
+    assert read(expected).changes == []
 
 
 def test_saved_manifest_can_be_used_with_other_code() -> None:
-    saved = without_code(stamped(request("PyTorchJob")))[0]
+    saved = read(stamped(request("PyTorchJob"))).manifest
     again = stamped(replace(request("PyTorchJob"), manifest=saved))
     assert programs(again) == {"Master": TRAIN}
     pod = again["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
@@ -297,7 +302,7 @@ def test_volumes_of_a_manifest_without_code_are_kept() -> None:
     manifest = build("PyTorchJob", JobOptions(image="i"))
     pod = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     pod["volumes"] = [{"name": "ktrain-code", "emptyDir": {}}]
-    assert without_code(manifest) == (manifest, ())
+    assert read(manifest).manifest == manifest
 
 
 @pytest.mark.parametrize(

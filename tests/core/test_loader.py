@@ -103,7 +103,8 @@ def test_job_is_found_among_other_documents() -> None:
     text = f"# a comment\n---\nkind: ConfigMap\nmetadata: {{name: settings}}\n---\n{TEXT}---\n"
     assert load(text) == pytorchjob()
     job = the_job(load_documents(text))
-    assert job.beside == ("ConfigMap settings",)
+    assert [other.content["kind"] for other in job.beside] == ["ConfigMap"]
+    assert [text.partition(" is not")[0] for text in job.left_out] == ["ConfigMap settings"]
     assert job.line == 6
 
 

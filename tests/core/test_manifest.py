@@ -225,14 +225,13 @@ def test_build_needs_an_image_and_an_mpijob_needs_workers() -> None:
     assert build("MPIJob", JobOptions(image="i:1", workers=1), "kubeflow.org/v1")["apiVersion"] == "kubeflow.org/v1"
 
 
-def test_legacy_run_policy_is_moved_with_a_note() -> None:
+def test_legacy_run_policy_is_moved() -> None:
     manifest = pytorchjob()
     manifest["spec"] |= {"cleanPodPolicy": "All", "backoffLimit": 3, "runPolicy": {"backoffLimit": 5, "suspend": True}}
-    result, notes = modernize(manifest)
+    result, moved = modernize(manifest)
     assert result["spec"]["runPolicy"] == {"cleanPodPolicy": "All", "backoffLimit": 5, "suspend": True}
     assert "cleanPodPolicy" not in result["spec"]
-    assert len(notes) == 2
-    assert "spec.runPolicy.cleanPodPolicy" in notes[0]
+    assert moved == ("cleanPodPolicy", "backoffLimit")
     assert modernize(pytorchjob()) == (pytorchjob(), ())
     assert modernize(mpijob("v1"))[1] == ()
     for broken in (pytorchjob(), mpijob("v2beta1")):

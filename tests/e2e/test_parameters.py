@@ -50,6 +50,13 @@ def test_wrong_literal_is_an_import_error(airflow: Airflow) -> None:
         file.unlink()
 
 
+def test_result_that_looks_like_secrets_is_the_same_in_the_next_task(airflow: Airflow) -> None:
+    """Of each kind of secret, read by a worker and by a triggerer."""
+    run = airflow.trigger("secret_results")
+    airflow.wait_state("secret_results", run, "same", "success")
+    assert airflow.xcom("secret_results", run, "same") == [True, True]
+
+
 def test_return_value_with_nan_fails_the_task_without_a_retry(airflow: Airflow) -> None:
     run = airflow.trigger("diverges")
     assert airflow.wait_state("diverges", run, "diverges", "failed")["try_number"] == 1

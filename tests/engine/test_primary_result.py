@@ -53,6 +53,8 @@ class Logs:
             raise ApiStatusError(400, "BadRequest", "previous terminated container not found")
         if isinstance(text, Exception):
             raise text
+        lines = text.splitlines(keepends=True)
+        text = "".join(lines[-int(query.get("tailLines", len(lines))) :])
         yield SimpleNamespace(content=SimpleNamespace(iter_any=lambda: self.chunks(text.encode())))
 
     async def chunks(self, text: bytes) -> AsyncIterator[bytes]:
@@ -150,7 +152,25 @@ async def test_result_of_a_primary_without_pods_is_unknown() -> None:
 async def test_end_of_a_log_that_nobody_has_read_is_read(log: str, text: str, expected: tuple[Any, str, bool]) -> None:
     logs = Logs(text)
     assert await completed(result_of(logs, Handover(), log), log) == expected
-    assert [query["tailLines"] for query in logs.queries] == [str(LAST_LINES)]
+    assert [query["tailLines"] for query in logs.queries] == [str(LAST_LINES[0])]
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (LAST_LINES[0], (1, "", True)),
+        (
+            LAST_LINES[1],
+            (None, "Its result is unknown: the last 100,000 lines of the log of Master 0 have none", False),
+        ),
+    ],
+)
+async def test_result_before_many_lines_is_found_or_missed_in_words(
+    after: int, expected: tuple[Any, str, bool]
+) -> None:
+    logs = Logs("KTRAIN_RESULT 1\n" + "a\n" * after)
+    assert await completed(result_of(logs, Handover(), NEVER_FOLLOWED)) == expected
+    assert [query["tailLines"] for query in logs.queries] == [str(number) for number in LAST_LINES]
 
 
 async def test_later_result_wins() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import contextlib
 import json
 import pathlib
@@ -14,11 +16,15 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.cli import job_file, kubeconfig, main
 from airflow_provider_ktrain.core import rbac
-from airflow_provider_ktrain.core.identity import CODE_ANNOTATION
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
-from airflow_provider_ktrain.engine.preflight import PLACEHOLDER_NAME
+from airflow_provider_ktrain.core.checks import Problem
+from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
+from airflow_provider_ktrain.core.manifest.loader import Document
+from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL, JobOptions
+from airflow_provider_ktrain.core.prepare import prepare
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.preflight import preflight
 from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob
 from tests.job_control.conftest import Check
@@ -45,7 +51,7 @@ def test_valid_manifest_has_no_problem_and_is_not_created(cluster: TestCluster, 
     api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
     plural = f"{manifest['kind'].lower()}s"
     made = api.list_cluster_custom_object("kubeflow.org", "v1", plural)["items"]
-    assert not {"train", "horovod", PLACEHOLDER_NAME} & {job["metadata"]["name"] for job in made}
+    assert made == []
 
 
 def test_manifest_for_the_other_mpi_operator_has_a_remedy(cluster: TestCluster, check: Check) -> None:
@@ -64,7 +70,7 @@ def test_old_fields_that_are_converted_are_not_an_error(cluster_v2: TestCluster,
     manifest = mpijob("v2beta1")
     manifest["spec"]["cleanPodPolicy"] = "Running"  # submitted under runPolicy
     assert check(manifest, cluster_v2.kubeconfig)[0] == 0
-    assert codes(check(manifest, cluster_v2.kubeconfig)[1]) == [("warning", "clean-pod-policy")]
+    assert codes(check(manifest, cluster_v2.kubeconfig)[1]) == [("warning", "legacy-run-policy")]
 
 
 def test_missing_namespace_is_an_error(cluster: TestCluster, check: Check) -> None:
@@ -128,17 +134,24 @@ def test_printed_role_is_enough(cluster: TestCluster, check: Check, tmp_path: pa
 
 @pytest.mark.parametrize(("code", "missing"), [(True, 0), (False, 1)])
 def test_rights_for_code_are_checked_if_the_job_has_code(
-    cluster: TestCluster, check: Check, tmp_path: pathlib.Path, code: bool, missing: int
+    cluster: TestCluster, tmp_path: pathlib.Path, code: bool, missing: int
 ) -> None:
-    kubeconfig = role(cluster, f"code-{code}".lower(), rbac.rules(code=code), tmp_path)
-    manifest = pytorchjob()
-    manifest["metadata"]["annotations"] = {CODE_ANNOTATION: "9aa995aa444c91db"}
-    _, problems = check(manifest, kubeconfig)
-    assert codes(problems) == [("error", "rights")] * missing
-    assert all(
-        "`ktrain rbac --code --namespace default --service-account NAMESPACE:NAME`" in p["hint"] for p in problems
-    )
-    assert all("no right to create, get configmaps" in p["message"] for p in problems)
+    path = role(cluster, f"code-{code}".lower(), rbac.rules(code=code), tmp_path)
+    asked = job_file.request(prepare(Document(pytorchjob()), JobOptions()), code=pack([CodeFile("train.py", b"")]))
+    chosen = kubeconfig.target(argparse.Namespace(kubeconfig=str(path), context=None, namespace=None))
+
+    async def ask() -> list[Problem]:
+        api = Api(chosen.make_client)
+        try:
+            return await preflight(api, asked, "default")
+        finally:
+            await api.close()
+
+    problems = asyncio.run(ask())
+    assert [(p.level, p.code) for p in problems] == [("error", "rights")] * missing
+    command = "`ktrain rbac --code --namespace default --service-account NAMESPACE:NAME`"
+    assert all(command in p.hint for p in problems)
+    assert all("no right to create, get configmaps" in p.message for p in problems)
 
 
 def test_each_missing_right_is_reported(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:

@@ -6,26 +6,32 @@ import asyncio
 import contextlib
 import io
 import json
+import logging
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+import yaml
 from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.log import mask_secret
 from hypothesis import given
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.core.asset_events import event_extra
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import OUTCOME_STATE, STATUS_XCOM, TRIES_STATE
+from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
-from airflow_provider_ktrain.core.text import Verbatim
+from airflow_provider_ktrain.core.text import Verbatim, shown_log
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
 from airflow_provider_ktrain.operators import openlineage, task_state
@@ -33,6 +39,7 @@ from airflow_provider_ktrain.operators.asset_events import add_training
 from airflow_provider_ktrain.plugin.views import printable
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from tests.core.manifests import pytorchjob
 from tests.operators.task_instance import Instance, Store, Supervisor, Ti, supervised
 from tests.secrets import EXAMPLES, SECRET, texts_with_a_secret
 
@@ -66,6 +73,10 @@ def status(text: str) -> dict[str, Any]:
     ).to_dict()  # fmt: skip
 
 
+def conclusion(text: str) -> Conclusion:
+    return Conclusion("uid", "ti", "s", text, text, text, text, text, text, failed_nodes={text: text})
+
+
 @given(texts_with_a_secret())
 def test_events_task_state_and_errors_have_no_secrets(text: str) -> None:
     text = f"{text} {OF_A_CONNECTION}"
@@ -76,7 +87,7 @@ def test_events_task_state_and_errors_have_no_secrets(text: str) -> None:
     assert outcome.cause is not None
     error = failure(outcome.cause, text)
     check(store, event_of(outcome), event_of(text), str(error), error.cause, str(KtrainError(text)))
-    check(str(TrainingJobError(text)), status(text), printable(text))
+    check(str(TrainingJobError(text)), status(text), printable(text), conclusion(text).to_dict())
 
 
 @given(texts_with_a_secret())
@@ -90,12 +101,36 @@ def test_log_and_terminal_show_no_secrets(text: str) -> None:
             raise OSError(text)
         except OSError:
             log.exception("Failed")
-    out, console = io.StringIO(), Console()
+    of_no_task, out, console = shown_log("airflow_provider_ktrain.a_module"), io.StringIO(), Console()
+    handler = logging.StreamHandler(out)
+    of_no_task.addHandler(handler)
+    try:
+        of_no_task.warning("%s\n%s", text, OSError(text))
+        raise OSError(text)
+    except OSError:
+        of_no_task.exception("Failed")
+    finally:
+        of_no_task.removeHandler(handler)
+    assert "OSError: " in out.getvalue().rpartition("Traceback")[2]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         console.info(text)
         console.error("%s", text)
     check(lines, out.getvalue())
     assert len(lines) == 3
+
+
+@given(texts_with_a_secret())
+def test_commands_name_invalid_values_without_secrets(text: str) -> None:
+    manifest = pytorchjob()
+    manifest["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] = f"{text} {OF_A_CONNECTION}"
+    out = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        file = Path(folder, "job.yaml")
+        file.write_text(yaml.safe_dump(manifest))
+        assert main(["run", str(file)]) == 2
+        assert main(["check", str(file)]) == main(["check", "--output", "json", str(file)]) == 1
+    assert out.getvalue().count("restart-policy") == 3
+    check(out.getvalue())
 
 
 def test_lines_of_containers_are_logged_as_they_are() -> None:
@@ -140,7 +175,9 @@ def test_asset_event_has_the_result_without_secrets() -> None:
     check(extra)
 
 
-async def test_status_is_written_without_secrets() -> None:
+@pytest.mark.parametrize("build", [status, lambda text: {"queue": text, text: [text]}], ids=["document", "any"])
+async def test_status_is_written_without_secrets(build: Any) -> None:
+    """Whatever it is built of: the writer itself hides them."""
     written = threading.Event()
 
     class Written(Ti):
@@ -150,11 +187,15 @@ async def test_status_is_written_without_secrets() -> None:
 
     ti = Written("run", 1, 1)
     async with TaskStatusSink(ti, WORKER) as sink:
-        sink.offer(lambda: lambda: status(f"{EXAMPLES} {OF_A_CONNECTION}"), urgent=True)
+        sink.offer(lambda: lambda: build(f"{EXAMPLES} {OF_A_CONNECTION}"), urgent=True)
         async with asyncio.timeout(240):
             while not written.is_set():  # noqa: ASYNC110 - a thread sets it
                 await asyncio.sleep(0.01)
-    assert ti.xcoms[STATUS_XCOM]["cause"]["summary"]
+        check(ti.xcoms)
+        written.clear()
+        assert await sink.conclude(conclusion(f"{EXAMPLES} {OF_A_CONNECTION}").to_dict())
+    assert ti.xcoms[STATUS_XCOM]["conclusion"]["summary"]
+    assert ti.xcoms[STATUS_XCOM]["queue"]
     check(ti.xcoms)
 
 
@@ -174,6 +215,7 @@ def test_values_of_the_user_arrive_unchanged(instance: Instance, supervisor: Sup
         program = f"import time\ntime.sleep(5)\n{program}"
     returned = instance.execute(command=["python3", "-c", program], deferrable=deferrable)
     if deferrable:
+        check(returned.trigger.serialize(), instance.store)
         trigger = TrainingJobTrigger(**returned.trigger.serialize()[1])
 
         async def followed() -> Any:

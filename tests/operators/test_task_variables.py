@@ -49,4 +49,4 @@ def test_own_variable_of_the_same_name_is_replaced_with_a_warning(
     instance.execute(env={"KTRAIN_RUN_ID": "mine", "KTRAIN_REGION": "north"})
     (job,) = instance.jobs()
     assert environment(job).items() >= {"KTRAIN_RUN_ID": instance.run_id, "KTRAIN_REGION": "north"}.items()
-    assert capsys.readouterr().out.count("Manifest: KTRAIN_RUN_ID has no effect: the task sets it") == 1
+    assert capsys.readouterr().out.count("KTRAIN_RUN_ID has no effect: the task sets it") == 1

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
-from airflow_provider_ktrain.core.manifest.schema import schema_of, spec_fields
 
 _MPIRUN = re.compile(  # -n may also be an argument of the program, after its name
     r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b)|(?:\s+--[\w-]+)*\s+)(--?np|-n)[=\s]+['\"]?(\d+)\b"
@@ -39,20 +38,6 @@ def worker_count(job: Job) -> Iterator[Finding]:
         found = str(worker.count) if worker.at["replicas"].present else "nothing, which means 0"
         message = "the MPIJob has no Workers"
         yield Finding(worker.at["replicas"], message, found, "at least 1", "set Worker.replicas", level)
-
-
-@rule("clean-pod-policy", WARNING, MPIJOB)
-def top_clean_pod_policy(job: Job) -> Iterator[Finding]:
-    """Under v2beta1, cleanPodPolicy is under spec.runPolicy."""
-    top = job.spec["cleanPodPolicy"]
-    if top.present and "cleanPodPolicy" not in spec_fields(schema_of(job.kind.name, job.operator.version)):
-        yield Finding(
-            top,
-            "mpi-operator drops cleanPodPolicy at the top of spec, and the Workers keep running",
-            str(top.value),
-            "spec.runPolicy.cleanPodPolicy",
-            "move it under runPolicy",
-        )
 
 
 @rule("mpi-processes", WARNING, MPIJOB)

@@ -11,13 +11,13 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level, Problem, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.identity import PREFIX, OnFinishAction
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 
@@ -34,6 +34,7 @@ class Shape:
     :param remedy: an example of what to write.
     :param choices: all valid values, if they are a few words.
     :param numbers: whether the text of a whole number is converted to the number.
+    :param reserved: what the keys of a mapping may not begin with, besides being text. Default: nothing.
     """
 
     expected: str
@@ -42,6 +43,7 @@ class Shape:
     remedy: str = ""
     choices: tuple[str, ...] = ()
     numbers: bool = False
+    reserved: tuple[str, ...] = ()
 
 
 def validated(given: Mapping[str, Any], *required: str) -> dict[str, Any]:
@@ -73,7 +75,8 @@ def _problems(name: str, value: Any) -> Iterator[Problem]:
     elif not isinstance(value, shape.many) or isinstance(value, str | bytes):
         wrong = [("", value)]
     elif isinstance(value, Mapping):
-        wrong = [(f"[{k!r}]", v) for k, v in value.items() if not isinstance(k, str) or not shape.fits(v)]
+        invalid = {k for k in value if not isinstance(k, str) or k.startswith(shape.reserved)}
+        wrong = [(f"[{k!r}]", v) for k, v in value.items() if k in invalid or not shape.fits(v)]
     else:
         wrong = [(f"[{i}]", v) for i, v in enumerate(value) if not shape.fits(v)]
     for at, found in wrong:
@@ -162,6 +165,7 @@ _COUNT = Shape(
 )
 _DURATION = Shape("seconds or a timedelta, 0 or more", _duration, remedy="write timedelta(minutes=10), or 600")
 _WORDS = Shape("a list of words", _scalar, Sequence, 'write ["--epochs", "3"]')
+_OURS = f"{PREFIX}/"
 _LABELS = Shape("a mapping of text to text", _scalar, Mapping, 'write {"name": "value"}')
 
 _PLURALS = ",".join(kind.plural for kind in KINDS.values())
@@ -196,7 +200,11 @@ PARAMETERS: Mapping[str, Shape] = {
         lambda value: isinstance(value, str | os.PathLike) and os.fspath(value) != "",
         remedy='write "training", relative to the DAG file',
     ),
-    **dict.fromkeys(("node_selector", "labels", "annotations"), _LABELS),
+    "node_selector": _LABELS,
+    **dict.fromkeys(
+        ("labels", "annotations"),
+        replace(_LABELS, expected=f"{_LABELS.expected}, without keys that begin with {_OURS}", reserved=(_OURS,)),
+    ),
     "namespace": Shape(
         f"the name of a namespace: {NAMESPACE_FORMAT}",
         lambda value: value == "" or _namespace(value),

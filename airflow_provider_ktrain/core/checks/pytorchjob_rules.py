@@ -65,20 +65,6 @@ def elastic_policy(job: Job) -> Iterator[Finding]:
         yield Finding(elastic["nProcPerNode"], message, "both", "spec.nprocPerNode only", "remove this one")
 
 
-@rule("legacy-run-policy", WARNING, PYTORCHJOB)
-def legacy_run_policy(job: Job) -> Iterator[Finding]:
-    """Fields of the run policy are under spec.runPolicy."""
-    for key in job.operator.ignored:
-        if job.spec[key].present:
-            yield Finding(
-                job.spec[key],
-                f"training-operator ignores {key} at the top of spec",
-                f"spec.{key}",
-                f"spec.runPolicy.{key}",
-                "move it under runPolicy",
-            )
-
-
 _ALWAYS_SET = frozenset({"PET_NNODES", "PET_NPROC_PER_NODE"})
 _SET_WITH_MASTER = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "WORLD_SIZE", "RANK", "PET_NODE_RANK"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import WARNING
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.manifest.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
@@ -191,6 +192,15 @@ def ttl(job: Job) -> Iterator[Finding]:
             f"at least {TTL_MINIMUM}",
             "remove it: the task deletes the job (on_finish_action)",
         )
+
+
+@rule("reserved-variable", WARNING)
+def reserved_variable(job: Job) -> Iterator[Finding]:
+    """No variable is set that tasks set."""
+    given = {env["name"].text: env for _, container in job.containers for env in container["env"]}
+    for name in UNHASHED_VARIABLES:
+        if name in given:
+            yield Finding(given[name], f"{name} has no effect: the task sets it", hint="rename the variable")
 
 
 @rule("queue-priority", WARNING)

@@ -39,9 +39,14 @@ def avoided_nodes(pod: Mapping[str, Any]) -> list[str]:
         {
             str(name)
             for field in term.get("matchFields") or ()
-            if field.get("key") == NODE_NAME and field.get("operator") == "NotIn"
+            if avoids_node(field)
             for name in field.get("values") or ()
         }
         for term in terms
     ]
     return sorted(set.intersection(*excluded)) if excluded else []
+
+
+def avoids_node(field: Mapping[str, Any]) -> bool:
+    """Whether an entry of matchFields excludes nodes by their names."""
+    return field.get("key") == NODE_NAME and field.get("operator") == "NotIn"

@@ -28,7 +28,7 @@ ARCHIVE_DIRECTORY = "/ktrain/archive"  #: where the pods mount the ConfigMap
 CODE_DIRECTORY = "/ktrain/code"  #: where the pods unpack the code, and in which the program runs
 HASH_CHARS = 16
 LARGEST = 5  #: how many files an error names
-_VOLUMES = ("ktrain-archive", "ktrain-code")  #: of the pods
+CODE_VOLUMES = ("ktrain-archive", "ktrain-code")  #: of the pods
 _PYTHON = ("python3", "-I", "-c")  #: isolated from PYTHONPATH and from modules in the image's working directory
 _START_WORDS = len(_PYTHON) + 3  #: and the program and its two directories
 #: Runs with Python 3.6 and newer. Python ignores SIGPIPE and SIGXFSZ, which the program would inherit. The filter keeps
@@ -175,7 +175,7 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
     result: Manifest = plain(manifest)
     kind, spec = kind_of(result.get("kind")), mapping_at(result, "spec")
     peer_command = kind.operator_of(str(result.get("apiVersion"))).peer_command
-    archive, code = _VOLUMES
+    archive, code = CODE_VOLUMES
     volumes = ({"name": archive, "configMap": {"name": config_map}}, {"name": code, "emptyDir": {}})
     mounts = (
         {"name": archive, "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
@@ -200,31 +200,10 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
     return result
 
 
-def remove_code(value: Any) -> None:
-    """Remove what `run_with_code` of this or another release has added to a manifest, in place.
-
-    :param value: the manifest's spec, or a part of it; its form has not been checked.
-    """
-    if isinstance(value, list):
-        for item in value:
-            remove_code(item)
-    if not isinstance(value, dict):
-        return
-    command = value.get("command")
-    if isinstance(command, list) and _starts_code(command):
-        value["command"] = command[_START_WORDS:]
-    for key in ("volumes", "volumeMounts"):
-        if isinstance(entries := value.get(key), list):
-            value[key] = [e for e in entries if not (isinstance(e, Mapping) and e.get("name") in _VOLUMES)]
-            if not value[key]:
-                del value[key]
-    for item in value.values():
-        remove_code(item)
-
-
-def _starts_code(command: list[Any]) -> bool:
-    """Whether a command begins with the one that unpacks code. Its program may be that of another release."""
-    return len(command) > _START_WORDS and command[:_START_WORDS] == _start_command(command[len(_PYTHON)])
+def without_start(command: list[Any]) -> list[Any]:
+    """A container's own command, without the words of this or another release that unpack code before it."""
+    starts = len(command) > _START_WORDS and command[:_START_WORDS] == _start_command(command[len(_PYTHON)])
+    return command[_START_WORDS:] if starts else command
 
 
 def _start_command(program: str) -> list[str]:

@@ -35,14 +35,14 @@ class Document:
     :param file: the file's path, `manifest` for other text, or empty for an object.
     :param line: its first line in the file, from 1.
     :param lines: the line of each JSON path; empty unless the source was YAML.
-    :param beside: kind and name of the other documents of the source.
+    :param beside: the other documents of the source.
     """
 
     content: Any
     file: str = ""
     line: int = 0
     lines: Mapping[str, int] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    beside: tuple[Document, ...] = ()
 
     @property
     def where(self) -> str:
@@ -52,7 +52,8 @@ class Document:
     @property
     def left_out(self) -> Iterator[str]:
         """A warning for each of the other documents: they are not submitted."""
-        for title in self.beside:
+        for other in self.beside:
+            title = _title(other.content)
             yield f"{title} is not submitted, only the training job is: create it before, for example by kubectl apply"
 
     def line_of(self, path: str) -> int:
@@ -101,7 +102,7 @@ def the_job(documents: Sequence[Document]) -> Document:
             expected=f"apiVersion, kind ({known}), metadata and spec",
             remedy="if this is a path, it must end in " + ", ".join(SUFFIXES) if isinstance(job.content, str) else "",
         )
-    return replace(job, beside=tuple(_title(d.content) for d in documents if d is not job))
+    return replace(job, beside=tuple(d for d in documents if d is not job))
 
 
 def load_documents(source: object, folder: str | os.PathLike[str] | None = None, file: str = TEXT) -> list[Document]:

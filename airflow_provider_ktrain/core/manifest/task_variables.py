@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 DAG_ID, RUN_ID, TASK_ID = "KTRAIN_DAG_ID", "KTRAIN_RUN_ID", "KTRAIN_TASK_ID"
@@ -24,11 +24,6 @@ def task_variables(dag_id: str, run_id: str, task_id: str, map_index: int, try_n
     return {DAG_ID: dag_id, RUN_ID: run_id, TASK_ID: task_id, MAP_INDEX: str(map_index), TRY: str(try_number)}
 
 
-def names_set(manifest: Any) -> set[str]:
-    """Which of the UNHASHED_VARIABLES a manifest sets."""
-    return {item["name"] for item in _items(manifest) if item.get("name") in UNHASHED_VARIABLES}
-
-
 def without_variables(manifest: Any) -> Any:
     """A copy of a manifest, or of a part of one, that doesn't set the UNHASHED_VARIABLES."""
     if isinstance(manifest, Mapping):
@@ -37,14 +32,3 @@ def without_variables(manifest: Any) -> Any:
         kept = (i for i in manifest if not (isinstance(i, Mapping) and i.get("name") in UNHASHED_VARIABLES))
         return [without_variables(item) for item in kept]
     return manifest
-
-
-def _items(manifest: Any) -> Iterator[Mapping[str, Any]]:
-    """The mappings in all lists of a manifest."""
-    if isinstance(manifest, Mapping):
-        for value in manifest.values():
-            yield from _items(value)
-    elif isinstance(manifest, list):
-        yield from (item for item in manifest if isinstance(item, Mapping))
-        for item in manifest:
-            yield from _items(item)

@@ -35,7 +35,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
-    """Rewrite fields that only an older operator reads; returns the manifest and one note for each change.
+    """Move fields that only an older operator reads to spec.runPolicy; returns the manifest and their names.
 
     The legacy pytorch-operator read the run policy at the top of spec; training-operator drops it there without an
     error. A field that is set in both places keeps the value under runPolicy. Also cleanPodPolicy of an MPIJob v2beta1.
@@ -49,9 +49,7 @@ def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
     moved = {key: spec.pop(key) for key in operator.ignored if key in spec and isinstance(policy, dict)}
     if moved:
         spec["runPolicy"] = moved | policy
-    return result, tuple(
-        f"Moved spec.{key} to spec.runPolicy.{key}: {operator.name} ignores it at the top of spec" for key in moved
-    )
+    return result, tuple(moved)
 
 
 def change_version(manifest: Mapping[str, Any], served: str) -> Manifest:

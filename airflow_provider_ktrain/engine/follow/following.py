@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.limits import Clock, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
+from airflow_provider_ktrain.core.text import shown_log
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -32,7 +32,7 @@ from airflow_provider_ktrain.engine.job_requests import JobRead
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.watch.job_watches import watches_of
 
-log = logging.getLogger(__name__)
+log = shown_log(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
 RETRY_SECONDS = 1.0  #: until the API server is asked again after a failed request
 MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit

@@ -21,7 +21,9 @@ from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 READ_SECONDS = 20.0  #: for one log, also if the API server can't be reached: the release of the GPUs waits for it
 READ_TIMEOUT_SECONDS = 10.0  #: without a byte
-LAST_LINES = 1000  #: of the primary in which a result is searched, if its log was not followed to its end
+#: how many last lines of the primary are searched for a result if its log was not followed to its end: more if the
+#: first ones have none
+LAST_LINES = (1_000, 100_000)
 #: read from the second of the result line on: no later line before the handover has a result, or its first part
 MAX_READ_BYTES = 32 * 1024 * 1024
 
@@ -41,7 +43,8 @@ class PrimaryResult:
         #: where the log has it: `pod`, `container`, and `time` of the line, or of the first numbered one
         self.origin = {name: str(value) for name, value in mapping(handover.result_from).items()}
         self._left_out = bool(self.origin) and not self._before  # the handover had no room for the line
-        self._unread = ""  # whose log could not be searched for a result
+        self._lines = 0  # of the response that was read last
+        self._unread = ""  # why the log of the primary may have a result that wasn't found
 
     @property
     def line(self) -> str:
@@ -67,11 +70,11 @@ class PrimaryResult:
             self.origin = {"pod": source.pod, "container": source.container, "time": written} if written else {}
 
     async def complete(
-        self, unread: Container[tuple[str, str]], unread_before: Container[tuple[str, str]] = ()
+        self, unread_logs: Container[tuple[str, str]], unread_before: Container[tuple[str, str]] = ()
     ) -> None:
         """Read what nobody has read: a line that was left out, and the end of a log. The pods still exist.
 
-        :param unread: pods and containers whose logs were followed, but not read to their end.
+        :param unread_logs: pods and containers whose logs were followed, but not read to their end.
         :param unread_before: those of which lines between the handover and a takeover were not read. Default: none.
         """
         if self._left_out:
@@ -79,19 +82,25 @@ class PrimaryResult:
         state, kind = self._state, self._state.kind
         primary = kind.primary(state.known_job), 0
         pods = [pod for pod in state.pods.all if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
-        found: str | None = None
+        unread, found = _not_read(kind.replica_name(*primary)), None
         if pods:
             newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
             name, container = newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
             if (name, container) in unread_before and (not self._found or self._found.startswith(PART_MARKER)):
                 since = datetime.datetime.fromtimestamp(state.handover.handed_over_at, datetime.UTC)
                 found = await self._search(name, container, {"sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"})
-            elif self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread:
+            elif self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread_logs:
                 return
             else:
-                found = await self._search(name, container, {"tailLines": str(LAST_LINES)})
+                for number in LAST_LINES:
+                    found = await self._search(name, container, {"tailLines": str(number)})
+                    if found != "" or self._lines < number:
+                        break
+                else:
+                    unread = f"the last {number:,} lines of the log of {kind.replica_name(*primary)} have none"
+                    found = None
         if found is None:
-            self._unread = kind.replica_name(*primary)
+            self._unread = unread
         else:
             self._found = _later(self._found, found)
 
@@ -100,7 +109,7 @@ class PrimaryResult:
         state = self._state
         value, error, reported = find_result(state.kind, state.known_job, state.pods.all, self.line)
         if not reported and self._unread:
-            return None, f"{UNKNOWN}the log of {self._unread} could not be read to its end", False
+            return None, f"{UNKNOWN}{self._unread}", False
         return value, error, reported
 
     async def _read_left_out(self) -> None:
@@ -111,7 +120,7 @@ class PrimaryResult:
             if found := await self._search(pod, container, {**since, **run}):
                 self._before = found
                 return
-        self._unread = pod
+        self._unread = _not_read(pod)
 
     async def _search(self, pod: str, container: str, query: Mapping[str, str]) -> str | None:
         """The result line in the part of a log that `query` selects; None if it can't be read."""
@@ -125,17 +134,22 @@ class PrimaryResult:
 
     async def _read(self, path: str, query: Mapping[str, str]) -> str | None:
         """The result line; None without one if the response is only a part of the log."""
-        found, lines, size = "", LineSplitter(), 0
+        found, lines, size, self._lines = "", LineSplitter(), 0, 0
         async with (
             self._budget.slot(),
             self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as response,
         ):
             async for chunk in response.content.iter_any():
                 size += len(chunk)
+                self._lines += chunk.count(b"\n")
                 if block := lines.feed(chunk):
                     found = _kept(found, block)
         found = _kept(found, lines.unended_line)
         return None if size >= MAX_READ_BYTES and not found else found
+
+
+def _not_read(name: str) -> str:
+    return f"the log of {name} could not be read to its end"
 
 
 def _kept(found: str, block: bytes) -> str:

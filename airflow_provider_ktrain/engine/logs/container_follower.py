@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +29,7 @@ from functools import partial
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
+from airflow_provider_ktrain.core.text import shown_log
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
@@ -45,7 +45,7 @@ from airflow_provider_ktrain.engine.logs.reader import (
     time_of_line,
 )
 
-log = logging.getLogger(__name__)
+log = shown_log(__name__)
 
 MAX_MISMATCHED_READS = 3  #: responses without the last known lines before we assume that these are gone from the log
 TAIL_CHECK_LINES = 5  #: last lines that are compared with the last lines that were read

@@ -1,12 +1,14 @@
 """DAGs of tests/e2e/test_parameters.py: parameters that users of KubernetesPodOperator know."""
 
 import datetime
+import json
 import os
 from unittest import mock
 
 import pendulum
 from airflow.sdk import DAG, task
 
+from airflow_provider_ktrain.core.secret_rules import RULES
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
@@ -124,3 +126,23 @@ with DAG("diverges", schedule=None, start_date=START):
         return {"epochs": 3, "loss": float("nan")}
 
     diverges()
+
+SECRETS = [rule.example.replace("SECRET", "hunter2hunter2") for rule in RULES]
+with DAG("secret_results", schedule=None, start_date=START):
+
+    @task
+    def same(results: list[object]) -> list[bool]:
+        return [result == SECRETS for result in results]
+
+    same(
+        [
+            PyTorchJobOperator(
+                task_id=f"deferrable_{deferrable}",
+                image=IMAGE,
+                command=["sh", "-c", """sleep 15; printf '%s\\n' "$LINE\""""],
+                env={"LINE": f"KTRAIN_RESULT {json.dumps(SECRETS)}"},
+                deferrable=deferrable,
+            ).output
+            for deferrable in (False, True)
+        ]
+    )
