@@ -39,6 +39,8 @@ CODE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (("", ("c
 KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", ("workloads",), ("get", "list", "watch", "patch")),
     ("kueue.x-k8s.io", ("localqueues",), ("get",)),
+    # optional: the job's place in its queue
+    ("visibility.kueue.x-k8s.io", ("localqueues/pendingworkloads",), ("get",)),
 )
 _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],

@@ -105,7 +105,7 @@ class StatusReporter:
     def _queue_reason(self) -> str:
         """Why the job waits in its queue; empty if it doesn't, or if the reason isn't known."""
         queue, phase = self._queue.status, self._state.phase
-        return queue.why if queue is not None and phase in (Phase.QUEUED, Phase.SUSPENDED) else ""
+        return queue.reason if queue is not None and phase in (Phase.QUEUED, Phase.SUSPENDED) else ""
 
     def _limits(self, ended: bool) -> list[Clock]:
         """The running limits, of several of one kind the first that expires."""
