@@ -299,7 +299,8 @@ class QueueFollower:
         detail = "\n".join(filter(None, (status.message, status.line)))
         cause = Cause(Category.QUEUE, summary, detail, _RESOLUTIONS[status.phase])
         if status.pods_were_late:
-            cause = with_obstacle(cause, make_evidence(self._state.known_job, self._state.pods.all))
+            short = f"{self._state.ref} was given up by Kueue, its pods were not ready"
+            cause = with_obstacle(cause, short, make_evidence(self._state.known_job, self._state.pods.all))
         return cause.with_short_summary()
 
     async def _read_status(self) -> QueueStatus | None:
