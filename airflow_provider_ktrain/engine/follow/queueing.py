@@ -65,11 +65,8 @@ class QueueFollower:
         self._workloads: Subscription | None = None
         self._informer: SharedInformer | None = None  # of all Workloads of the namespace
         self._kueue_version = ""
-        self._looks = (
-            "",
-            0,
-            math.inf,
-        )  # version of the Workload, looks since it has it, when to look again (monotonic)
+        # resourceVersion of the Workload, looks at it, and when to look again by `time.monotonic`
+        self._looks: tuple[str, int, float | None] = "", 0, None
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
         self._confirm_at = 0.0  # time.monotonic() from which to ask the API server whether the job will never run
@@ -147,17 +144,14 @@ class QueueFollower:
             queue = str((workload.get("spec") or {}).get("queueName"))
             queues = await kueue.read_queues(self._api, version, namespace, queue)
         status = queue_status(workload, equals, queues)
-        if status.phase not in _WAITS:
-            self._looks = ("", 0, math.inf)
-            return status
-        place = await kueue.find_place(self._api, version, workload)
-        if place is not None or not verdict(workload):
-            known, number, _ = self._looks
-            seen = str(workload["metadata"].get("resourceVersion"))
-            number = number + 1 if seen == known else 0
-            first, longest = LOOK_AGAIN_SECONDS
-            self._looks = (seen, number, time.monotonic() + min(first * 2.0 ** min(number, 10), longest))
-        return replace(status, place=place)
+        if status.phase in _WAITS:
+            status = replace(status, place=await kueue.find_place(self._api, version, workload))
+        (known, number, _), seen = self._looks, str(workload["metadata"].get("resourceVersion"))
+        number = number + 1 if seen == known else 0
+        seconds = min(LOOK_AGAIN_SECONDS[0] * 2.0 ** min(number, 10), LOOK_AGAIN_SECONDS[1])
+        again = status.place is not None or (status.phase in _WAITS and not verdict(workload))
+        self._looks = seen, number, time.monotonic() + seconds if again else None
+        return status
 
     def _remember(self, **changes: Any) -> None:
         """Change what is handed over to the next process."""

@@ -128,7 +128,7 @@ class JobState:
         """When the job was in a phase, as far as its phases are kept."""
         began = [datetime.datetime.fromtimestamp(at, datetime.UTC) for _, at in self.phases]
         ended = [*began[1:], utc_now()]
-        return [(b, e) for (name, _), b, e in zip(self.phases, began, ended, strict=True) if name == phase]
+        return [(b, e) for (name, _), b, e in zip(self.phases, began, ended, strict=False) if name == phase]
 
     def describe(self, phase: Phase) -> str:
         """A log line about the job in `phase`, with the condition's message unless it only repeats the phase."""
