@@ -205,9 +205,14 @@ def verdict(workload: Workload) -> tuple[QueuePhase, str] | None:
     if is_bypassed(message) or names_queue(workload):
         return None
     phase, why = explain(str(quota.get("reason") or ""), message)
-    if phase is QueuePhase.NEVER_FITS and _was_admitted(workload):  # it fits when the quota is as it was then
+    return None if phase is QueuePhase.PENDING else _if_never_admitted(workload, phase, why)
+
+
+def _if_never_admitted(workload: Workload, phase: QueuePhase, why: str) -> tuple[QueuePhase, str]:
+    """A Workload that was admitted once fits when the quota is as it was then."""
+    if phase is QueuePhase.NEVER_FITS and _was_admitted(workload):
         return QueuePhase.WAITING, why.removesuffix(": it can never run here")
-    return None if phase is QueuePhase.PENDING else (phase, why)
+    return phase, why
 
 
 def workload_of(workloads: Iterable[Workload], uid: str) -> Workload | None:
@@ -279,8 +284,7 @@ def _without_verdict(
         phase, why = newest[1]
     elif not is_bypassed(message):
         return phase, why
-    if phase is QueuePhase.NEVER_FITS and _was_admitted(workload):
-        phase, why = QueuePhase.WAITING, why.removesuffix(": it can never run here")
+    phase, why = _if_never_admitted(workload, phase, why)
     return phase, f"waits behind equal jobs{': ' if why else ''}{why}"
 
 
