@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds, parse_timesta
 
 Json = Mapping[str, Any]
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
-_TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
+TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
 
 def metadata_of(obj: Json) -> Json:
@@ -167,7 +167,7 @@ def was_ended_by_deletion(terminated: Json, pod: Json) -> bool:
     if finished is None or not _grace_seconds(pod):
         return code in (SIGKILLED, SIGTERMED)
     if code == SIGKILLED:
-        return finished >= deadline - _TIMESTAMP_RESOLUTION
+        return finished >= deadline - TIMESTAMP_RESOLUTION
     return finished >= requested if code == SIGTERMED else finished > requested
 
 

@@ -39,6 +39,8 @@ CODE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (("", ("c
 KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", ("workloads",), ("get", "list", "watch", "patch")),
     ("kueue.x-k8s.io", ("localqueues",), ("get",)),
+    # optional: the job's place in its queue
+    ("visibility.kueue.x-k8s.io", ("localqueues/pendingworkloads",), ("get",)),
 )
 _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
@@ -71,7 +73,7 @@ def objects(
     :param service_account: `NAMESPACE:NAME`, or a name in `namespace`: adds bindings. Default: none.
     :param cluster_runtimes: add a ClusterRole that reads ClusterTrainingRuntimes. Default: False.
     :param kueue: with the rights on Kueue's Workloads and LocalQueues, and a ClusterRole that reads ClusterQueues and
-        WorkloadPriorityClasses, which only `ktrain check --server` needs. Default: False.
+        WorkloadPriorityClasses, for `ktrain check --server` and why a queue is inactive. Default: False.
     :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
     """
     made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code))]

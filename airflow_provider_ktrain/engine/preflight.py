@@ -36,6 +36,8 @@ Object = dict[str, Any]
 
 SUBMISSION = "dry-run"  #: value of the label of a job that is never created
 KUEUE_GROUP = "kueue.x-k8s.io"
+#: where the manifests and the chart of Kueue install it; without the right to read it, its version isn't known
+KUEUE_DEPLOYMENT = "/apis/apps/v1/namespaces/kueue-system/deployments/kueue-controller-manager"
 
 
 async def preflight(
@@ -67,8 +69,12 @@ async def preflight(
     api_version = f"{kind.group}/{version}"
     manifest = request.fitted(api_version)
     published = await answer_to(api, f"/openapi/v3/apis/{api_version}")
-    problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
+    fields = schema.published(published.body, kind.name, api_version)
+    problems = check(manifest, schema=fields)
     answers = await _read_answers(api, kind, manifest, namespace)
+    is_old = kind.has_runtimes and fields is not None and "runtimePatches" not in schema.spec_fields(fields)
+    if answers.queue is not None and is_old:
+        answers = replace(answers, old_trainer=await answer_to(api, KUEUE_DEPLOYMENT))
     problems += judge(manifest, answers)
     if rendered and not any(p.code == "type" for p in problems):
         served = await read_served(api, kind, version, manifest, namespace, patience=patience, log=log)
@@ -170,6 +176,9 @@ async def _dry_run(
     if queued and not wants_suspension(created):
         at = queue_of(manifest)
         message = f"Kueue doesn't manage {kind.plural} in namespace {namespace}: the job starts at once, without quota"
-        hint = "ask an administrator to enable Kueue's integration, or remove the queue"
+        hint = (
+            f"ask an administrator to add {kind.group}/{kind.name.lower()} to integrations.frameworks of Kueue's "
+            "configuration (PyTorchJob is off by default since Kueue 0.19), or remove the queue"
+        )
         return [Problem(WARNING, "queue", at.path, message, at.text, "a kind that Kueue manages", hint)]
     return []

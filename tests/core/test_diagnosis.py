@@ -390,6 +390,22 @@ def test_if_all_replicas_lost_a_peer_the_cause_is_unknown(log: str) -> None:
     assert cause.summary.startswith("Master 0 lost a peer, and no replica reports why: ")
 
 
+def test_a_replica_that_left_early_is_the_cause_of_a_lost_peer() -> None:
+    """Rank 1 ends with exit code 0 while rank 0 waits in a barrier."""
+    pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=0, at=40), pod("Worker", 1)]
+    cause = diagnose(make_evidence(failed(), pods, logs=logs(master_0=PEER_LOST)))
+    assert cause.summary == "Worker 0 ended with exit code 0 while Master 0 was still training"
+    assert (cause.category, cause.replica) == (Category.USER_CODE, "Worker 0")
+    assert "Master 0 lost a peer" in cause.detail
+    pods[1] = pod("Worker", 0, code=0, at=100)  # it ended later, so that isn't why
+    cause = diagnose(make_evidence(failed(), pods, logs=logs(master_0=PEER_LOST)))
+    assert cause.summary.startswith("Master 0 lost a peer")
+    pods[1] = pod("Worker", 0, code=3, at=40)  # which the operator may ignore
+    cause = diagnose(make_evidence(failed(), pods, logs=logs(master_0=PEER_LOST)))
+    assert (cause.category, cause.replica) == (Category.USER_CODE, "Worker 0")
+    assert cause.summary == "Worker 0 failed with exit code 3"
+
+
 def test_a_replaced_evicted_pod_is_the_cause_if_others_only_lost_a_peer() -> None:
     message = "The node was low on resource: memory.\nmore"
     evicted = pod("Worker", 0, uid="old", phase="Failed", reason="Evicted", message=message)

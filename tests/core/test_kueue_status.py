@@ -12,7 +12,9 @@ from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.kueue_status import (
     FAILS_AFTER_SECONDS,
     Eviction,
+    Queues,
     QueueStatus,
+    equality_key,
     queue_status,
     runs_elsewhere,
     workload_of,
@@ -21,6 +23,7 @@ from airflow_provider_ktrain.core.state.kueue_status import (
 RECORDINGS = Path(__file__).parents[1] / "kueue/recordings"
 PREFIX = "couldn't assign flavors to pod set worker: "
 UNUSED = "insufficient unused quota for nvidia.com/gpu in flavor {}, 4 more needed"
+BYPASSED = "Bypassed scheduling evaluation because an equivalent workload recently failed"
 ABOVE = (
     "insufficient quota for nvidia.com/gpu in flavor {}, previously considered podsets requests (0) + "
     "current podset request (24) > maximum capacity (16)"
@@ -42,14 +45,24 @@ def pending(message: str, reason: str = "Pending") -> dict[str, str]:
 
 
 def recorded(name: str, job: str) -> list[QueueStatus]:
-    """The states of a recorded job's Workload, without repetitions."""
+    """The states of a recorded job's Workload, without repetitions, with what all Workloads and queues showed then."""
     found: list[QueueStatus] = []
-    for line in (RECORDINGS / name / "events.jsonl").read_text().splitlines():
-        change = json.loads(line)
-        if change["watch"] == "workloads" and f"-{job}-" in change["object"]["metadata"]["name"]:
-            status = queue_status(change["object"])
+    known: dict[str, dict[str, dict[str, Any]]] = {"workloads": {}, "localqueues": {}, "clusterqueues": {}}
+    changes = [json.loads(line) for line in (RECORDINGS / name / "events.jsonl").read_text().splitlines()]
+    for change in sorted(changes, key=lambda change: int(change["object"]["metadata"]["resourceVersion"])):
+        obj = change["object"]
+        objects = known.setdefault(change["watch"], {})
+        objects[obj["metadata"]["name"]] = obj
+        ours = next((w for n, w in known["workloads"].items() if n.partition("-")[2].rpartition("-")[0] == job), None)
+        if ours is not None:
+            equals = [w for w in known["workloads"].values() if equality_key(w) == equality_key(ours)]
+            local = known["localqueues"].get(ours["spec"]["queueName"])
+            cluster = known["clusterqueues"].get(local["spec"]["clusterQueue"]) if local else None
+            status = queue_status(ours, equals, Queues(local, cluster))
             if not found or status.line != found[-1].line:
                 found.append(status)
+        if change["type"] == "DELETED":
+            del objects[obj["metadata"]["name"]]
     return found
 
 
@@ -64,18 +77,20 @@ LINES = {
         "Queued in LocalQueue queue: Kueue has not looked at the job yet.",
         "Queued in LocalQueue queue: ClusterQueue q70b is inactive: it is stopped, or not completely set up. "
         "An administrator must correct this.",
+        "Queued in LocalQueue queue: ClusterQueue q70b is stopped. An administrator must correct this.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job since LocalQueue queue became active.",
         "Admitted by ClusterQueue q70b with flavor q70b.",
         "The job lost its quota and will be queued again: the ClusterQueue is stopped.",
         "Queued in LocalQueue queue: the ClusterQueue is stopped. An administrator must correct this.",
-        "Queued in LocalQueue queue: ClusterQueue q70b is inactive: it is stopped, or not completely set up. "
-        "An administrator must correct this.",
+        "Queued in LocalQueue queue: ClusterQueue q70b is stopped. An administrator must correct this.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job since LocalQueue queue became active.",
         "Admitted by ClusterQueue q70b with flavor q70b.",
         "The queue has released the job's quota.",
     ],
     ("70c-kueue-queue-missing", "lost"): [
         "Queued in LocalQueue lost: Kueue has not looked at the job yet.",
         "Queued in LocalQueue lost: ClusterQueue nosuch-70c doesn't exist. An administrator must correct this.",
-        "Queued in LocalQueue queue: ClusterQueue nosuch-70c doesn't exist. An administrator must correct this.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job since LocalQueue queue became active.",
         "Admitted by ClusterQueue q70c with flavor q70c.",
         "The queue has released the job's quota.",
     ],
@@ -103,6 +118,85 @@ LINES = {
         "Admitted by ClusterQueue q74c with flavor q74c.",
         "The queue has released the job's quota.",
     ],
+    ("76-kueue-granular-no-matching-flavor-pytorchjob", "train"): [
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",
+        "Queued in LocalQueue queue: no flavor of its ClusterQueue suits it: untolerated taint {gpu a100 NoSchedule "
+        "<nil>} in flavor q76. An administrator must correct this.",
+        "Admitted by ClusterQueue q76 with flavor q76.",
+        "The queue has released the job's quota.",
+    ],
+    ("77-kueue-granular-misconfigured-pytorchjob", "train"): [
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",
+        "Queued in LocalQueue queue: ClusterQueue q77 is inactive: it is stopped, or not completely set up. "
+        "An administrator must correct this.",
+        "Queued in LocalQueue queue: ClusterQueue q77 is inactive: references missing ResourceFlavor(s): q77. "
+        "An administrator must correct this.",
+        "Admitted by ClusterQueue q77 with flavor q77.",
+        "The queue has released the job's quota.",
+    ],
+    ("77-kueue-granular-misconfigured-pytorchjob", "missing"): [
+        "Queued in LocalQueue nowhere: Kueue has not looked at the job yet.",
+        "Queued in LocalQueue nowhere: LocalQueue nowhere doesn't exist. An administrator must correct this.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job since LocalQueue queue became active.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",
+        "Admitted by ClusterQueue q77 with flavor q77.",
+        "The queue has released the job's quota.",
+    ],
+    ("80t-kueue-granular-hold-trainjob", "later"): [  # for 0.3 s its message is `ClusterQueue  doesn't exist`
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",
+        "Queued in LocalQueue queue: LocalQueue queue is stopped. An administrator must correct this.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job since LocalQueue queue became active.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",
+        "Queued in LocalQueue queue: needs 200m cpu more in flavor q80t.",
+        "Admitted by ClusterQueue q80t with flavor q80t.",
+        "The queue has released the job's quota.",
+    ],
+    ("82-kueue-granular-admission-check-rejected-pytorchjob", "train"): [
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",
+        "Queued in LocalQueue queue: has quota and waits for admission checks.",
+        "Queued in LocalQueue queue: has quota and waits for admission checks: budget-82.",
+        "Queued in LocalQueue queue: has quota and waits for admission checks: budget-82 (no nodes yet).",
+        "The job lost its quota and will be queued again: admission check budget-82 asks to try again later: "
+        "no nodes yet.",
+        "Queued in LocalQueue queue: admission check budget-82 asks to try again later: no nodes yet.",
+        "Queued in LocalQueue queue: has quota and waits for admission checks: budget-82 (Reset to Pending after "
+        "eviction. Previously: Retry).",
+        "Queued in LocalQueue queue: has quota and waits for admission checks: budget-82 (budget is spent).",
+        "Kueue gave up on the job: admission check budget-82 rejected it: budget is spent.",
+        "The queue has released the job's quota.",
+    ],
+    ("83-kueue-granular-equal-jobs-pytorchjob", "third"): [
+        "Queued in LocalQueue queue: waits behind equal jobs: needs 200m cpu more in flavor q83.",
+        "Queued in LocalQueue queue: waits behind equal jobs.",
+        "Queued in LocalQueue queue: needs 200m cpu more in flavor q83.",
+        "Admitted by ClusterQueue q83 with flavor q83.",
+        "The queue has released the job's quota.",
+    ],
+    ("84-kueue-equal-jobs-pytorchjob", "third"): [
+        "Queued in LocalQueue queue: waits behind equal jobs: needs 200m cpu more in flavor q84.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",  # the second one is admitted
+        "Queued in LocalQueue queue: needs 200m cpu more in flavor q84.",
+        "Admitted by ClusterQueue q84 with flavor q84.",
+        "The queue has released the job's quota.",
+    ],
+    ("84b-kueue-local-queue-held-pytorchjob", "third"): [  # `LocalQueue queue is inactive` stays for 16 s too long
+        "Queued in LocalQueue queue: waits behind equal jobs: needs 200m cpu more in flavor q84b.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",  # the second one has lost its verdict
+        "Queued in LocalQueue queue: LocalQueue queue is stopped. An administrator must correct this.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job since LocalQueue queue became active.",
+        "Queued in LocalQueue queue: waits behind equal jobs: needs 200m cpu more in flavor q84b.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job since LocalQueue queue became active.",
+        "Queued in LocalQueue queue: needs 200m cpu more in flavor q84b.",
+        "Admitted by ClusterQueue q84b with flavor q84b.",
+        "The queue has released the job's quota.",
+    ],
+    ("84-kueue-equal-jobs-pytorchjob", "big-too"): [
+        "Queued in LocalQueue queue: waits behind equal jobs: requests more than the whole quota (800m + 800m cpu of "
+        "at most 1 in flavor q84): it can never run here.",
+        "Queued in LocalQueue queue: Kueue has not looked at the job yet.",  # `big` is deleted
+        "Queued in LocalQueue queue: requests more than the whole quota (800m + 800m cpu of at most 1 in flavor q84): "
+        "it can never run here.",
+    ],
 }
 
 
@@ -117,6 +211,37 @@ def test_preemption_is_counted_and_explained() -> None:
     why = "preempted: a job with a higher priority in the ClusterQueue needs the quota"
     assert preempted.last_eviction == Eviction("Preempted", why, "2026-11-22T02:04:13Z")
     assert preempted.last_eviction.preempted
+
+
+@pytest.mark.parametrize(
+    "name", ["82-kueue-granular-admission-check-rejected-pytorchjob", "85-kueue-admission-check-pytorchjob"]
+)
+def test_a_check_that_evicts_a_job_before_its_admission_takes_nothing_from_it(name: str) -> None:
+    states = recorded(name, "train")
+    assert {(s.evictions, s.preemptions, s.last_eviction) for s in states} == {(0, 0, None)}
+    given_up = next(s for s in states if s.phase is QueuePhase.GIVEN_UP)
+    assert given_up.message == 'AdmissionCheck in Rejected state: "{}" (budget is spent)'.format(
+        "budget-82" if name.startswith("82") else "budget-85"
+    )
+
+
+def test_a_check_that_ends_an_admission_counts_as_an_eviction() -> None:
+    evicted = condition("Evicted", "True", "AdmissionCheck", 'Evicted due to AdmissionCheck in Retry state: "a" (gone)')
+    reserved, admitted = condition("QuotaReserved", "True", "QuotaReserved"), condition("Admitted", "True", "Admitted")
+    status = queue_status(workload(reserved, admitted, evicted))
+    assert (status.phase, status.evictions) == (QueuePhase.EVICTING, 1)
+    assert status.last_eviction is not None
+    assert status.last_eviction.why == "admission check a asks to try again later: gone"
+
+
+def test_a_check_before_the_admission_does_not_disarm_never_fits() -> None:
+    past = condition(
+        "Evicted", "False", "QuotaReserved", 'Previously: Evicted due to AdmissionCheck in Retry state: "a"'
+    )
+    stats = {"schedulingStats": {"evictions": [{"reason": "AdmissionCheck", "count": 1, "underlyingCause": ""}]}}
+    for rest in ({}, stats):
+        status = queue_status(workload(pending(PREFIX + ABOVE.format("a100")), past, **rest))
+        assert status.phase is QueuePhase.NEVER_FITS
 
 
 def test_evictions_stay_counted_when_the_job_is_admitted_again() -> None:
@@ -175,6 +300,67 @@ def test_reason_exceeds_max_quota_alone_is_no_evidence() -> None:
     assert queue_status(workload(pending(short))).phase is QueuePhase.WAITING
 
 
+TAINT = "untolerated taint {gpu a100 NoSchedule <nil>} in flavor q76"
+UNSUITED = f"no flavor of its ClusterQueue suits it: {TAINT}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "phase", "why"),
+    [
+        ("NoMatchingFlavor", PREFIX + TAINT, QueuePhase.MISCONFIGURED, UNSUITED),
+        ("Pending", PREFIX + TAINT, QueuePhase.MISCONFIGURED, UNSUITED),
+        ("Misconfigured", "invalid namespace selector: x", QueuePhase.MISCONFIGURED, "invalid namespace selector: x"),
+        (
+            "Suspended", "ClusterQueue q is inactive", QueuePhase.MISCONFIGURED,
+            "ClusterQueue q is inactive: it is stopped, or not completely set up",
+        ),
+        ("PendingEvaluation", "Workload is pending", QueuePhase.PENDING, "Kueue has not looked at the job yet"),
+        ("Misconfigured", "ClusterQueue  doesn't exist", QueuePhase.PENDING, "Kueue has not looked at the job yet"),
+        ("WaitingForQuota", BYPASSED, QueuePhase.WAITING, "waits behind equal jobs"),
+        (
+            "ExceedsMaxQuota", BYPASSED, QueuePhase.NEVER_FITS,
+            "waits behind equal jobs: requests more than the whole quota, as they do",
+        ),
+    ],
+)  # fmt: skip
+def test_reasons_decide_before_messages(reason: str, message: str, phase: QueuePhase, why: str) -> None:
+    status = queue_status(workload(pending(message, reason)))
+    assert (status.phase, status.why) == (phase, why)
+
+
+def test_a_pod_set_that_never_fits_holds_the_whole_job_back() -> None:
+    """`big` of recordings 83 and 84: the Master alone would fit, while another job uses the quota."""
+    master = "couldn't assign flavors to pod set master: " + UNUSED.format("a100")
+    status = queue_status(workload(pending(f"{master}; {PREFIX}{ABOVE.format('a100')}")))
+    assert status.phase is QueuePhase.NEVER_FITS
+    assert "4 nvidia.com/gpu more" not in status.why
+
+
+def test_the_newest_verdict_on_an_equal_job_counts() -> None:
+    ours = workload()
+    at = "2026-11-22T0{}:00:00Z".format
+    never = workload({**pending(PREFIX + ABOVE.format("a100")), "lastTransitionTime": at(3)})
+    waits = workload({**pending(PREFIX + UNUSED.format("a100")), "lastTransitionTime": at(4)})
+    for number, other in enumerate((never, waits)):
+        other["metadata"]["uid"] = f"u-{number}"
+    assert queue_status(ours, [never]).phase is QueuePhase.NEVER_FITS
+    assert (
+        queue_status(ours, [never, waits]).why == "waits behind equal jobs: needs 4 nvidia.com/gpu more in flavor a100"
+    )
+    was_admitted = {**ours, "status": {"accumulatedPastExecutionTimeSeconds": 60}}
+    assert queue_status(was_admitted, [never]).phase is QueuePhase.WAITING
+
+
+def test_equal_jobs_have_the_same_queue_and_pod_sets() -> None:
+    def of(queue: str = "a", count: int = 1, gpus: str = "1", command: str = "x") -> str:
+        container = {"name": "main", "command": [command], "resources": {"requests": {"nvidia.com/gpu": gpus}}}
+        pod_sets = [{"name": "worker", "count": count, "template": {"spec": {"containers": [container]}}}]
+        return equality_key({"spec": {"queueName": queue, "podSets": pod_sets}})
+
+    assert of() == of(command="y")
+    assert len({of(), of(queue="b"), of(count=2), of(gpus="2")}) == 4
+
+
 def test_line_names_missing_and_excessive_quota() -> None:
     either = queue_status(workload(pending(f"{PREFIX}{UNUSED.format('a100')}, {UNUSED.format('h100')}")))
     assert either.line == (
@@ -192,11 +378,9 @@ def test_line_names_missing_and_excessive_quota() -> None:
     ("message", "why"),
     [
         ("LocalQueue team-a doesn't exist", "LocalQueue team-a doesn't exist"),
-        ("ClusterQueue  doesn't exist", "its ClusterQueue doesn't exist"),
         ("LocalQueue team-a is inactive", "LocalQueue team-a is inactive: it is stopped, or not completely set up"),
-        ("LocalQueue  doesn't exist", "its LocalQueue doesn't exist"),
-        ("LocalQueue team-a is terminating or missing", "LocalQueue team-a doesn't exist"),
-        ("ClusterQueue gpus not found", "ClusterQueue gpus doesn't exist"),
+        ("LocalQueue team-a is terminating or missing", "LocalQueue team-a is terminating or missing"),
+        ("ClusterQueue gpus not found", "ClusterQueue gpus not found"),
         ("Workload namespace doesn't match ClusterQueue selector", "its ClusterQueue admits no jobs of this namespace"),
         (
             f"{PREFIX}resource nvidia.com/gpu unavailable in ClusterQueue",
@@ -265,6 +449,21 @@ MESSAGES = [
         "insufficient unused quota for nvidia.com/gpu in flavor a100, 1 more needed",
         "needs 2 cpu more in flavor cpus and 1 nvidia.com/gpu more in flavor a100",
     ),
+    (  # amounts contain those of the pod sets before: recording 84 of two pods that need 2 together
+        "Pending",
+        "couldn't assign flavors to pod set master: insufficient unused quota for cpu in flavor cpus, 500m more needed"
+        "; "
+        "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor cpus, 2 more needed, "
+        "insufficient unused quota for memory in flavor cpus, 900Mi more needed",
+        "needs 2 cpu and 900Mi memory more in flavor cpus",
+    ),
+    (
+        "WaitingForPodsReady", "Waiting for all admitted workloads to be in PodsReady condition",
+        "waiting for all admitted workloads to be in PodsReady condition",
+    ),
+    ("TopologyPlacementFailed", "topology \"racks\" allows to fit only 1 out of 3 pod(s)",
+     "topology \"racks\" allows to fit only 1 out of 3 pod(s)"),
+    ("WaitingForTheMoon", "The moon is not up", "the moon is not up (WaitingForTheMoon)"),
     (
         "Pending", f"{PREFIX}insufficient unused quota in cohort for cpu in flavor default, 3 more needed",
         "needs 3 cpu more in flavor default",

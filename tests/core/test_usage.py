@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.usage import Usage, usage
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -103,6 +105,20 @@ def test_gpu_time_of_evicted_pods_is_wasted() -> None:
     evicted["metadata"]["uid"] = "u"
     kept = {**pod(200, 210, 220, 300), "metadata": {**pod(200, 210, 220, 300)["metadata"], "uid": "v"}}
     assert usage([evicted, kept], NOW, evicted={"u"}) == Usage(200, 20, 180, 90 + 10, 1)
+
+
+def test_the_time_in_a_queue_does_not_count_for_pods_that_still_exist() -> None:
+    """2 GPUs, evicted after 100 s; the pod ends 30 s later. Who counts 2 x 60 s in the queue counts these 30 s, too."""
+    evicted = pod(0, 10, 20, 130, gpus=2)
+    queued = (START + timedelta(seconds=100), START + timedelta(seconds=160))
+    history = PodHistory(PYTORCHJOB)
+    history.update({"u": {**evicted, "metadata": {**evicted["metadata"], "uid": "u", "labels": {}}}}, (), NOW)
+    assert history.usage(NOW, None).requested == 2 * 130
+    used = history.usage(NOW, None, 2 * 60, [queued])
+    assert (used.requested, used.queued, used.held) == (2 * 160, 2 * 10 + 2 * 30, 2 * 120)
+    history.update({}, ["u"], NOW)
+    following = PodHistory(PYTORCHJOB, history.handover(NOW, [queued]))
+    assert following.usage(NOW, None, 2 * 60, [queued]).requested == 2 * 160
 
 
 @given(pods, times)

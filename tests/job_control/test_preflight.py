@@ -352,6 +352,44 @@ def test_kind_that_kueue_does_not_manage_is_a_warning(check: Check, tmp_path: pa
         assert check(pytorchjob(), kubeconfig) == (0, [])
     assert (status, codes(problems)) == (0, [("warning", "queue")])
     assert "Kueue doesn't manage pytorchjobs in namespace default" in problems[0]["message"]
+    assert "add kubeflow.org/pytorchjob to integrations.frameworks" in problems[0]["hint"]
+
+
+TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
+KUEUE_DEPLOYMENT = "/apis/apps/v1/namespaces/kueue-system/deployments/kueue-controller-manager"
+
+
+def deployment(image: str) -> Object:
+    return {"spec": {"template": {"spec": {"containers": [{"name": "manager", "image": image}]}}}}
+
+
+@pytest.mark.parametrize(
+    ("field", "kueue", "level"),
+    [
+        ("podTemplateOverrides", deployment("registry.k8s.io/kueue/kueue:v0.19.2"), "error"),
+        ("podTemplateOverrides", deployment("registry.k8s.io/kueue/kueue:v0.16.1"), ""),
+        ("podTemplateOverrides", 403, "warning"),
+        ("runtimePatches", deployment("registry.k8s.io/kueue/kueue:v0.19.2"), ""),
+    ],
+)
+def test_a_trainer_that_is_too_old_for_kueue_is_reported(
+    check: Check, tmp_path: pathlib.Path, field: str, kueue: Object | int, level: str
+) -> None:
+    gvk = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "kind": "TrainJob"}
+    spec: Object = {"properties": {field: {}, "trainer": {}, "runtimeRef": {}}}
+    schemas = {"TrainJob": {"x-kubernetes-group-version-kind": [gvk], "properties": {"spec": spec}}}
+    served = {
+        **SERVED, QUEUE: {}, TRAINER: {"resources": [{"name": "trainjobs"}]}, KUEUE_DEPLOYMENT: kueue,
+        "/openapi/v3" + TRAINER: {"components": {"schemas": schemas}},
+    }  # fmt: skip
+    manifest = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "train"},
+        "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"image": "train:1"}},
+    }  # fmt: skip
+    with serving(tmp_path, served) as (kubeconfig, _):
+        _, problems = check(queued(manifest), kubeconfig)
+    found = [p["level"] for p in problems if "the Trainer is older than 2.2" in p["message"]]
+    assert found == ([level] if level else [])
 
 
 def test_missing_rights_for_kueue_are_warnings(check: Check, tmp_path: pathlib.Path) -> None:

@@ -90,6 +90,10 @@ class JobHistory:
                 return True
         return mark in self._known.get(name, set())
 
+    def has_ended(self, name: str) -> bool:
+        """Whether the job has succeeded or failed."""
+        return bool({"Complete True", "Succeeded True", "Failed True"} & self._known.get(name, set()))
+
     def close(self) -> None:
         """End the watch when the current request has ended."""
         self._closed.set()

@@ -54,11 +54,22 @@ def driver(kubeconfig: Path, name: str, **options: Any) -> Driver:
     return Driver(kubeconfig, recording(name), prepare=with_test_image, real=bool(REAL), **options)
 
 
-def with_test_image(job: Obj) -> Obj:
-    """Set the image of the tests in the containers of a recorded job."""
-    prepared = copy.deepcopy(job)
-    for key, roles in prepared["spec"].items():
-        for role in roles.values() if key.endswith("ReplicaSpecs") else ():
-            for container in role["template"]["spec"]["containers"]:
-                container["image"] = IMAGE
+def with_test_image(recorded: Obj) -> Obj:
+    """A recorded object in whose containers the image of the tests is set."""
+    prepared = copy.deepcopy(recorded)
+    _set_image(prepared)
     return prepared
+
+
+def _set_image(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, of in value.items():
+            if key in ("containers", "initContainers"):
+                for container in of:
+                    container["image"] = IMAGE
+            elif key == "trainer" and "image" in of:
+                of["image"] = IMAGE
+            _set_image(of)
+    elif isinstance(value, list):
+        for of in value:
+            _set_image(of)

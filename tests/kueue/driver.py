@@ -1,13 +1,16 @@
 """Drivers of a recorded scenario: `replay` writes what the recorded Kueue wrote, `real` waits for a real Kueue.
 
 Both repeat the writes of the recorded client to jobs that don't belong to the test. If the recorded client wrote to a
-job of the test, they wait for the test's own write. A step that doesn't happen within the timeout fails the test.
+job of the test, they wait for the test's own write. A replay that doesn't come about within its recorded length and a
+minute fails the test.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
+import re
 import secrets
 import threading
 import time
@@ -18,10 +21,11 @@ from typing import Any
 
 from .api import JSON_PATCH, MERGE, Api, JobHistory, Refused, path_of
 from .names import Names
-from .recording import JOBS, PLURALS, QUEUES, RESOURCES, Actor, Obj, Recording, Step, job_of
+from .recording import JOBS, QUEUES, RESOURCES, Actor, Obj, Recording, Step, job_of, plural_of
 
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
 POLL = 0.05  # seconds
+GRACE = 60.0  # seconds that a replay may take longer than its recording
 PACE = 0.3  # seconds between two writes of the same status, so that a watch sees each of them
 
 
@@ -38,15 +42,15 @@ class Driver:
         None for the first job of its kind that the driver has not created itself.
     :param by_others: titles of the client's steps that the driver repeats although they write to such a job.
     :param held: steps before which the driver stops until `let_go`: the client's by title, others as `create high`.
-    :param prepare: changes a recorded job before the driver creates it, for example its image.
+    :param prepare: changes a recorded object before the driver creates it, for example its image.
     :param real: wait for a real Kueue instead of writing what the recorded one wrote.
-    :param timeout: seconds for each step.
+    :param timeout: seconds for the whole replay. Default: as long as the recording, and GRACE.
     """
 
     def __init__(
         self, kubeconfig: Path, recording: Recording, *, ours: Mapping[str, str | None] | None = None,
         by_others: Collection[str] = (), held: Collection[str] = (), prepare: Callable[[Obj], Obj] = copy.deepcopy,
-        real: bool = False, timeout: float = 120,
+        real: bool = False, timeout: float | None = None,
     ) -> None:  # fmt: skip
         self._api = Api(kubeconfig)
         self._recording = recording
@@ -55,7 +59,8 @@ class Driver:
         self._held = set(held)
         self._prepare = prepare
         self._real = real
-        self._timeout = timeout
+        self._timeout = recording.seconds + GRACE if timeout is None else timeout
+        self._end = math.inf  # time.monotonic() at which the replay fails
         self.namespace = f"kueue-{secrets.token_hex(4)}"
         self.names = Names((recording.namespace, self.namespace))
         self.done: list[Step] = []
@@ -72,6 +77,7 @@ class Driver:
         for obj in self._recording.setup:
             self._create_setup(obj)
         self._history = JobHistory(self._api, self._recording.jobs, self.namespace)
+        self._end = time.monotonic() + self._timeout
         self._thread.start()
         return self
 
@@ -90,17 +96,29 @@ class Driver:
     def _create_setup(self, obj: Obj) -> None:
         """Create an object of the administrator. A replay does without those that the cluster doesn't serve."""
         try:
-            self._api.request("POST", path_of(PLURALS[obj["kind"]], self.namespace), obj)
+            self._api.request("POST", path_of(plural_of(obj), self.namespace), self.prepared(obj))
         except Refused as error:
             if error.status != 404 or self._real:
                 raise
 
-    def finish(self) -> None:
-        """Wait until all steps have happened. Raises ReplayError if one doesn't."""
-        while self._thread.is_alive() and not self._error:
-            self._thread.join(POLL)
+    @property
+    def finished(self) -> bool:
+        """Whether all steps have happened. Raises ReplayError if one doesn't."""
         if self._error:
             raise self._error
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait until all steps have happened. Raises ReplayError if one doesn't."""
+        while not self.finished:
+            self._thread.join(POLL)
+
+    def prepared(self, recorded: Obj) -> Obj:
+        """A recorded object for this cluster. A job that nobody stopped trains for a second: only the order counts."""
+        made = self._prepare(recorded)
+        if not self._real and made["metadata"]["name"] not in self._recording.stopped:
+            _shorten(made)
+        return made
 
     def wait_for(self, title: str) -> None:
         """Wait until the client's step with this title has happened. Raises ReplayError if it doesn't."""
@@ -112,11 +130,10 @@ class Driver:
 
     def until(self, right: Callable[[], bool]) -> None:
         """Wait until a condition is true. Raises ReplayError if the replay fails, or if the timeout expires."""
-        end = time.monotonic() + self._timeout
         while not right():
             if self._error:
                 raise self._error
-            if time.monotonic() > end:
+            if time.monotonic() > self._end:
                 raise ReplayError(f"not within {self._timeout:.0f} s; last step: {self.done[-1:]}")
             time.sleep(POLL)
 
@@ -138,9 +155,14 @@ class Driver:
                 with contextlib.suppress(Refused):
                     self._api.request("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
         self._api.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
+        created = [s.about for s in self.done if s.verb == "create" and s.actor is Actor.CLIENT]
+        for plural, name in created:
+            if not RESOURCES[plural][1]:
+                with contextlib.suppress(Refused):
+                    self._api.request("DELETE", path_of(plural, self.namespace, name))
         for obj in self._recording.setup:
             with contextlib.suppress(Refused):
-                self._api.request("DELETE", path_of(PLURALS[obj["kind"]], self.namespace, obj["metadata"]["name"]))
+                self._api.request("DELETE", path_of(plural_of(obj), self.namespace, obj["metadata"]["name"]))
 
     # steps
 
@@ -156,18 +178,43 @@ class Driver:
 
     def _client(self, step: Step) -> None:
         plural, recorded = step.about
-        if self._is_ours(*step.about) and step.title not in self._by_others:
+        if step.verb != "status" and self._is_ours(*step.about) and step.title not in self._by_others:
             self._await_ours(step)
             return
         if step.verb == "create":
-            body = self._prepare(step.body) if plural in JOBS else copy.deepcopy(step.body)
             self._created.add(recorded)
-            made = self._api.request("POST", path_of(plural, self.namespace), body)
+            made = self._api.request("POST", path_of(plural, self.namespace), self.prepared(step.body))
             self._created.add(made["metadata"]["name"])
+        elif step.verb == "status":
+            self._set_status(step)
+        elif plural == "pods":
+            self._remove_pod(step)
         elif step.verb == "patch":
             self._api.request("PATCH", self._path(*step.about), self.names.translate(step.body), MERGE)
         else:
             self._api.request("DELETE", self._path(*step.about), step.body or None)
+
+    def _set_status(self, step: Step) -> None:
+        """What the controller of an admission check writes. On a real cluster, the rest of the status is Kueue's."""
+        body = step.body
+        if self._real and step.about[0] == "workloads":
+            body = {"admissionChecks": body.get("admissionChecks")}
+        with contextlib.suppress(Refused):  # a replay does without objects that the cluster doesn't serve
+            self._write(step, {"status": self.names.translate(body)}, "/status")
+
+    def _remove_pod(self, step: Step) -> None:
+        """Delete or evict the pod that has the place of the recorded one."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        live = [pod["metadata"]["name"] for pod in self._api.request("GET", path)["items"]]
+        wanted = self.names.pod(step.about[1])
+        found = next((name for name in live if name == wanted), "") or next(
+            (name for name in live if name.rpartition("-")[0] == wanted.rpartition("-")[0]), wanted
+        )
+        if step.verb == "evict":
+            eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": found}}
+            self._api.request("POST", f"{path}/{found}/eviction", eviction)
+        else:
+            self._api.request("DELETE", f"{path}/{found}", step.body or None)
 
     def _is_ours(self, plural: str, recorded: str) -> bool:
         """Whether an object is a job of the test or the Workload of such a job."""
@@ -212,6 +259,8 @@ class Driver:
                 return not self._has_pods(name)
             if step.verb != "gone" and self._history.take(name, mark):
                 return True
+            if step.verb == "ready" and self._history.has_ended(name):
+                return True  # its pods were never ready at the same time: they train for a second
             if step.verb == "gone" and self._is_ours(*step.about):
                 return self._is_going(*step.about)  # deleted in the foreground, it waits for its Workload's finalizer
             gone = self._api.find(self._path(*step.about)) is None
@@ -306,11 +355,10 @@ class Driver:
         return path_of(plural, self.namespace, self.names.name(plural, recorded))
 
     def _until(self, step: Step, right: Callable[[], bool]) -> None:
-        end = time.monotonic() + self._timeout
         while not right():
             if self._stop.is_set():
                 raise _Stopped
-            if time.monotonic() > end:
+            if time.monotonic() > self._end:
                 raise ReplayError(f"not within {self._timeout:.0f} s: {step}")
             time.sleep(POLL)
 
@@ -318,6 +366,19 @@ class Driver:
 def _short(step: Step) -> str:
     """A step without a title of its own: `create high`."""
     return f"{step.verb} {step.about[1]}"
+
+
+def _shorten(value: Any) -> None:
+    """Let the programs of a recorded object sleep for a second at most."""
+    if isinstance(value, dict):
+        for key, of in value.items():
+            if key in ("command", "args") and isinstance(of, list):
+                value[key] = [re.sub(r"\bsleep \d+", "sleep 1", str(word)) for word in of]
+            else:
+                _shorten(of)
+    elif isinstance(value, list):
+        for of in value:
+            _shorten(of)
 
 
 class _Stopped(Exception):
@@ -351,6 +412,3 @@ def _fitted(patch: Obj, job: Obj) -> Obj:
             *(entry for entry in fitted["spec"]["runtimePatches"] or () if entry["manager"] == PATCH_MANAGER),
         ]
     return fitted
-
-
-assert set(PLURALS.values()) <= RESOURCES.keys()

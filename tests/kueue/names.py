@@ -41,6 +41,11 @@ class Names:
         job, _, suffix = rest.rpartition("-")
         return f"{kind}-{self.job(job)}-{suffix}"
 
+    def pod(self, recorded: str) -> str:
+        """The pod's name: that of its job on the test's cluster, and the recorded rest."""
+        owner = max((job for job in self._jobs if recorded.startswith(f"{job}-")), key=len, default="")
+        return self.job(owner) + recorded.removeprefix(owner)
+
     def name(self, plural: str, recorded: str) -> str:
         if plural == "workloads":
             self._workloads[recorded] = self.workload(recorded)

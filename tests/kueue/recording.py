@@ -1,15 +1,17 @@
 """A recording of Kueue as a sequence of steps: writes of the client, writes of Kueue, states reached by the operators.
 
 The format is that of the recordings of a real cluster: `setup.yaml` (objects without a namespace that are created
-before), `events.jsonl` (every change of every object) and `http.jsonl` (the client's requests with their responses).
+before; may be missing), `events.jsonl` (every change of every object) and `http.jsonl` (the client's requests with
+their responses).
 Changes are ordered by resourceVersion, which is one sequence over all resources.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import yaml
 Obj = dict[str, Any]
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-#: the API of each resource, and whether its objects are namespaced
+#: the API of each resource, and whether its objects are namespaced. `load` adds those of other objects of a scenario
 RESOURCES = {
     "workloads": (KUEUE, True), "localqueues": (KUEUE, True), "clusterqueues": (KUEUE, False),
     "cohorts": (KUEUE, False), "admissionchecks": (KUEUE, False), "topologies": (KUEUE, False),
@@ -41,6 +43,10 @@ AWAITED = {
     ("Running", "True"), ("Succeeded", "True"), ("Failed", "True"), ("Complete", "True"), ("Suspended", "True"),
     ("Suspended", "False"),
 }  # fmt: skip
+PATH = re.compile(
+    r"(?P<base>/api/v1|/apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)"
+    r"(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
+)
 WRITES = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -56,8 +62,8 @@ class Actor(Enum):
 class Step:
     """One recorded change.
 
-    :param verb: client: create, patch, delete. Kueue: create, status, spec, finalizers, delete, job, event.
-        Operator: condition, ready, no pods, gone.
+    :param verb: client: create, patch, delete, status (replaced as a whole), evict (a pod). Kueue: create, status,
+        spec, finalizers, delete, job, event. Operator: condition, ready, no pods, gone.
     :param about: the resource and the recorded name of the object.
     :param body: the written object or merge patch. For a condition, its type and status.
     :param title: the name of the client's step in the recording.
@@ -79,6 +85,7 @@ class Recording:
     """:param namespace: of the recorded objects.
     :param setup: objects without a namespace, which an administrator creates before.
     :param jobs: the resource of the recorded jobs: pytorchjobs, mpijobs or trainjobs.
+    :param seconds: how long the recording took.
     """
 
     name: str
@@ -87,18 +94,39 @@ class Recording:
     steps: tuple[Step, ...]
     jobs: str
     namespace_labels: dict[str, str]
+    seconds: float
+
+    @property
+    def stopped(self) -> set[str]:
+        """The jobs that somebody has stopped, or changed otherwise: they must still run then."""
+        return {
+            step.about[1].partition("-")[2].rpartition("-")[0] if step.about[0] == "workloads" else step.about[1]
+            for step in self.steps
+            if (step.actor is Actor.CLIENT and step.verb != "create" and step.about[0] in (*JOBS, "workloads"))
+            or (step.verb == "job" and "true" in json.dumps(step.body).partition('"suspend": ')[2][:4])
+        }
 
 
 def load(folder: Path) -> Recording:
     """The recording in a folder."""
     scenario = yaml.safe_load((folder / "scenario.yaml").read_text())
-    setup = tuple(yaml.safe_load_all((folder / "setup.yaml").read_text()))
+    given = folder / "setup.yaml"
+    setup = tuple(yaml.safe_load_all(given.read_text())) if given.exists() else ()
+    for obj in setup:
+        version_path = f"/apis/{obj['apiVersion']}" if "/" in obj["apiVersion"] else f"/api/{obj['apiVersion']}"
+        RESOURCES.setdefault(plural_of(obj), (version_path, False))
     namespace = scenario["recorded"]["namespace"]
     changes = sorted(_lines(folder / "events.jsonl"), key=lambda change: version(change["object"]))
     written = list(_client_writes(_lines(folder / "http.jsonl"), changes))
     jobs = next(change["watch"] for change in changes if change["watch"] in JOBS)
     steps = tuple(_steps(changes, dict(written), setup))
-    return Recording(folder.name, namespace, setup, steps, jobs, scenario.get("namespace_labels") or {})
+    seconds, labels = float(scenario["recorded"]["seconds"]), scenario.get("namespace_labels") or {}
+    return Recording(folder.name, namespace, setup, steps, jobs, labels, seconds)
+
+
+def plural_of(obj: Obj) -> str:
+    """The resource of an object of setup.yaml."""
+    return PLURALS.get(obj["kind"]) or f"{obj['kind'].lower()}s"
 
 
 def version(obj: Obj) -> int:
@@ -123,35 +151,42 @@ def _lines(path: Path) -> list[Obj]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _client_writes(requests: list[Obj], changes: list[Obj]) -> Iterator[tuple[int, Step]]:
-    """The client's successful writes, each with the version of the resulting change."""
+def _client_writes(requests: list[Obj], changes: list[Obj]) -> Iterator[tuple[float, Step]]:
+    """The client's successful writes, each with the version of the resulting change, or one just before the next."""
     for record in requests:
         request = record["request"]
         if request["method"] not in WRITES or record["status"] >= 400:
             continue
         verb, body = WRITES[request["method"]], request.get("body") or {}
-        parts = request["path"].partition("?")[0].split("/")
-        plural, name = (parts[-1], body["metadata"]["name"]) if verb == "create" else (parts[-2], parts[-1])
-        if plural in RESOURCES:
-            step = Step(Actor.CLIENT, verb, (plural, name), body, record["name"])
-            yield _version_of(record, step, changes), step
+        path, _, query = request["path"].partition("?")
+        found = PATH.fullmatch(path)
+        if found is None or "dryRun" in query:
+            continue
+        plural, name = found["plural"], found["name"] or (body.get("metadata") or {}).get("name")
+        if name is None or found["subresource"] not in (None, "status", "eviction"):
+            continue
+        RESOURCES.setdefault(plural, (found["base"], found["namespace"] is not None))
+        verb = {"status": "status", "eviction": "evict"}.get(found["subresource"] or "", verb)
+        step = Step(Actor.CLIENT, verb, (plural, name), body, record["name"])
+        yield _version_of(record, step, changes), step
 
 
-def _version_of(record: Obj, step: Step, changes: list[Obj]) -> int:
-    """The version that a write made: from the response, or else from the object's next change."""
+def _version_of(record: Obj, step: Step, changes: list[Obj]) -> float:
+    """The version that a write made: from the response, or else from the object's next change, or else by time."""
     answered = (record["body"] or {}).get("metadata", {}).get("resourceVersion")
-    if answered:
+    if answered and step.verb != "evict":
         return int(answered)
     plural, name = step.about
-    since = (
-        c for c in changes if c["t"] >= record["t"] and (c["watch"], c["object"]["metadata"]["name"]) == (plural, name)
-    )
+    later = [change for change in changes if change["t"] >= record["t"]]
+    since = (c for c in later if (c["watch"], c["object"]["metadata"]["name"]) == (plural, name))
     ending = (c for c in since if c["type"] == "DELETED" or "deletionTimestamp" in c["object"]["metadata"])
-    return version(next(ending)["object"])
+    if (ended := next(ending, None)) is not None and plural != "pods":
+        return version(ended["object"])
+    return min((version(change["object"]) for change in later), default=version(changes[-1]["object"]) + 1) - 0.5
 
 
-def _steps(changes: list[Obj], written: dict[int, Step], setup: tuple[Obj, ...]) -> Iterator[Step]:
-    known: dict[tuple[str, str], Obj] = {(PLURALS[obj["kind"]], obj["metadata"]["name"]): obj for obj in setup}
+def _steps(changes: list[Obj], written: dict[float, Step], setup: tuple[Obj, ...]) -> Iterator[Step]:
+    known: dict[tuple[str, str], Obj] = {(plural_of(obj), obj["metadata"]["name"]): obj for obj in setup}
     waiting: dict[tuple[str, str], bool] = {}  # jobs whose pods have not been ready since they were admitted
     pending = dict(written)
     pods: dict[str, str] = {}  # the job of each pod that exists, by uid
@@ -160,8 +195,9 @@ def _steps(changes: list[Obj], written: dict[int, Step], setup: tuple[Obj, ...])
         obj, about = change["object"], (change["watch"], change["object"]["metadata"]["name"])
         for at in [at for at in pending if at < version(obj)]:  # a write to an object that isn't watched
             yield pending.pop(at)
-        if step := pending.pop(version(obj), None):
-            yield step
+        step = pending.pop(version(obj), None)
+        if step is not None:
+            yield replace(step, body=obj.get("status") or {}) if step.verb == "status" else step
             if change["type"] == "DELETED" and about[0] in JOBS:
                 yield Step(Actor.OPERATOR, "gone", about)
         elif change["watch"] == "pods":

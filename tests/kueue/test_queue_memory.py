@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, until
 
@@ -96,6 +98,29 @@ async def test_another_phase_starts_the_clock_again(task: Task) -> None:
         assert await follower.find_failure() is None
 
 
+async def test_the_clock_of_equal_jobs_that_never_fit_survives_the_loss_of_the_verdict(task: Task) -> None:
+    """The job that Kueue has evaluated fails first. Until Kueue evaluates the next one, that is no news (84)."""
+    first, second = Task(task.api, task.namespace), task
+    state = await state_of(second)
+    await write_workload(task.api, state.known_job, [])
+    await write_workload(task.api, (await state_of(first)).known_job, [NEVER_FITS])
+    async with following(second, state, QueuePhase.NEVER_FITS) as follower:
+        assert follower.status is not None
+        assert follower.status.why.startswith("waits behind equal jobs: requests more than the whole quota (24 cpu")
+        since = state.queue.since
+        state.queue = replace(state.queue, since=since - 601)
+        assert (await follower.find_failure()) is not None
+        path = requests.workloads_path("v1beta2", task.namespace, f"pytorchjob-{first.name}-12345")
+        await task.api.request("DELETE", path)
+        await until(lambda: _reaches(follower, QueuePhase.PENDING))
+        assert await follower.find_failure() is None
+        await set_conditions(second, NEVER_FITS)
+        await until(lambda: _reaches(follower, QueuePhase.NEVER_FITS))
+        assert state.queue.since == since - 601
+        assert (await follower.find_failure()) is not None
+    await first.delete()
+
+
 @pytest.mark.parametrize("unreadable", [{"phase": 1, "since": "soon", "eviction": None}, "text", None])
 async def test_unreadable_memory_is_ignored(task: Task, unreadable: Any) -> None:
     state = await state_of(task, Handover.from_dict({"queue": unreadable}))
@@ -161,6 +186,47 @@ async def _step(follower: QueueFollower) -> None:
     await follower.update()
 
 
+UNSCHEDULABLE = {
+    "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+}  # fmt: skip
+CRASHED = {
+    "name": "pytorch", "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 3, "reason": "Error", "finishedAt": "2026-11-22T02:00:00Z"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "category", "why", "detail"),
+    [
+        ({"phase": "Pending", "conditions": [UNSCHEDULABLE]}, Category.SCHEDULING,
+         "was given up by Kueue, its pods were not ready: Master 0 can't be scheduled: 0/1 nodes are available",
+         "nodeSelector: gpu=a100"),
+        ({"phase": "Running", "containerStatuses": [CRASHED]}, Category.USER_CODE,
+         "was given up by Kueue, its pods were not ready: Master 0 failed with exit code 3", "RequeuingLimit"),
+        ({"phase": "Running"}, Category.QUEUE,
+         "can't run: Kueue gave up on the job: its pods were not ready in time too often", "RequeuingLimit"),
+    ],
+)  # fmt: skip
+async def test_the_job_whose_pods_were_never_ready_fails_with_what_kept_them(
+    task: Task, status: Any, category: Category, why: str, detail: str
+) -> None:
+    state = await state_of(task, Handover(queue={"phase": "given up", "since": time.time() - 61}))
+    labels = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
+    meta = {"name": f"{task.name}-master-0", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
+    pod = {"metadata": {**meta, "labels": labels}, "spec": {"nodeSelector": {"gpu": "a100"}}, "status": status}
+    state.pods.update({"p-1": pod}, (), utc_now())
+    state.pods.mark_deleted({**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-11-22T02:05:00Z"}})
+    gave_up = {**EVICTED_FOR_GOOD, "message": "The workload is deactivated due to RequeuingLimit"}
+    await write_workload(task.api, state.known_job, [gave_up], active=False)
+    async with following(task, state, QueuePhase.GIVEN_UP) as follower:
+        cause = await follower.find_failure()
+    assert cause is not None
+    assert cause.category == category
+    assert cause.summary.startswith(f"{state.ref} {why}")
+    assert detail in cause.detail
+
+
 async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> None:
     """The job isn't the sensor's: somebody may activate its Workload."""
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
@@ -201,6 +267,14 @@ async def test_the_time_in_the_queue_counts_as_queued_gpu_time(task: Task) -> No
     assert outcome.usage["requested"] == pytest.approx(outcome.usage["queued"] + outcome.usage["held"], abs=0.01)
 
 
+async def test_the_time_in_the_queue_is_known_while_pods_still_end(task: Task) -> None:
+    state = await state_of(task)
+    (span,) = state.spans_in(Phase.QUEUED)
+    state.enter(Phase.PENDING)
+    assert state.spans_in(Phase.QUEUED)[0][0] == span[0]
+    assert state.spans_in(Phase.QUEUED)[0][1] >= span[1]
+
+
 async def test_the_gpus_of_a_workload_count_those_of_a_runtime(api: Api, task: Task) -> None:
     state = await state_of(task)
     assert state.requested_gpus == 1
@@ -238,6 +312,42 @@ async def test_a_job_that_runs_although_it_names_a_queue_is_reported(
         await follower.update()
         assert follower.wakes_at is None
     assert sum("names a queue, but Kueue doesn't manage it" in line for line in task.log.messages) == 1
+
+
+async def test_a_stopped_queue_is_compared_with_the_queue_itself(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message of a job that Kueue bypasses stays when its queue is let go (84b)."""
+    monkeypatch.setattr(requests, "QUEUE_SECONDS", 0.0)
+    monkeypatch.setattr(queueing, "LOOK_AGAIN_SECONDS", (0.1, 0.1))
+    queue, base = f"q-{secrets.token_hex(4)}", "/apis/kueue.x-k8s.io/v1beta2"
+    cluster, local = f"{base}/clusterqueues/{queue}", f"{base}/namespaces/{task.namespace}/localqueues/team-a"
+    for path, kind, spec in ((cluster, "ClusterQueue", {}), (local, "LocalQueue", {"clusterQueue": queue})):
+        about = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind}
+        body = {**about, "metadata": {"name": path.rpartition("/")[2]}, "spec": spec}
+        await task.api.request("POST", path.rpartition("/")[0], body=body)
+    missing = "Can't admit new workloads: references missing ResourceFlavor(s): a100."
+    await set_active(task, cluster, "False", "FlavorNotFound", missing)
+    await set_active(task, local, "False", "ClusterQueueIsInactive", "Can't submit new workloads to clusterQueue")
+    state = await state_of(task)
+    inactive = {**NEVER_FITS, "reason": "Inadmissible", "message": f"ClusterQueue {queue} is inactive"}
+    await write_workload(task.api, state.known_job, [inactive])
+    async with following(task, state, QueuePhase.MISCONFIGURED) as follower:
+        await set_active(task, cluster, "True", "Ready", "Can admit new workloads")
+        await set_active(task, local, "True", "Ready", "Can submit new workloads to localQueue")
+        assert follower.wakes_at is not None
+        await until(lambda: _reaches(follower, QueuePhase.PENDING))
+    assert [line for line in task.log.messages if line.startswith("Queued")] == [
+        f"Queued in LocalQueue team-a: ClusterQueue {queue} is inactive: references missing ResourceFlavor(s): a100. "
+        "An administrator must correct this.",
+        "Queued in LocalQueue team-a: Kueue has not looked at the job since LocalQueue team-a became active.",
+    ]
+    await task.api.request("DELETE", local)
+    await task.api.request("DELETE", cluster)
+
+
+async def set_active(task: Task, path: str, status: str, reason: str, message: str) -> None:
+    active = {"type": "Active", "status": status, "reason": reason, "message": message}
+    conditions = [{**active, "lastTransitionTime": "2026-11-22T02:00:00Z"}]
+    await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}})
 
 
 async def test_a_workload_that_was_just_deleted_is_not_reported(task: Task) -> None:

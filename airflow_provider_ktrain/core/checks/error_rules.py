@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING
+from airflow_provider_ktrain.core.manifest.quantity import parse_quantity
 from airflow_provider_ktrain.core.manifest.schema import TYPES
 from airflow_provider_ktrain.core.state.kueue_status import MULTIKUEUE
 
@@ -320,15 +321,6 @@ def _quantity(name: str, at: Field) -> Iterator[Finding]:
             yield Finding(at, f"{name} is negative", str(at.value), "0 or more", "correct it")
 
 
-_UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "m", "", "k", *"MGTPE"), -3)} | {
-    f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)
-}
-
-
 def quantity(at: Field) -> Decimal | None:
     """A Kubernetes quantity as a number; None if it is invalid."""
-    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", str(at.value))
-    try:
-        return Decimal(match[1]) * _UNITS[match[2]] if match else None
-    except (InvalidOperation, KeyError):
-        return None
+    return parse_quantity(at.value)

@@ -46,6 +46,7 @@ class Answers:
     :param queue: the job's LocalQueue; None if it was not requested.
     :param cluster_queue: the LocalQueue's ClusterQueue; None if it was not requested.
     :param priority_class: the job's WorkloadPriorityClass; None if it names none.
+    :param old_trainer: Kueue's Deployment, for a TrainJob in a queue and a Trainer before 2.2. Default: None.
     """
 
     namespace: tuple[str, Answer]
@@ -54,6 +55,7 @@ class Answers:
     queue: Answer | None = None
     cluster_queue: Answer | None = None
     priority_class: Answer | None = None
+    old_trainer: Answer | None = None
 
 
 def queue_of(manifest: Mapping[str, Any]) -> Field:
@@ -80,6 +82,7 @@ def judge(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
         yield from _queue(queue_of(manifest), name, answers)
         yield from _cluster_queue(manifest, answers)
         yield from _priority_class(priority_class_of(manifest), answers.priority_class)
+        yield from _old_trainer(queue_of(manifest), answers.old_trainer)
 
 
 def _namespace(at: Field, name: str, answer: Answer) -> Iterator[Problem]:
@@ -146,6 +149,21 @@ def _priority_class(at: Field, found: Answer | None) -> Iterator[Problem]:
         message = "the cluster has no such WorkloadPriorityClass: Kueue would never admit the job"
         hint = "kubectl get workloadpriorityclasses lists them"
         yield Problem(ERROR, "queue", at.path, message, at.text, "a WorkloadPriorityClass", hint)
+
+
+def _old_trainer(at: Field, kueue: Answer | None) -> Iterator[Problem]:
+    """Kueue starts TrainJobs by a field that the Trainer has. The API server prunes it otherwise (kueue#11931)."""
+    if kueue is None:
+        return
+    pod = ((kueue.body.get("spec") or {}).get("template") or {}).get("spec") or {}
+    images = (str(container.get("image")) for container in pod.get("containers") or ())
+    version = next((match for image in images if (match := re.search(r":v?(\d+)\.(\d+)", image))), None)
+    if version is not None and (int(version[1]), int(version[2])) < (0, 17):
+        return
+    message = "the Trainer is older than 2.2, which Kueue 0.17 and newer need: a TrainJob would stay suspended for ever"
+    found = f"{at.text} (Kueue {version[1]}.{version[2]})" if version else at.text
+    hint = "ask an administrator to install Trainer 2.2 or newer, or remove the queue"
+    yield Problem(ERROR if version else WARNING, "queue", at.path, message, found, "Trainer 2.2 or newer", hint)
 
 
 def _inactive(at: Field, queue: Mapping[str, Any]) -> Iterator[Problem]:

@@ -66,6 +66,22 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
     return _with_failed_nodes(cause, evidence)
 
 
+def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
+    """The cause of a job that a queue has given up because its pods were not ready, with what kept them from it.
+
+    :param cause: without the obstacle, whose category replaces the cause's.
+    :param summary: a short one, which leaves room for the obstacle.
+    :param evidence: what is known of the job, with its deleted pods.
+    """
+    evidence = replace(evidence, include_recovered=True)
+    found = diagnose_replica(evidence) or startup_rules.find_obstacle(evidence)
+    if found is None:
+        return cause
+    detail = "\n".join(text for text in (found.detail, cause.detail) if text)
+    found = replace(found, detail=detail, resolution=found.resolution or cause.resolution)
+    return _with_failed_nodes(replace(found, summary=": ".join((summary, found.summary))), evidence)
+
+
 def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence) -> Cause:
     """The cause if a crash loop ended the job: that of the last failure.
 

@@ -13,8 +13,9 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
-from airflow_provider_ktrain.core.objects import SIGKILLED, SIGTERMED, signal_name
+from airflow_provider_ktrain.core.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
 from airflow_provider_ktrain.core.text import first_line
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 
 def diagnose_replica(evidence: Evidence) -> Cause | None:
@@ -24,6 +25,8 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
         return None
     failure = found[0]
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
+    if failure.tail.is_peer_loss and cause == _lost_a_peer(failure):
+        cause = _left_early(evidence, failure, cause) or cause
     obstacle = find_obstacle(evidence)
     needs_its_peers = failure.tail.is_peer_loss or failure.role in evidence.kind.launchers
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
@@ -155,6 +158,27 @@ def _lost_a_peer(f: Failure) -> Cause | None:
     message = f.tail.exception or f.tail.last_line
     known = next(known for known in failure_patterns.PEER_LOSSES if re.search(known.pattern, message))
     return _explained(f, known, message)
+
+
+def _left_early(evidence: Evidence, f: Failure, lost: Cause) -> Cause | None:
+    """A replica has left the job before another one lost it: its program ended with exit code 0."""
+    if f.since is None or f.role in evidence.kind.launchers:
+        return None
+    left = [
+        (ended, evidence.replica_of(pod))
+        for pod in evidence.pods
+        for container in main_containers(pod)
+        if (run := (container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
+        and evidence.kind.is_main_container(str(container.get("name")))
+        and (ended := parse_timestamp(run.get("finishedAt")))
+        and ended <= f.since
+    ]
+    _, replica = min(left, default=(None, f.replica))
+    if replica == f.replica:
+        return None
+    summary = f"{replica} ended with exit code 0 while {f.replica} was still training"
+    resolution = "Let all replicas make the same number of steps: a barrier or a collective operation waits for each."
+    return Cause(Category.USER_CODE, summary, lost.summary, resolution, replica)
 
 
 def _killed(f: Failure) -> Cause | None:

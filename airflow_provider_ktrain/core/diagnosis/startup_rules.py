@@ -396,10 +396,14 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
         hints = [resolution for pattern, resolution in failure_patterns.SCHEDULING_HINTS if re.search(pattern, message)]
         if excluded := describe_avoided(pod):
             hints.append(excluded)
+        selector = ", ".join(
+            f"{key}={value}" for key, value in ((pod.get("spec") or {}).get("nodeSelector") or {}).items()
+        )
+        selected = f"\nnodeSelector: {selector}" if selector and "selector" in message else ""
         return Cause(
             Category.SCHEDULING,
             f"{evidence.replica_of(pod)} can't be scheduled: {_node_reasons(message)}",
-            f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}",
+            f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}{selected}",
             " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1][1],
             evidence.replica_of(pod),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.objects import created, labels_of, restarts_of
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
-from airflow_provider_ktrain.core.state.usage import Usage, usage
+from airflow_provider_ktrain.core.state.usage import Span, Usage, usage
 
 Pod = Mapping[str, Any]
 USAGE_SECONDS = ("requested", "queued", "held", "wasted")  #: the fields of `Usage` in GPU-seconds
@@ -91,13 +91,17 @@ class PodHistory:
         """Restarts of containers, plus pods that were recreated after a failure."""
         return self._dropped_restarts + self._count(self.all)
 
-    def usage(self, now: datetime, job_ended: datetime | None, in_queue: float = 0.0) -> Usage:
+    def usage(
+        self, now: datetime, job_ended: datetime | None, in_queue: float = 0.0, spans: Sequence[Span] = ()
+    ) -> Usage:
         """GPU time of all pods: see `usage.usage`.
 
-        :param in_queue: GPU-seconds in which the job was suspended by a queue and had no pods. Default: 0.
+        :param in_queue: GPU-seconds in which the job was suspended by a queue. Default: 0.
+        :param spans: when it was. Default: never.
         """
-        spent = _plus(usage(self.all, now, job_ended=job_ended, evicted=self._evicted), self._dropped_usage)
-        return replace(spent, requested=spent.requested + in_queue, queued=spent.queued + in_queue)
+        spent = _plus(usage(self.all, now, job_ended, self._evicted, spans), self._dropped_usage)
+        more = max(in_queue, -spent.queued)  # the spans are by another clock
+        return replace(spent, requested=spent.requested + more, queued=spent.queued + more)
 
     def frozen(self) -> PodHistory:
         """A copy for another thread, in which `all` and `usage` don't change."""
@@ -105,10 +109,13 @@ class PodHistory:
         frozen._known = dict(self._known)
         return frozen
 
-    def handover(self, now: datetime) -> dict[str, float]:
-        """For the next process: restarts and GPU-seconds of the pods that no longer exist."""
+    def handover(self, now: datetime, spans: Sequence[Span] = ()) -> dict[str, float]:
+        """For the next process: restarts and GPU-seconds of the pods that no longer exist.
+
+        :param spans: when the job was suspended by a queue. Default: never.
+        """
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
-        spent = _plus(self._dropped_usage, usage(deleted, now, evicted=self._evicted)).as_dict()
+        spent = _plus(self._dropped_usage, usage(deleted, now, None, self._evicted, spans)).as_dict()
         seconds = {name: spent[name] for name in USAGE_SECONDS}
         return {"restarts": float(self.restarts - self._count(self.live)), **seconds}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -44,6 +44,7 @@ class Usage:
         return {f.name: round(getattr(self, f.name), 3) for f in fields(self)}
 
 
+Span = tuple[datetime, datetime]
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
@@ -52,6 +53,7 @@ def usage(
     now: datetime,
     job_ended: datetime | None = None,
     evicted: Container[str] = (),
+    in_queue: Sequence[Span] = (),
 ) -> Usage:
     """The GPU time of a job's pods.
 
@@ -59,6 +61,8 @@ def usage(
     :param now: the current time, until which existing pods are counted.
     :param job_ended: when the job ended. Default: None, it has not.
     :param evicted: uids of pods that a queue took from the job: all that they held is wasted. Default: none.
+    :param in_queue: when the job was queued. Who counts all GPUs of the job then has counted those of evicted pods that
+        still existed, too: so they are subtracted from `queued`. Default: never.
     """
     all_queued = all_held = all_wasted = 0.0
     gpus: dict[str, int] = {}
@@ -75,6 +79,9 @@ def usage(
             gpus[objects.name_of(pod)] = max(count, gpus.get(objects.name_of(pod), 0))
         seconds = (placed - created, end - placed, (started - placed) + (end - idle_from))
         queued, held, wasted = (count * s.total_seconds() for s in seconds)
+        before = created + objects.TIMESTAMP_RESOLUTION
+        twice = ((min(end, to) - since).total_seconds() for since, to in in_queue if before < since < end)
+        queued -= count * sum(twice)
         all_queued, all_held, all_wasted = all_queued + queued, all_held + held, all_wasted + wasted
     return Usage(all_queued + all_held, all_queued, all_held, all_wasted, sum(gpus.values()))
 

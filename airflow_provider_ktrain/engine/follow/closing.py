@@ -55,12 +55,13 @@ class Closing:
         await self._output.follower.close()
         self._warn_about_earlier_lines(self._output.follower.earlier_report())
         self._count()
+        pods = self._state.pods.handover(utc_now(), self._state.spans_in(Phase.QUEUED))
         return Handover(
             cursor=self._output.cursor.to_dict(),
             metrics=self._state.metrics,
             result_line=self._output.result.line,
             result_from=self._output.result.origin,
-            pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
+            pod_history={**pods, "crashes": self._output.restarts.handover()},
             queue=self._state.queue.to_dict(),
             handed_over_at=time.time(),
             training_metrics=self._output.training_metrics.handover(),
@@ -226,7 +227,8 @@ class Closing:
             self._count()
             return replace(brief, metrics=state.metrics)
         in_queue = state.requested_gpus * state.seconds_in(Phase.QUEUED)
-        spent = state.pods.usage(now, parse_timestamp(job.get("status", {}).get("completionTime")), in_queue)
+        completed = parse_timestamp(job.get("status", {}).get("completionTime"))
+        spent = state.pods.usage(now, completed, in_queue, state.spans_in(Phase.QUEUED))
         if cause is None:
             self._log.info(summary_of_success(state.ref, state.kind, job, now))
         self._log.info(str(spent))

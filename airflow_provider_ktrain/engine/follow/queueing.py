@@ -13,23 +13,36 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
+from airflow_provider_ktrain.core.diagnosis.job_rules import with_obstacle
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state import kueue_status
 from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
-from airflow_provider_ktrain.core.state.kueue_status import QueueStatus, queue_status, workload_of
+from airflow_provider_ktrain.core.state.kueue_status import (
+    Queues,
+    QueueStatus,
+    equality_key,
+    names_queue,
+    queue_status,
+    verdict,
+    workload_of,
+)
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import kueue
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
-from airflow_provider_ktrain.engine.watch.object_keys import by_owner
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
+from airflow_provider_ktrain.engine.watch.object_keys import by_equality, by_owner
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
 RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request
 NO_WORKLOAD_SECONDS = 60.0  #: in which Kueue should have created a Workload; it takes less than a second
+LOOK_AGAIN_SECONDS = (5.0, 60.0)  #: first and longest interval at which a job that waits looks at other objects
 FORBIDDEN_RETRY_SECONDS = 600.0  #: until Workloads are watched again after the API server rejected that (403)
 _AMOUNT = re.compile(r"\b\d+\w*")
+_NEVER_FITS = str(QueuePhase.NEVER_FITS)
+_WAITS = (QueuePhase.PENDING, QueuePhase.WAITING, QueuePhase.NEVER_FITS, QueuePhase.MISCONFIGURED)
 _WARNINGS = (QueuePhase.MISCONFIGURED, QueuePhase.NEVER_FITS, QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP)
 _RESOLUTIONS = {
     QueuePhase.NEVER_FITS: "Request less, use another queue, or ask an administrator to raise the quota.",
@@ -50,6 +63,10 @@ class QueueFollower:
         # a job that isn't the task's, such as a sensor's, doesn't fail: somebody may activate it, or raise the quota
         self._may_fail = context.options.release
         self._workloads: Subscription | None = None
+        self._informer: SharedInformer | None = None  # of all Workloads of the namespace
+        self._kueue_version = ""
+        # resourceVersion of the Workload, looks at it, and when to look again by `time.monotonic`
+        self._looks: tuple[str, int, float | None] = "", 0, None
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
         self._confirm_at = 0.0  # time.monotonic() from which to ask the API server whether the job will never run
@@ -108,12 +125,34 @@ class QueueFollower:
             self._log_missing_workload()
             return
         self._no_workload_since = math.inf
-        self.status = status = queue_status(workload)
+        status = await self._status_of(workload)
+        unevaluated = status.phase is QueuePhase.PENDING
+        if unevaluated and self.status is not None and self.status.phase in _WAITS[:3]:
+            status = replace(status, why=self.status.why)  # no news
+        self.status = status
         gpus = kueue_status.requested_gpus(workload)
-        if status.phase != self._state.queue.phase:
+        if status.phase != self._state.queue.phase and not (unevaluated and self._state.queue.phase == _NEVER_FITS):
             self._remember(phase=str(status.phase), since=time.time(), gpus=gpus)
         self._log_eviction(status)
         self._log_changes(status)
+
+    async def _status_of(self, workload: dict[str, Any]) -> QueueStatus:
+        """What the queue does with the job, by its Workload and what else the Workload depends on."""
+        namespace, version = self._state.ref.namespace, self._kueue_version
+        equals = self._informer.objects_of([by_equality(workload)]) if self._informer and not verdict(workload) else ()
+        queues = Queues()
+        if names_queue(workload):
+            queue = str((workload.get("spec") or {}).get("queueName"))
+            queues = await kueue.read_queues(self._api, version, namespace, queue)
+        status = queue_status(workload, equals, queues)
+        if status.phase in _WAITS:
+            status = replace(status, place=await kueue.find_place(self._api, version, workload))
+        (known, number, _), seen = self._looks, str(workload["metadata"].get("resourceVersion"))
+        number = number + 1 if seen == known else 0
+        seconds = min(LOOK_AGAIN_SECONDS[0] * 2.0 ** min(number, 10), LOOK_AGAIN_SECONDS[1])
+        again = status.place is not None or (status.phase in _WAITS and not verdict(workload))
+        self._looks = seen, number, time.monotonic() + seconds if again else None
+        return status
 
     def _remember(self, **changes: Any) -> None:
         """Change what is handed over to the next process."""
@@ -129,8 +168,9 @@ class QueueFollower:
             return
         self._look_at = None
         if version:
-            informer = shared_informer(self._api, kueue.workloads_path(version, self._state.ref.namespace))
-            workloads = informer.subscribe(key=by_owner(self._state.ref.uid), news=self._news)
+            self._kueue_version = version
+            self._informer = shared_informer(self._api, kueue.workloads_path(version, self._state.ref.namespace))
+            workloads = self._informer.subscribe(key=by_owner(self._state.ref.uid), news=self._news)
             self._workloads = await workloads.__aenter__()
 
     @property
@@ -212,7 +252,8 @@ class QueueFollower:
     def wakes_at(self) -> float | None:
         """When to look at the queue again if nothing changes, by `time.monotonic`; None if there is no such time."""
         look_at = self._look_at if self._in_queue else None
-        return min((at for at in (self.due, self._no_workload_at, look_at) if at is not None), default=None)
+        again = self._looks[2] if self.status is not None else None
+        return min((at for at in (self.due, self._no_workload_at, look_at, again) if at is not None), default=None)
 
     @property
     def due(self) -> float | None:
@@ -233,7 +274,7 @@ class QueueFollower:
 
     def explain(self, cause: Cause) -> Cause:
         """The cause of a job that was queued for too long, with what it waited for."""
-        why = self.status.why if self.status is not None else ""
+        why = self.status.reason if self.status is not None else ""
         if self._no_workload_logged and self.status is None:
             why = "Kueue has created no Workload for it"
         return cause.with_summary(lambda summary: f"{summary}: {why}").with_short_summary() if why else cause
@@ -250,13 +291,21 @@ class QueueFollower:
             self._confirm_at = time.monotonic() + RETRY_SECONDS  # the watch is behind, or the API server unreachable
             return None
         summary = f"{self._state.ref} can't run: {status.why}"
-        detail = "\n".join(filter(None, (status.line, status.message)))
-        return Cause(Category.QUEUE, summary, detail, _RESOLUTIONS[status.phase]).with_short_summary()
+        detail = "\n".join(filter(None, (status.message, status.line)))
+        cause = Cause(Category.QUEUE, summary, detail, _RESOLUTIONS[status.phase])
+        if status.pods_were_late:
+            short = f"{self._state.ref} was given up by Kueue, its pods were not ready"
+            cause = with_obstacle(cause, short, make_evidence(self._state.known_job, self._state.pods.all))
+        return cause.with_short_summary()
 
     async def _read_status(self) -> QueueStatus | None:
         """What the API server knows; None if there is no Workload, or it can't be read."""
         try:
-            workload = await kueue.find_workload(self._api, self._state.ref)
+            workloads = await kueue.read_workloads(self._api, self._state.ref.namespace)
         except (ApiStatusError, ApiUnavailable):
             return None
-        return None if workload is None else queue_status(workload)
+        workload = workload_of(workloads, self._state.ref.uid)
+        if workload is None:
+            return None
+        key = equality_key(workload)
+        return queue_status(workload, (of for of in workloads if equality_key(of) == key))

@@ -124,6 +124,12 @@ class JobState:
         current = time.monotonic() - self.phase_since if self.phase is phase else 0.0
         return self.metrics.get(f"seconds.{phase.lower()}", 0.0) + current
 
+    def spans_in(self, phase: Phase) -> list[tuple[datetime.datetime, datetime.datetime]]:
+        """When the job was in a phase, as far as its phases are kept."""
+        began = [datetime.datetime.fromtimestamp(at, datetime.UTC) for _, at in self.phases]
+        ended = [*began[1:], utc_now()]
+        return [(b, e) for (name, _), b, e in zip(self.phases, began, ended, strict=False) if name == phase]
+
     def describe(self, phase: Phase) -> str:
         """A log line about the job in `phase`, with the condition's message unless it only repeats the phase."""
         conditions = true_conditions({} if phase is Phase.GONE else self.job or {})

@@ -76,13 +76,13 @@ class StatusReporter:
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
         gpus = state.requested_gpus
-        in_queue = gpus * state.seconds_in(Phase.QUEUED)
+        in_queue, spans = gpus * state.seconds_in(Phase.QUEUED), state.spans_in(Phase.QUEUED)
         metrics, phases, queue = self._output.training_metrics.frozen(), list(state.phases), self._queue_reason()
         limits = [{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)]
 
         def make() -> dict[str, Any]:
             shown_lines = itertools.islice(last_lines(kind, job, pods.all, lines).items(), MAX_LINES)
-            spent = pods.usage(now, completed, in_queue)
+            spent = pods.usage(now, completed, in_queue, spans)
             return TrainingStatus(
                 job=ref.described(code_hash(job)),
                 try_number=self._sink.try_number if self._sink else 0,
@@ -105,7 +105,7 @@ class StatusReporter:
     def _queue_reason(self) -> str:
         """Why the job waits in its queue; empty if it doesn't, or if the reason isn't known."""
         queue, phase = self._queue.status, self._state.phase
-        return queue.why if queue is not None and phase in (Phase.QUEUED, Phase.SUSPENDED) else ""
+        return queue.reason if queue is not None and phase in (Phase.QUEUED, Phase.SUSPENDED) else ""
 
     def _limits(self, ended: bool) -> list[Clock]:
         """The running limits, of several of one kind the first that expires."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
 from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.state.kueue_status import equality_key, verdict
 
 Object = dict[str, Any]
 Key = tuple[str, ...]
@@ -49,6 +50,11 @@ def by_involved_name(kind: str, name: str) -> Key:
     return ("involved", kind, name)
 
 
+def by_equality(workload: Object) -> Key:
+    """Key of the Workloads that Kueue counts as equal to this one and has evaluated."""
+    return ("equal", equality_key(workload))
+
+
 def keys_of(obj: Object) -> tuple[Key, ...]:
     """All keys by which an object can be subscribed to, except that of its uid."""
     meta = obj["metadata"]
@@ -56,6 +62,8 @@ def keys_of(obj: Object) -> tuple[Key, ...]:
     keys: list[Key] = [by_name(meta["name"])]
     keys += (by_owner(ref["uid"]) for ref in meta.get("ownerReferences") or ())
     keys += (by_label(key, labels[key]) for key in labels if key in INDEXED_LABELS)
+    if "podSets" in (obj.get("spec") or {}) and verdict(obj) is not None:
+        keys.append(by_equality(obj))
     if about := obj.get("involvedObject"):
         keys += (by_involved_uid(about.get("uid", "")), by_involved_name(about.get("kind", ""), about.get("name", "")))
     return tuple(keys)
