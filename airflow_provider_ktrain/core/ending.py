@@ -93,6 +93,10 @@ class Action(enum.StrEnum):
     KEEP = "keeps the job"
     REPORT = "reports the end, releases nothing"
     CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"
+    CONCLUDE_INTERRUPTED = (
+        "concludes with a failure, unless the log has a result: marks the job, frees its running pods, and keeps it "
+        "until Airflow has the outcome"
+    )
     CONCLUDE_STORED = "concludes with the stored cause, and completes the release"
     FREE_PODS = "deletes the running pods, and keeps the ended job"
     RELEASE = "stores the cause, releases the job, and waits until its pods are gone"
@@ -104,6 +108,7 @@ class Action(enum.StrEnum):
 ACTS = frozenset(
     {
         Action.CONCLUDE,
+        Action.CONCLUDE_INTERRUPTED,
         Action.CONCLUDE_STORED,
         Action.FREE_PODS,
         Action.RELEASE,
@@ -111,7 +116,7 @@ ACTS = frozenset(
         Action.DELETE_ENDED,
     }
 )
-ENDED = frozenset({Seen.SUCCEEDED, Seen.FAILED})
+ENDED = frozenset({Seen.SUCCEEDED, Seen.INTERRUPTED, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 #: limits, and rules with a grace period: a read must show that they still hold
 LIMITS = frozenset({Event.LIMIT, Event.RESTARTS, Event.CRASH_LOOP, Event.STARTUP_RULE, Event.QUEUE_VERDICT})
@@ -325,6 +330,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "interrupted by a user after its end", Action.RELEASE, "{job} has ended, and is released after Ctrl-C.",
         event=_of(Event.INTERRUPT), seen=ENDED,
+    ),
+    Rule(
+        "interrupted end", Action.CONCLUDE_INTERRUPTED,
+        "{job} has succeeded, but its program was stopped from outside: it is probably incomplete.",
+        seen=_of(Seen.INTERRUPTED),
     ),
     Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),
     # the job is gone

@@ -287,7 +287,7 @@ class Training:
                 return replace(await following.closing.outcome(None, full=False), succeeded=False, superseded=True)
             case Action.REPORT:
                 return await self._report(following, noticed)
-            case Action.CONCLUDE:
+            case Action.CONCLUDE | Action.CONCLUDE_INTERRUPTED:
                 return await self._conclude(following, read or JobRead(None, []))
             case Action.CONCLUDE_STORED:
                 return await self._conclude_stored(following, noticed, read or JobRead(None, []))
@@ -372,12 +372,22 @@ class Training:
 
     async def _conclude(self, following: Following, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
-        job, closing, seen = self.job, following.closing, following.state.seen
+        job, closing, seen = self.job, following.closing, following.seen
         ref = job.known_ref
         if seen is Seen.FAILED and following.state.kind.restarts_failed_jobs:
             await job.keep_from_restarting(read)
+        interruption = following.state.interruption
+        if seen is Seen.INTERRUPTED:  # what shows this may be gone for the next process
+            read = await job.mark_interrupted(read, interruption)
         await closing.read_rest_of_ended_job(releases=True)
-        cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
+        cause = None
+        if seen is Seen.INTERRUPTED and following.seen is Seen.SUCCEEDED:
+            self._log.info(f"{interruption}. Its result shows that the training is complete.")
+            read, seen = await job.mark_interrupted(read, ""), Seen.SUCCEEDED
+        elif seen is Seen.INTERRUPTED:
+            cause = closing.cause_of_interruption()
+        elif seen is not Seen.SUCCEEDED:
+            cause = await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
         result = await job.free_ended(read)

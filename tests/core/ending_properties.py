@@ -103,7 +103,11 @@ def release_is_verified_or_named(s: Situation, rule: Rule) -> bool:
 def own_end_counts(s: Situation, rule: Rule) -> bool:
     if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event not in FOLLOWING:
         return True
-    return rule.action is Action.CONCLUDE
+    return rule.action is (Action.CONCLUDE_INTERRUPTED if s.seen is Seen.INTERRUPTED else Action.CONCLUDE)
+
+
+def interrupted_training_is_not_concluded_as_a_success(s: Situation, rule: Rule) -> bool:
+    return s.seen is not Seen.INTERRUPTED or rule.action not in (Action.CONCLUDE, Action.CONCLUDE_STORED)
 
 
 def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
@@ -162,6 +166,7 @@ PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     job_that_a_retry_could_adopt_is_kept_on_trouble,
     release_is_verified_or_named,
     own_end_counts,
+    interrupted_training_is_not_concluded_as_a_success,
     ended_job_holds_no_gpus,
     stored_cause_is_used,
     nothing_is_decided_without_a_read,
@@ -257,6 +262,8 @@ SCENARIOS = (
     Scenario("Ctrl-C after the end", Event.INTERRUPT, Action.RELEASE, facts={"seen": Seen.SUCCEEDED}),
     Scenario("the job has failed", Event.ENDED, Action.CONCLUDE, facts={"seen": Seen.FAILED}),
     Scenario("a success shortly before the deadline", Event.DEADLINE, Action.CONCLUDE, facts={"seen": Seen.SUCCEEDED}),
+    Scenario("an eviction ended the program with exit code 0", Event.ENDED, Action.CONCLUDE_INTERRUPTED,
+             "probably incomplete", {"seen": Seen.INTERRUPTED}),
     Scenario("the triggerer died after a limit's release", Event.MISSING, Action.CONCLUDE_STORED,
              facts={"seen": Seen.GONE, "cause_stored": True}),
     Scenario("Ctrl-C, and the job is gone", Event.INTERRUPT, Action.LET_GO, facts={"seen": Seen.GONE}),

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
-from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted, listed
@@ -57,7 +57,10 @@ class Closing:
             metrics=self._state.metrics,
             result_line=self._output.result.line,
             result_from=self._output.result.origin,
-            pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
+            pod_history={
+                **self._state.pods.handover(self._state.known_job, utc_now()),
+                "crashes": self._output.restarts.handover(),
+            },
             queue=self._state.queue.to_dict(),
             handed_over_at=time.time(),
             training_metrics=self._output.training_metrics.handover(),
@@ -89,6 +92,19 @@ class Closing:
         """Why the job failed or is gone."""
         return diagnose(await self._evidence())
 
+    def cause_of_interruption(self) -> Cause:
+        """Why the job has failed although it has succeeded by its status."""
+        found = self._state.pods.interruptions(self._state.known_job)
+        first = next((one for one in found if one.text == self._state.interruption), None)
+        return Cause(
+            Category.INFRASTRUCTURE,
+            f"{self._state.interruption}: the training is probably incomplete",
+            resolution="Retry: a program that saves checkpoints continues from the last one. A program that prints a "
+            "result at its end (KTRAIN_RESULT) proves that it is complete.",
+            replica="" if first is None else self._state.kind.replica_name(first.role, first.index),
+            failed_nodes={first.node: first.text} if first is not None and first.node else {},
+        ).with_short_summary()
+
     async def evidence_of_running_job(self) -> Evidence:
         """What a diagnosis needs of a job that a limit ends. Reading of logs ends with this."""
         await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
@@ -110,7 +126,7 @@ class Closing:
         return self._state.phase or Phase.PENDING
 
     async def _evidence(self) -> Evidence:
-        state, pods = self._state, self._state.pods.all
+        state, pods = self._state, self._state.pods_of_training
         found = await self._output.evidence.gather(self._unread)
         return make_evidence(state.known_job, pods, *found, gone=state.phase is Phase.GONE)
 
@@ -216,7 +232,9 @@ class Closing:
             result_error=result_error,
             has_result=has_result,
             metrics=state.metrics,
-            exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
+            exit_code=primary_exit_code(state.kind, job, state.pods_of_training)
+            if state.phase is Phase.FAILED
+            else None,
             training_metrics=self._output.training_metrics.summary(),
             status=await self._last_status(cause),
             step=steps.highest,

@@ -48,11 +48,16 @@ class PrimaryResult:
         :param written: its time.
         """
         held = keep_result_line(self.line, text) if MARKER_PREFIX in text else self.line
-        if held == self.line:
+        if held == self.line or self._is_late(source.pod_uid):
             return
         if not self._left_out and not (self.line and held.startswith(self.line)):
             self.origin = {"pod": source.pod, "container": source.container, "time": written} if written else {}
         self.line = held
+
+    def _is_late(self, uid: str) -> bool:
+        """Whether a pod is known that was created after the job's end: its program is another one than that end's."""
+        known = any(pod["metadata"]["uid"] == uid for pod in self._state.pods.all)
+        return known and not any(pod["metadata"]["uid"] == uid for pod in self._state.pods_of_training)
 
     async def complete(self, unread: Container[tuple[str, str]]) -> None:
         """Read what nobody has read: a line that was left out, and the end of a log. The pods still exist.
@@ -63,7 +68,7 @@ class PrimaryResult:
             await self._read_left_out()
         state, kind = self._state, self._state.kind
         primary = kind.primary(state.known_job), 0
-        pods = [pod for pod in state.pods.all if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
+        pods = [pod for pod in state.pods_of_training if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
         found: str | None = None
         if pods:
             newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
@@ -79,7 +84,7 @@ class PrimaryResult:
     def find(self) -> tuple[Any, str, bool]:
         """The result, what is wrong with it, and whether the program reported one: see `core.logs.result`."""
         state = self._state
-        value, error, reported = find_result(state.kind, state.known_job, state.pods.all, self.line)
+        value, error, reported = find_result(state.kind, state.known_job, state.pods_of_training, self.line)
         if not reported and self._unread:
             return None, f"{UNKNOWN}the log of {self._unread} could not be read to its end", False
         return value, error, reported
