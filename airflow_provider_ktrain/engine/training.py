@@ -376,18 +376,13 @@ class Training:
         ref = job.known_ref
         if seen is Seen.FAILED and following.state.kind.restarts_failed_jobs:
             await job.keep_from_restarting(read)
-        interruption = following.state.interruption
         if seen is Seen.INTERRUPTED:  # what shows this may be gone for the next process
-            read = await job.mark_interrupted(read, interruption)
+            read = await job.mark_interrupted(read, following.state.interruption)
         await closing.read_rest_of_ended_job(releases=True)
-        cause = None
-        if seen is Seen.INTERRUPTED and following.seen is Seen.SUCCEEDED:
-            self._log.info(f"{interruption}. Its result shows that the training is complete.")
-            read, seen = await job.mark_interrupted(read, ""), Seen.SUCCEEDED
-        elif seen is Seen.INTERRUPTED:
-            cause = closing.cause_of_interruption()
-        elif seen is not Seen.SUCCEEDED:
-            cause = await closing.cause_of_end()
+        seen = following.seen
+        if seen is Seen.SUCCEEDED:  # also if the rest of the log has the result
+            read = await job.mark_interrupted(read, "")
+        cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
         result = await job.free_ended(read)

@@ -111,7 +111,7 @@ def test_the_mark_makes_a_success_doubtful_for_every_later_try() -> None:
 def test_only_a_request_before_the_end_is_doubtful(finished: str, grace: int, doubtful: bool) -> None:
     """The deletion is requested at 14:35:19: a clean-up after the end is none. The kubelet sets the grace to 0."""
     known = at_the_end("107c-pt-deleted-by-hand-exit-0-master-onfailure")
-    (pod,) = (pod for pod in known.pods.all if pod["status"]["phase"] == "Succeeded")
+    pod: Any = next(pod for pod in known.pods.all if pod["status"]["phase"] == "Succeeded")
     pod["metadata"] |= {"deletionTimestamp": "2026-11-23T14:35:24Z", "deletionGracePeriodSeconds": grace}
     pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = f"2026-11-23T{finished}Z"
     history = PodHistory(known.kind)

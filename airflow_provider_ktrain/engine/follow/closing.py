@@ -89,11 +89,12 @@ class Closing:
         return Outcome(self._phase, True)
 
     async def cause_of_end(self) -> Cause:
-        """Why the job failed or is gone."""
+        """Why the job failed or is gone, or is taken for incomplete although its status shows a success."""
+        if self._state.phase is Phase.SUCCEEDED:
+            return self._cause_of_interruption()
         return diagnose(await self._evidence())
 
-    def cause_of_interruption(self) -> Cause:
-        """Why the job has failed although it has succeeded by its status."""
+    def _cause_of_interruption(self) -> Cause:
         found = self._state.pods.interruptions(self._state.known_job)
         first = next((one for one in found if one.text == self._state.interruption), None)
         return Cause(

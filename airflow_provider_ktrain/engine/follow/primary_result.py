@@ -75,7 +75,8 @@ class PrimaryResult:
             name, container = newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
             if self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread:
                 return
-            found = await self._search(name, container, {"tailLines": str(LAST_LINES)})
+            if newest["metadata"]["uid"] in state.pods.groups.pods:  # else its name may be that of a later pod
+                found = await self._search(name, container, {"tailLines": str(LAST_LINES)})
         if found is None:
             self._unread = kind.replica_name(*primary)
         else:
