@@ -333,7 +333,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "interrupted end", Action.CONCLUDE_INTERRUPTED,
-        "{job} has succeeded, but its program was stopped from outside: it is probably incomplete.",
+        "{job} has succeeded, but is probably incomplete.",
         seen=_of(Seen.INTERRUPTED),
     ),
     Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),

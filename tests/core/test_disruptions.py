@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.disruptions import lost_replica, silent_nodes
+from airflow_provider_ktrain.core.state.disruptions import describe_silence, lost_replica, silent_nodes
 from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limits, clocks
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pod_state import SILENT, state_of_pod
@@ -141,10 +141,10 @@ def test_it_fails_if_the_launcher_fails() -> None:
 def test_the_lost_worker_is_said_at_once() -> None:
     known = until(EVICTED_WORKER, lambda known: known.kind.runs_on(known.job))
     assert lost_replica(known.job, known.pods.all) == (
+        "MPIJob run has lost a replica for good. Its Launcher runs on.\n"
         "Worker 0 wrote more to its local disk than its ephemeral-storage limit allows (Evicted): "
         "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi.\n"
-        "The operator does not replace it. MPIJob run is followed on, because its Launcher still runs: "
-        "it fails after 5 minutes without a log line."
+        "The job fails after 5 minutes without a log line."
     )
 
 
@@ -248,7 +248,8 @@ def test_silent_node_is_said_before_its_pods_are_evicted(name: str) -> None:
     known = until(name, lambda known: silent_nodes(known.pods.live))
     evicted = until(name, lambda known: any("DisruptionTarget" in json.dumps(pod) for pod in known.pods.live))
     assert evicted.t - known.t > 290
-    ((node, text),) = silent_nodes(known.pods.live).items()
+    ((node, since),) = silent_nodes(known.pods.live).items()
+    text = describe_silence(node, since)
     assert text.startswith(f"Node {node} has not reported since 14:3")
     assert text.endswith(" UTC. Kubernetes evicts its pods after 5 minutes.")
     silent = [pod for pod in known.pods.live if state_of_pod(pod, known.kind) == SILENT]

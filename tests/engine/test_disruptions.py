@@ -224,7 +224,7 @@ async def test_job_with_an_evicted_worker_is_followed_to_its_success() -> None:
     async with replaying("101-mpi-ephemeral-storage-worker") as (training, recorded):
         outcome = await followed(training, recorded)
         assert outcome.succeeded
-        assert "The operator does not replace it. MPIJob train is followed on" in str(training.log)
+        assert "MPIJob train has lost a replica for good. Its Launcher runs on." in str(training.log)
         assert "is Failed" not in str(training.log)
 
 

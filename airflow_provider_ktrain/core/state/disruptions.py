@@ -11,9 +11,7 @@ from airflow_provider_ktrain.core.objects import Json, node_of, silent_since
 
 
 def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:
-    """The nodes that don't report, each with a sentence about it.
-
-    Kubernetes evicts the pods of such a node after 300 s, unless their tolerations say otherwise.
+    """The nodes that don't report, each with the time since when, as RFC 3339.
 
     :param pods: that exist.
     """
@@ -22,10 +20,15 @@ def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:
         if at := silent_since(pod):
             node = node_of(pod)
             since[node] = min(at, since.get(node, at))
-    return {
-        node: f"Node {node} has not reported since {at[11:16]} UTC. Kubernetes evicts its pods after 5 minutes."
-        for node, at in sorted(since.items())
-    }
+    return dict(sorted(since.items()))
+
+
+def describe_silence(node: str, since: str) -> str:
+    """A sentence about a node that doesn't report. Tolerations may postpone the eviction of its pods.
+
+    :param since: of `silent_nodes`.
+    """
+    return f"Node {node} has not reported since {since[11:16]} UTC. Kubernetes evicts its pods after 5 minutes."
 
 
 def lost_replica(job: Mapping[str, Any], pods: Sequence[Json]) -> str:
@@ -35,10 +38,8 @@ def lost_replica(job: Mapping[str, Any], pods: Sequence[Json]) -> str:
     :param pods: each as last seen.
     """
     evidence = make_evidence(job, pods)
-    cause = diagnose_replica(evidence)
-    failed, primary = evidence.failed_condition, evidence.kind.primary(job)
-    lost = cause.summary if cause is not None else failed.message if failed is not None else ""
+    cause, primary = diagnose_replica(evidence), evidence.kind.primary(job)
     return (
-        f"{lost}\nThe operator does not replace it. {evidence.title} is followed on, because its {primary} still runs: "
-        "it fails after 5 minutes without a log line."
+        f"{evidence.title} has lost a replica for good. Its {primary} runs on.\n"
+        f"{'No pod shows why.' if cause is None else cause.summary}\nThe job fails after 5 minutes without a log line."
     )

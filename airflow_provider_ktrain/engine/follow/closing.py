@@ -95,6 +95,7 @@ class Closing:
         return diagnose(await self._evidence())
 
     def _cause_of_interruption(self) -> Cause:
+        """The job's status shows a success, and a pod on which it depends was stopped from outside."""
         found = self._state.pods.interruptions(self._state.known_job)
         first = next((one for one in found if one.text == self._state.interruption), None)
         return Cause(
