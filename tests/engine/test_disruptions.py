@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -23,6 +24,7 @@ from tests.core.test_disruptions import DOUBTS
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object, precise_stamp
 from tests.engine.staged import NAME, Staged, staged
+from tests.engine.tasks import Task, of_each_kind
 
 OPTIONS = Options(drain_timeout=0.5)
 MASTER = "100b-pt-evicted-exit-0-master-onfailure"
@@ -260,3 +262,19 @@ async def test_silent_node_is_in_the_log_at_once() -> None:
         await until(lambda: "Node node-2 has not reported since 14:32 UTC." in str(training.log))
         await until(lambda: "1/2 Running · Master 0 NodeNotReady" in str(training.log), 30)
         following.cancel()
+
+
+@of_each_kind
+@pytest.mark.embedded
+async def test_program_that_exits_with_0_when_it_is_paused_has_not_succeeded(task: Task) -> None:
+    """Somebody suspends the job. Either it waits, and trains on when it is resumed, or its success is doubtful."""
+    ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait")).ref
+    following = asyncio.create_task(task.ended(ref, deleted=False))
+    await until(lambda: "is Running" in str(task.log), 120)
+    await operations.suspend(task.api, ref, timeout=60)
+    await until(lambda: "is Suspended" in str(task.log) or "is Succeeded" in str(task.log), 120)
+    if "is Succeeded" not in str(task.log):
+        await operations.resume(task.api, ref, timeout=60)
+        await task.running(ref)
+        await task.delete()
+    assert not (await following).succeeded, str(task.log)
