@@ -20,6 +20,8 @@ from tests.e2e.test_assets import unpause
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
 #: the replica on whose success that of the job depends
 VICTIM = {"PyTorchJob": "Master 0", "MPIJob": "Launcher", "TrainJob": "node 1"}
+#: what its log lines begin with
+PREFIX = {"PyTorchJob": "[Master 0]", "MPIJob": "[Launcher 0]", "TrainJob": "[node 1]"}
 LIMIT = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
 each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, MPIJOB, TRAINJOB], ids=lambda kind: kind.name)
 
@@ -85,14 +87,14 @@ def test_interrupted_program_is_trained_to_its_end(airflow: Airflow, training_cl
     consumer = f"disrupted_{kind.name.lower()}_consumer"
     earlier = unpause(airflow, consumer)
     run = Run(airflow, training_cluster, kind)
-    run.wait_line(f"[{VICTIM[kind.name]}] step 3")
+    run.wait_line(f"{PREFIX[kind.name]} step 3")
     node = run.evict(VICTIM[kind.name])
     assert run.wait_state("success")["try_number"] == 2
     cause = f"{VICTIM[kind.name]} ended with exit code 0 after it was evicted from {node}"
     assert f"{cause}: the training is probably incomplete" in run.log(1)
     assert "TrainingInfrastructureError" in run.log(1)
-    assert f"[{VICTIM[kind.name]}] complete" in run.log(2)
-    assert f"[{VICTIM[kind.name]}] step 1\n" not in run.log(2), "it has trained on from its checkpoint"
+    assert f"{PREFIX[kind.name]} complete" in run.log(2)
+    assert f"{PREFIX[kind.name]} step 1\n" not in run.log(2), "it has trained on from its checkpoint"
     started = wait_for(
         "a run of the consumer", lambda: [r for r in airflow.runs(consumer) if r["dag_run_id"] not in earlier]
     )
@@ -104,12 +106,12 @@ def test_interrupted_program_is_trained_to_its_end(airflow: Airflow, training_cl
 @pytest.mark.embedded
 def test_launcher_that_runs_on_after_its_worker_was_evicted(airflow: Airflow, training_cluster: TestCluster) -> None:
     run = Run(airflow, training_cluster, MPIJOB)
-    run.wait_line("[Launcher] step 3")
+    run.wait_line("[Launcher 0] step 3")
     run.evict_by_kubelet("Worker 0")
     run.wait_line("has lost a replica for good")
     assert run.wait_state("success")["try_number"] == 1
     assert "Worker 0 wrote more to its local disk than its ephemeral-storage limit allows (Evicted)" in run.log()
-    assert "[Launcher] complete" in run.log()
+    assert "[Launcher 0] complete" in run.log()
     run.check_free()
 
 
