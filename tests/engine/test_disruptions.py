@@ -103,9 +103,13 @@ def running_pods(training: Staged) -> list[str]:
     return [p["metadata"]["name"] for p in pods if p["status"]["phase"] not in ("Succeeded", "Failed")]
 
 
-def succeeds(change: Object) -> bool:
+def succeeds(change: Object, *types: str) -> bool:
     conditions = (change["object"].get("status") or {}).get("conditions") or ()
-    return change["watch"] != "pods" and any(c["type"] in ("Succeeded", "Complete") for c in conditions)
+    return change["watch"] != "pods" and any(c["type"] in ("Succeeded", "Complete", *types) for c in conditions)
+
+
+def ends(change: Object) -> bool:
+    return succeeds(change, "Failed")
 
 
 @pytest.mark.parametrize("name", DOUBTS)
@@ -197,7 +201,7 @@ async def test_job_that_could_not_be_marked_is_named() -> None:
 async def test_master_that_is_created_after_the_end_is_released(name: str) -> None:
     """It is created while the release looks for pods, as the operator did 0.1 s after the end."""
     async with replaying(name) as (training, recorded):
-        recorded.go(lambda change: succeeds(change) or "'Failed', 'status': 'True'" in str(change["object"]))
+        recorded.go(ends)
         for pod in list(training.api.objects["pods"]):
             training.api.remove("pods", pod)
         following = asyncio.ensure_future(training.follow(OPTIONS))
