@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core.conditions import interruption_note
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, Owner, Reattach, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.objects import containers, is_being_deleted
@@ -77,7 +78,13 @@ def decide(
     if owner.try_number > me.try_number:  # this worker was disconnected for long, or the run was deleted and recreated
         return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
     phase = phase_of(found)
-    proves_success = phase is Phase.SUCCEEDED and owner.try_number < me.try_number and not cleared(owner, me, first_try)
+    interrupted = interruption_note(found) if phase is Phase.SUCCEEDED else ""
+    proves_success = (
+        phase is Phase.SUCCEEDED
+        and not interrupted
+        and owner.try_number < me.try_number
+        and not cleared(owner, me, first_try)
+    )
     if is_being_deleted(found) and not proves_success:
         return Decision(Action.WAIT, "it is being deleted")
     if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # try numbers of one run are unique
@@ -87,6 +94,8 @@ def decide(
     whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
     if phase is Phase.FAILED:
         return Decision(Action.REPLACE, f"it is the failed job of {whose}")
+    if interrupted:
+        return Decision(Action.REPLACE, f"it succeeded for {whose}, and is probably incomplete", f"{interrupted}.")
     if cleared(owner, me, first_try):
         return Decision(Action.REPLACE, f"the task was cleared after {whose} submitted it")
     if phase is Phase.SUCCEEDED:

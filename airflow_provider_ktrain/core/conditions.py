@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 FAILED_ANNOTATION = "ktrain.airflow/failed"  #: the condition Failed of a job that a release suspended
+#: why the success of a job is doubtful: its pods, which showed that, may be gone when the next process looks
+INTERRUPTED_ANNOTATION = "ktrain.airflow/interrupted"
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,17 @@ def true_conditions(job: Mapping[str, Any]) -> dict[str, Condition]:
     conditions: Iterable[Any] = (job.get("status") or {}).get("conditions") or ()
     found = [c for c in conditions if isinstance(c, Mapping) and c.get("type") and str(c.get("status")) == "True"]
     return _kept_failure(job) | {str(c["type"]): _condition(str(c["type"]), c) for c in found}
+
+
+def interruption_note(job: Mapping[str, Any]) -> str:
+    """What INTERRUPTED_ANNOTATION says of the job; empty if nothing."""
+    return str(((job.get("metadata") or {}).get("annotations") or {}).get(INTERRUPTED_ANNOTATION) or "")
+
+
+def ended_at(job: Mapping[str, Any]) -> str:
+    """When the job ended by its conditions, as RFC 3339, which sorts as text; empty if it has not ended."""
+    true = true_conditions(job)
+    return next((true[name].since for name in ("Succeeded", "Complete", "Failed") if name in true), "")
 
 
 def failure_note(job: Mapping[str, Any]) -> str | None:

@@ -98,6 +98,10 @@ class Action(enum.StrEnum):
     REPORT = "reports the end, releases nothing"
     CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"
     CONCLUDE_SUSPENDED = "suspends the failed job, and concludes its own end"
+    CONCLUDE_INTERRUPTED = (
+        "concludes with a failure, unless the log has a result: marks the job, frees its running pods, and keeps it "
+        "until Airflow has the outcome"
+    )
     CONCLUDE_STORED = "concludes with the stored cause, and completes the release"
     FREE_PODS = "deletes the running pods, and keeps the ended job"
     RELEASE = "stores the cause, releases the job, and waits until its pods are gone"
@@ -118,6 +122,7 @@ ACTS = frozenset(
     {
         Action.CONCLUDE,
         Action.CONCLUDE_SUSPENDED,
+        Action.CONCLUDE_INTERRUPTED,
         Action.CONCLUDE_STORED,
         Action.FREE_PODS,
         Action.RELEASE,
@@ -125,7 +130,7 @@ ACTS = frozenset(
         Action.DELETE_ENDED,
     }
 )
-ENDED = frozenset({Seen.SUCCEEDED, Seen.FAILED})
+ENDED = frozenset({Seen.SUCCEEDED, Seen.INTERRUPTED, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 #: limits, and rules with a grace period: a read must show that they still hold
 LIMITS = frozenset({Event.LIMIT, Event.RESTARTS, Event.CRASH_LOOP, Event.STARTUP_RULE, Event.QUEUE_VERDICT})
@@ -300,6 +305,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "own end, may restart", Action.CONCLUDE_SUSPENDED, "{job} has failed, and its operator may train it again.",
         seen=_of(Seen.FAILED), restarts=True,
+    ),
+    Rule(
+        "interrupted end", Action.CONCLUDE_INTERRUPTED, "{job} has succeeded, but is probably incomplete.",
+        seen=_of(Seen.INTERRUPTED),
     ),
     Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),
     # the job is gone

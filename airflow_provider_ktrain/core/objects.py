@@ -78,6 +78,16 @@ def scheduling(pod: Json) -> Json:
     return condition_of(pod, "PodScheduled")
 
 
+def silent_since(pod: Json) -> str:
+    """Since when the pod's node doesn't report, as RFC 3339; empty if it does.
+
+    Kubernetes then sets Ready of its running pods to False without a reason, and keeps ContainersReady (recording 104).
+    """
+    ready, phase = condition_of(pod, "Ready"), (pod.get("status") or {}).get("phase")
+    silent = phase == "Running" and ready.get("status") == "False" and not ready.get("reason")
+    return str(ready.get("lastTransitionTime") or "") if silent and has_condition(pod, "ContainersReady") else ""
+
+
 # containers
 
 

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.identity import (
     annotation,
 )
 from airflow_provider_ktrain.core.objects import is_being_deleted
-from airflow_provider_ktrain.core.state.status import Phase, phase_of
+from airflow_provider_ktrain.core.state.status import Seen, phase_of, seen_in
 from airflow_provider_ktrain.core.text import counted
 
 #: States of a task instance in which no process follows its job. In every other state one does or will.
@@ -59,4 +59,4 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
 def is_kept(job: Mapping[str, Any]) -> bool:
     """Whether a job is kept after it has ended: by its task's on_finish_action, and also if that is unknown."""
     action = OnFinishAction.of(annotation(job, FINISH_ANNOTATION))
-    return not action.deletes(succeeded=phase_of(job) is Phase.SUCCEEDED)
+    return not action.deletes(succeeded=seen_in(job, ()) is Seen.SUCCEEDED)

@@ -249,6 +249,17 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
     return await api.request("PATCH", api_paths.job(ref), body=patch)
 
 
+async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], name: str, value: str) -> Object:
+    """Set an annotation of the job, or remove it, only if the job hasn't changed since it was read.
+
+    :param value: empty to remove the annotation.
+    :raises ApiStatusError: 409 if the job has changed.
+    """
+    version = job["metadata"]["resourceVersion"]
+    patch = {"metadata": {"resourceVersion": version, "annotations": {name: value or None}}}
+    return await api.request("PATCH", api_paths.job(ref), body=patch)
+
+
 async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log | None = None) -> None:
     """Check that the connection leads to the cluster of the job.
 

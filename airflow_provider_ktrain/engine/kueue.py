@@ -14,8 +14,8 @@ from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, label
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.state.kueue_status import Queues, workload_of
-from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.job_requests import annotate
 
 Object = dict[str, Any]
 GROUP = "kueue.x-k8s.io"
@@ -155,10 +155,7 @@ async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str)
 
     :raises ApiStatusError: 409 if the job has changed.
     """
-    meta = {
-        "resourceVersion": job["metadata"]["resourceVersion"], "annotations": {SUSPENDED_ANNOTATION: by or None},
-    }  # fmt: skip
-    return await api.request("PATCH", api_paths.job(ref), body={"metadata": meta})
+    return await annotate(api, ref, job, SUSPENDED_ANNOTATION, by)
 
 
 async def set_active(

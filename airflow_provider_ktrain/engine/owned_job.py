@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION, interruption_note
 from airflow_provider_ktrain.core.ending import (
     HURRIED,
     Action,
@@ -31,10 +33,10 @@ from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, read_training
+from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, annotate, read_training
 from airflow_provider_ktrain.engine.release import (
     Released,
     ReleaseError,
@@ -42,16 +44,19 @@ from airflow_provider_ktrain.engine.release import (
     release_now,
     release_others,
 )
+from airflow_provider_ktrain.engine.request_errors import retry_transient
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
 
 Object = dict[str, Any]
 FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
+MARK_SECONDS = 60.0  #: to write on a job that its success is doubtful
 FIND_INTERVAL = 0.2  #: seconds between two looks for a job whose create request is on its way
 MODES = {
     Action.FREE_PODS: Mode.DELETE_PODS,
     Action.CONCLUDE: Mode.DELETE_PODS,
     Action.CONCLUDE_SUSPENDED: Mode.DELETE_PODS,
+    Action.CONCLUDE_INTERRUPTED: Mode.DELETE_PODS,
     Action.DELETE_ENDED: Mode.DELETE,
 }
 #: what was released, and why that failed; at most one of them is set
@@ -311,6 +316,33 @@ class OwnedJob:
             await release(await self.api(), ref, Mode.SUSPEND, read, verify=False, timeout=SUSPEND_SECONDS)
         except (ReleaseError, JobChanged) as e:  # the release after the logs tries again
             self._log.warning(f"{ref} has failed, but could not be suspended and may train again.\n{e}")
+
+    async def mark_interrupted(self, read: JobRead, note: str) -> JobRead:
+        """Write on a job that has succeeded why that is doubtful, so that no later try takes it for a success.
+
+        :param read: the job as it was read.
+        :param note: why. Empty: it isn't doubtful any more.
+        :return: the job as it is now.
+        """
+        end = time.monotonic() + MARK_SECONDS
+        while read.job is not None and interruption_note(read.job) != note:
+            write = functools.partial(
+                annotate, await self.api(), self.known_ref, read.job, INTERRUPTED_ANNOTATION, note
+            )
+            try:
+                return replace(read, job=await retry_transient(write, end))
+            except ApiStatusError as e:
+                error: KtrainError = e
+                if e.status in (404, 409) and time.monotonic() < end:
+                    with contextlib.suppress(ApiStatusError, ApiUnavailable):
+                        read = await self.read()
+                        if self._owner_in(read) is Ownership.MINE:
+                            continue
+            except ApiUnavailable as e:
+                error = e
+            self._log.warning(f"{self.ref} could not be marked. A retry may take it for a success.\n{error}")
+            break
+        return read
 
     async def end_existing(self, ref: JobRef, read: JobRead) -> None:
         """Release a job of an earlier try, which `core.adoption.decide` replaces.

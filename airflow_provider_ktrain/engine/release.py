@@ -48,6 +48,7 @@ MAX_POLL_SECONDS = 1.0
 CONFLICT_PAUSE_SECONDS = 0.05  #: pause after the second conflict of a write with other writers, doubled after each
 MAX_CONFLICT_PAUSE_SECONDS = 0.5
 CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)
+LATE_PODS_SECONDS = 2.0  #: in which an operator may create a pod of a job that has ended: see `may_create_pods_late`
 REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
 GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
 UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
@@ -328,6 +329,8 @@ class _Release:
         :return: the pods left at the end, and whether the job is gone if it must be.
         """
         gone = mode is not Mode.DELETE
+        late = mode is Mode.DELETE_PODS and kind_of(self._ref.kind).may_create_pods_late(self._job or {})
+        settled = self.began + LATE_PODS_SECONDS * late
         pause = FIRST_POLL_SECONDS if mode is not Mode.DELETE_PODS or any(map(_is_left, self._pods)) else 0.0
         while True:
             grace = max(map(_grace, self.seen.values()), default=-math.inf)
@@ -340,7 +343,7 @@ class _Release:
                 pods = await self._ask(lambda: job_pods(self._api, self._ref))
                 self._note(pods)
                 left = [p for p in pods if mode is Mode.DELETE or _is_left(p)]
-                if last or not left:
+                if last or (not left and time.monotonic() >= settled):
                     return left, gone
                 await self._delete_pods(left)
 

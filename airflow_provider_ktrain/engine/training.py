@@ -287,7 +287,7 @@ class Training:
                 return replace(await following.closing.outcome(None, full=False), succeeded=False, superseded=True)
             case Action.REPORT:
                 return await self._report(following, noticed)
-            case Action.CONCLUDE | Action.CONCLUDE_SUSPENDED:
+            case Action.CONCLUDE | Action.CONCLUDE_INTERRUPTED | Action.CONCLUDE_SUSPENDED:
                 return await self._conclude(following, rule, read or JobRead(None, []))
             case Action.CONCLUDE_STORED:
                 return await self._conclude_stored(following, noticed, rule, read or JobRead(None, []))
@@ -372,11 +372,16 @@ class Training:
 
     async def _conclude(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
-        job, closing, seen = self.job, following.closing, following.state.seen
+        job, closing, seen = self.job, following.closing, following.seen
         ref = job.known_ref
         if rule.action is Action.CONCLUDE_SUSPENDED:
             await job.keep_from_restarting(read)
+        if seen is Seen.INTERRUPTED:  # what shows this may be gone for the next process
+            read = await job.mark_interrupted(read, following.state.interruption)
         await closing.read_rest_of_ended_job(releases=True)
+        seen = following.seen
+        if seen is Seen.SUCCEEDED:  # also if the rest of the log has the result
+            read = await job.mark_interrupted(read, "")
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)

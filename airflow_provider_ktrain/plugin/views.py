@@ -143,6 +143,8 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
             return ["There is no data yet. It appears when the job has a phase."]
         return ["This try left no data: it ended before its job had a phase, or an older release ran it."]
     notes = [NOT_FOLLOWED] if record.followed is False else []
+    if record.state in ACTIVE_STATES and (notice := _text(read.get("notice"))):
+        notes.append(notice)
     if read.get("try_number") != record.try_number:
         notes.append(f"The data is of try {_text(read.get('try_number'))}. Try {record.try_number} has none yet.")
     if stale and record.followed is not False:

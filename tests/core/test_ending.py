@@ -44,7 +44,7 @@ def test_all_properties_notice_a_broken_rule() -> None:
 @pytest.mark.parametrize(
     ("action", "deleted"),
     [
-        (OnFinishAction.DELETE_JOB, {Seen.RUNNING, Seen.PRIMARY_ENDED, Seen.SUCCEEDED, Seen.FAILED}),
+        (OnFinishAction.DELETE_JOB, set(Seen) - {Seen.NOTHING, Seen.GONE}),
         (OnFinishAction.DELETE_SUCCEEDED_JOB, {Seen.RUNNING, Seen.PRIMARY_ENDED, Seen.SUCCEEDED}),
         (OnFinishAction.KEEP_JOB, set()),
     ],

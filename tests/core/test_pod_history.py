@@ -70,7 +70,7 @@ def test_handover_keeps_restarts_and_usage(codes: list[int], at_pod: int) -> Non
     now = START + timedelta(seconds=20 * len(pods))
     cut = min(at_pod, len(codes))
     before = history_of(pods[: cut + 1], now)
-    after = PodHistory(PYTORCHJOB, before.handover(now))
+    after = PodHistory(PYTORCHJOB, before.handover({}, now))
     for gone, there in zip([None, *pods[cut:]], pods[cut:], strict=False):
         if gone:
             after.mark_deleted(gone)

@@ -117,7 +117,7 @@ def test_the_time_in_a_queue_does_not_count_for_pods_that_still_exist() -> None:
     used = history.usage(NOW, None, 2 * 60, [queued])
     assert (used.requested, used.queued, used.held) == (2 * 160, 2 * 10 + 2 * 30, 2 * 120)
     history.update({}, ["u"], NOW)
-    following = PodHistory(PYTORCHJOB, history.handover(NOW, [queued]))
+    following = PodHistory(PYTORCHJOB, history.handover({}, NOW, [queued]))
     assert following.usage(NOW, None, 2 * 60, [queued]).requested == 2 * 160
 
 

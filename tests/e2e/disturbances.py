@@ -12,8 +12,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kubernetes import client
+
+from airflow_provider_ktrain.core.identity import PREFIX
+from tests import clusters
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, descendants, title
+from tests.e2e.scenario import UNAVAILABLE
 
 T = TypeVar("T")
 PAUSE = (4.0, 16.0)  # seconds between two disturbances
@@ -22,6 +27,9 @@ PAUSE = (4.0, 16.0)  # seconds between two disturbances
 CALM = 60.0
 AWAY = (2.0, 20.0)  # seconds for which a process is unavailable, or requests fail
 OUTAGE = (20.0, 60.0)  # seconds for which the Kubernetes API server refuses connections: longer than most limits
+DAG_LABEL = f"{PREFIX}/dag-id"
+EVICTED = "soak_evicted_"  #: DAGs whose pods may be evicted
+EVICTION, EVICTIONS = "pod evicted", 1 / 3  #: name and share of the disturbances
 OUTAGE_NAME = "Kubernetes API server away"
 
 
@@ -71,8 +79,8 @@ class Disturbances:
         if self._cluster.embedded and now > self._next_outage:
             self._begin_outage()
             return
-        kind = self._random.choice(list(self._kinds))
-        if self._kinds[kind]():
+        kind = EVICTION if self._random.random() < EVICTIONS else self._random.choice(list(self._kinds))
+        if (self._evict if kind == EVICTION else self._kinds[kind])():
             self.done[kind] += 1
             self.last = kind
 
@@ -144,6 +152,24 @@ class Disturbances:
         self._airflow.signal(name, signal.SIGSTOP)
         self._away(name, lambda: self._airflow.signal(name, signal.SIGCONT))
         return True
+
+    # trainings
+
+    def _evict(self) -> bool:
+        """Evict a running pod, as `kubectl drain` does."""
+        core, namespace = clusters.core(self._cluster.kubeconfig), self._cluster.namespace
+        with contextlib.suppress(*UNAVAILABLE):
+            pods = core.list_namespaced_pod(namespace, label_selector=DAG_LABEL).items
+            running = [
+                pod.metadata.name for pod in pods
+                if pod.metadata.labels[DAG_LABEL].startswith(EVICTED) and pod.status.phase == "Running"
+                and not pod.metadata.deletion_timestamp
+            ]  # fmt: skip
+            if (name := self._choice(sorted(running))) is not None:
+                meta = client.V1ObjectMeta(name=name, namespace=namespace)
+                core.create_namespaced_pod_eviction(name, namespace, client.V1Eviction(metadata=meta))
+                return True
+        return False
 
     # API servers
 

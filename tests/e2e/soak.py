@@ -3,10 +3,11 @@
     python -m tests.e2e.soak --trainings 200 --seed 7
 
 No task is killed by a user, and all limits are longer than what a training needs but shorter than an outage of the
-Kubernetes API server. So each training must succeed, run only once, and leave no objects. Watches of all jobs and pods
-and the programs' own records count the results from outside: see `soak_count`. Exits with 1 if a training was repeated
-or set back, a job was deleted alive, a GPU is still held, or a task has not succeeded. In this case the logs, the
-processes' output and what was observed are kept.
+Kubernetes API server. Pods of some trainings are evicted, whose programs save and exit with 0. So each training must
+succeed, run only once, reach its last step, and leave no objects. Watches of all jobs and pods and the programs' own
+records count the results from outside: see `soak_count`. Exits with 1 if a training was repeated or set back, or has
+succeeded without its last step, a job was deleted alive, a GPU is still held, or a task has not succeeded. In this case
+the logs, the processes' output and what was observed are kept.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ from tests.e2e import database
 from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.chaos import QUICK
 from tests.e2e.conftest import DAGS
-from tests.e2e.disturbances import Disturbances
+from tests.e2e.disturbances import EVICTED, Disturbances
 from tests.e2e.kube import Kube
 from tests.e2e.scenario import UNAVAILABLE, Watcher
 from tests.e2e.soak_count import LIMITS, Count, Observed, counted, read_records
 
 KINDS = (PYTORCHJOB, MPIJOB, TRAINJOB)
-DAG_IDS = tuple(f"soak_{kind.plural}_{host}" for kind in KINDS for host in ("deferred", "worker"))
+DAG_IDS = (
+    *(f"soak_{kind.plural}_{host}" for kind in KINDS for host in ("deferred", "worker")),
+    *(f"{EVICTED}{kind.plural}" for kind in KINDS),  # deferrable, except for the MPIJobs
+)
 FREED_WITHIN = (
     180.0  # seconds from the end of the last task until no pod may hold a GPU; an outage takes up to 60 of them
 )
@@ -59,7 +63,7 @@ SETTINGS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainings", type=int, default=200, help="how many, rounded up to 6; default: 200")
+    parser.add_argument("--trainings", type=int, default=200, help="how many, rounded up to 9; default: 200")
     parser.add_argument("--seed", type=int, default=None, help="of the random disturbances; default: a new one")
     parser.add_argument("--minutes", type=float, default=None, help="limit; default: 5 + half a minute per training")
     options = parser.parse_args()
@@ -166,7 +170,8 @@ def table(commit: str, trainings: int, seed: int, seconds: float, count: Count, 
     rows = {
         "date, commit": f"{datetime.date.today()}, {commit}",
         "database, triggerers": f"{database.version()}, {1 if database.selected() == database.SQLITE else 2}",
-        "trainings: deferrable, in workers": f"{trainings // 2}, {trainings // 2}",
+        "trainings: deferrable, in workers, of these with evictions": f"{trainings * 5 // 9}, {trainings * 4 // 9}, "
+        f"{trainings // 3}",
         "of them PyTorchJobs, MPIJobs, TrainJobs": ", ".join([str(trainings // len(KINDS))] * len(KINDS)),
         "seed, minutes": f"{seed}, {seconds / 60:.0f} (Python {platform.python_version()})",
         "disturbances": f"{sum(done.values())}: " + ", ".join(f"{n} × {what}" for what, n in sorted(done.items())),
@@ -177,6 +182,7 @@ def table(commit: str, trainings: int, seed: int, seconds: float, count: Count, 
         "**trained twice**": str(len(count.repeated)),
         "**deleted alive**": str(len(count.deleted_alive)),
         "**set back**": str(len(count.set_back)),
+        "**succeeded without their last step**": str(len(count.incomplete)),
         "**GPUs left**": str(count.gpus),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from airflow_provider_ktrain.core.conditions import interruption_note
 from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from tests.e2e.scenario import terminal
@@ -29,6 +30,7 @@ LIMITS = {
     "execution_timeout": 1200,
 }
 END = "end"  # recorded by a program that gets SIGTERM
+DONE = "done"  # recorded by a program after its last step
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Observed:
     :param deleted: the uids of deleted jobs.
     :param suspended: the uids of jobs that were suspended before they had ended. Default: none.
     :param pods: all pods ever created, in their last state. Default: none.
-    :param records: what the programs recorded, by DAG and map index: each step, or END, and its epoch seconds. Default:
-        none.
+    :param records: what the programs recorded, by DAG and map index: each step, END or DONE, and its epoch seconds.
+        Default: none.
     """
 
     jobs: list[Object]
@@ -58,6 +60,7 @@ class Count:
     :param deleted_alive: jobs that were deleted before they had ended, although none of their limits had passed.
     :param set_back: trainings that recorded a lower step than before without a failure of their own, and jobs that were
         suspended before they had ended, although none of their limits had passed.
+    :param incomplete: trainings whose task succeeded, and whose program has not recorded its last step.
     :param limits_passed: jobs that were deleted or suspended after one of their limits had passed.
     """
 
@@ -65,6 +68,7 @@ class Count:
     repeated: list[str] = field(default_factory=list)
     deleted_alive: list[str] = field(default_factory=list)
     set_back: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
     limits_passed: list[str] = field(default_factory=list)
     gpus: int = 0
     states: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -73,7 +77,10 @@ class Count:
     @property
     def defects(self) -> dict[str, list[str]]:
         """The lists that must be empty."""
-        return {"trained twice": self.repeated, "deleted alive": self.deleted_alive, "set back": self.set_back}
+        return {
+            "trained twice": self.repeated, "deleted alive": self.deleted_alive, "set back": self.set_back,
+            "succeeded without its last step": self.incomplete,
+        }  # fmt: skip
 
     def clean(self) -> bool:
         return not any(self.defects.values()) and not self.gpus and set(self.states) == {"success"}
@@ -101,11 +108,14 @@ def counted(observed: Observed, tasks: list[dict[str, Any]], gpus: int = 0) -> C
         _count_training(count, observed, training, jobs)
     count.states.update(str(task["state"]) for task in tasks)
     count.tries = sum(task["try_number"] for task in tasks)
+    succeeded = [f"{task['dag_id']}.{task['map_index']}" for task in tasks if task["state"] == "success"]
+    recorded = observed.records
+    count.incomplete = [name for name in succeeded if name in recorded and DONE not in dict(recorded[name])]
     return count
 
 
 def _count_training(count: Count, observed: Observed, training: tuple[str, ...], jobs: list[Object]) -> None:
-    succeeded = [terminal(job) == "Succeeded" for job in jobs]
+    succeeded = [terminal(job) == "Succeeded" and not interruption_note(job) for job in jobs]
     count.repeated += [_described(job) for n, job in enumerate(jobs) if any(succeeded[:n])]
     pods = [pod for pod in observed.pods if _training(pod) == training]
     name = f"{training[0]}.{training[-1]}"
@@ -130,7 +140,7 @@ def _count_training(count: Count, observed: Observed, training: tuple[str, ...],
 
 def _drops(record: Iterable[tuple[str, float]]) -> Iterator[str]:
     """Where a step is not higher than the one before."""
-    for before, after in pairwise(int(step) for step, _ in record if step != END):
+    for before, after in pairwise(int(step) for step, _ in record if step.isdigit()):
         if after <= before:
             yield f"{before} to {after}"
 

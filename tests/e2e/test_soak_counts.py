@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
 from tests.e2e.soak_count import LABELS, Count, Observed, counted, read_records
 
-SUCCESS = {"state": "success", "try_number": 1}
+SUCCESS: dict[str, Any] = {"state": "success", "try_number": 1, "dag_id": "same", "map_index": 9}
 BEGAN = 1_800_000_000.0
 RECORD = "same.0"  # of the training "0"
 
@@ -53,6 +54,20 @@ def test_job_after_a_success_counts_as_repeated(first: str, repeated: int) -> No
     count = counted(Observed(jobs, {"a"}), [SUCCESS])
     assert len(count.repeated) == repeated
     assert count.clean() is not bool(repeated)
+
+
+def test_job_that_replaces_a_doubtful_success_is_not_repeated() -> None:
+    doubtful = job("a", "0", "Succeeded")
+    doubtful["metadata"]["annotations"] = {INTERRUPTED_ANNOTATION: "Master 0 ended with exit code 0 after ..."}
+    assert not counted(Observed([doubtful, job("b", "0", "Succeeded", at=30)], {"a"}), [SUCCESS]).repeated
+
+
+@pytest.mark.parametrize("last", ["20", "end", "done"])
+def test_success_without_its_last_step_counts_as_incomplete(last: str) -> None:
+    records = {RECORD: [*steps(0, 19, 3), (last, BEGAN + 24)]}
+    count = counted(Observed([job("a", end="Succeeded")], (), records=records), [{**SUCCESS, "map_index": 0}])
+    assert count.incomplete == ([] if last == "done" else [RECORD])
+    assert count.clean() is (last == "done")
 
 
 def test_job_deleted_before_its_end_counts_as_deleted_alive() -> None:

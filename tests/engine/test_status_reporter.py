@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, M
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
+from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
@@ -76,7 +77,11 @@ def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState,
     clocks = [Clock(Limit.PROGRESS, 200.0, 60.0), Clock(Limit.PROGRESS, 160.0, 60.0)]
     api: Any = None
     context = FollowContext(api, state, Lines(), policy=FollowPolicy(status_sink=sink))
-    return StatusReporter(context, output, queue, lambda: clocks), state, output.training_metrics
+    return (
+        StatusReporter(context, output, queue, DisruptionReporter(context), lambda: clocks),
+        state,
+        output.training_metrics,
+    )
 
 
 def update(state: JobState, phase: str) -> None:

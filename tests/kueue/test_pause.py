@@ -8,12 +8,12 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.job_requests import job_pods
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, release_job
+from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, release_job, until
 
 from .conftest import Replay
 from .workloads import account, write_workload
@@ -58,6 +58,36 @@ async def test_a_kept_job_is_paused_and_the_next_try_activates_it(api: Api, repl
         outcome = await task.ended(adopted.ref)
         await asyncio.to_thread(driver.finish)
     assert outcome.succeeded
+
+
+@of_each_kind
+@pytest.mark.embedded
+async def test_program_that_exits_with_0_when_kueue_stops_it_has_not_succeeded(task: Task) -> None:
+    """Either the job waits in its queue and trains on, or its success is doubtful."""
+    ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait", queue="team-a")).ref
+    await task.patch({"spec": task.kind.suspension(False)})
+    following = asyncio.create_task(task.ended(ref, deleted=False))
+    await task.running(ref)
+    await until_seen(task, "is Running")
+    await task.patch({"spec": task.kind.suspension(True)})
+    await until_seen(task, "is Suspended", "is Queued", "is Succeeded")
+    if "is Succeeded" not in str(task.log):
+        await until(lambda: no_pods(task, ref))
+        await task.patch({"spec": task.kind.suspension(False)})
+        await task.running(ref)
+        await task.delete()
+    assert not (await following).succeeded, str(task.log)
+
+
+async def until_seen(task: Task, *texts: str) -> None:
+    async def seen() -> bool:
+        return any(text in str(task.log) for text in texts)
+
+    await until(seen)
+
+
+async def no_pods(task: Task, ref: JobRef) -> bool:
+    return not await task.pods(ref)
 
 
 @pytest.mark.embedded

@@ -6,7 +6,6 @@ its GPU counts only for the failure that is the cause.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
@@ -40,9 +39,8 @@ def _of_failures(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 def _disruption(failure: Failure) -> str:
     """Why Kubernetes ended the pod; empty if it didn't, or if the node isn't the reason."""
-    known = failure_patterns.first_match(failure_patterns.DISRUPTIONS, failure.reason)
-    own_limit = re.search(failure_patterns.DISK_LIMIT_PATTERN, failure.message)
-    return f"{known.description} ({failure.reason})" if known and known.blames_node and not own_limit else ""
+    known = failure_patterns.explain_disruption(failure.reason, failure.message)
+    return f"{known.description} ({failure.reason})" if known and known.blames_node else ""
 
 
 def _program_or_start_error(failure: Failure) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.core.diagnosis.model import Category
 
 USER_CODE, INFRASTRUCTURE, ENVIRONMENT = Category.USER_CODE, Category.INFRASTRUCTURE, Category.ENVIRONMENT
+REJECTED = "was rejected by its node"
 SHARED_MEMORY_RESOLUTION = "Mount an emptyDir of medium Memory at /dev/shm: volumes=[SharedMemory()]."
 
 
@@ -258,7 +259,7 @@ DISRUPTIONS = (
     FailurePattern(
         r"^OutOf|UnexpectedAdmissionError|NodeAffinity|TopologyAffinityError|NodePorts|SysctlForbidden",
         INFRASTRUCTURE,
-        "was rejected by its node",
+        REJECTED,
         "Retry. Check which pods run on the node, its labels and its devices.",
     ),
     FailurePattern(
@@ -269,9 +270,30 @@ DISRUPTIONS = (
         blames_node=True,
     ),
 )
-#: An eviction for which the pod's own limit is the reason, not a shortage on the node.
-DISK_LIMIT_PATTERN = r"exceeds the (total )?limit"
-DISK_LIMIT_RESOLUTION = "Raise the limit that the message names, or write less to the pod's local disk."
+#: Messages of pods with the reason Evicted that explain it better. A limit of the pod's own is the reason in recordings
+#: 101 and 101b, and not a shortage on the node; in 101d nothing of the pod has run.
+EVICTIONS = (
+    FailurePattern(
+        r"ephemeral local storage usage exceeds|exceeded its local ephemeral storage limit",
+        USER_CODE,
+        "wrote more to its local disk than its ephemeral-storage limit allows",
+        "Raise the limit ephemeral-storage of the container, or write less: large files belong on a volume.",
+    ),
+    FailurePattern(
+        r"Usage of EmptyDir volume .* exceeds the limit",
+        USER_CODE,
+        "wrote more to an emptyDir volume than its sizeLimit allows",
+        "Raise the sizeLimit of the volume that the message names, or write less to it. The volume may be /dev/shm: "
+        'volumes=[SharedMemory("16Gi")].',
+    ),
+    FailurePattern(
+        r"^Pod was rejected",
+        INFRASTRUCTURE,
+        REJECTED,
+        "Retry. Check the node's conditions, and free what it lacks.",
+        blames_node=True,
+    ),
+)
 
 #: Why the container runtime could not start a command. The last pattern matches everything.
 START_ERRORS = (
@@ -362,6 +384,15 @@ SCHEDULING_HINTS = (
 def first_match(patterns: Iterable[FailurePattern], text: str) -> FailurePattern | None:
     """The first of the patterns that matches the text; None if none does."""
     return next((known for known in patterns if re.search(known.pattern, text)), None)
+
+
+def explain_disruption(reason: str, message: str = "") -> FailurePattern | None:
+    """What the reason and message mean for which Kubernetes ended a pod; None if that isn't known.
+
+    :param reason: of the pod's status, or of its condition DisruptionTarget.
+    :param message: the one that belongs to the reason. Default: "".
+    """
+    return (first_match(EVICTIONS, message) if reason == "Evicted" else None) or first_match(DISRUPTIONS, reason)
 
 
 def reports_peer_loss(text: str) -> bool:

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
-from airflow_provider_ktrain.core.objects import deletion_requested_at, is_being_deleted
+from airflow_provider_ktrain.core.objects import created, deletion_requested_at, disruption_of, is_being_deleted
 
 Rule = Callable[[Evidence], Cause | None]
 _NO_FAILURE_LEFT = "its last failure is no longer visible"
@@ -38,6 +38,10 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
     :param evidence: what is known of the job.
     :param step: the highest step that the program reported, for `progress_timeout`. Default: None, it reported none.
     """
+    if limit is Limit.LOG_STALL and evidence.kind.runs_on(evidence.job):
+        cause = diagnose(evidence)
+        silent = f"{evidence.kind.primary(evidence.job)} wrote no line for {amount:.0f} s after that"
+        return replace(cause, summary=f"{cause.summary}. {silent}").with_short_summary()
     evidence = replace(evidence, include_recovered=limit is Limit.RESTARTS)
     if limit is Limit.PARTIAL_START:  # whatever else failed, it failed while it waited for these pods
         obstacle = startup_rules.find_unschedulable_pod(evidence)
@@ -79,22 +83,26 @@ def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
         return cause
     detail = "\n".join(text for text in (found.detail, cause.detail) if text)
     found = replace(found, detail=detail, resolution=found.resolution or cause.resolution)
-    return _with_failed_nodes(replace(found, summary=": ".join((summary, found.summary))), evidence)
+    return _with_failed_nodes(found.with_summary(lambda why: f"{summary}: {why}"), evidence)
 
 
-def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence) -> Cause:
+def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence, *, of_pods: bool = False) -> Cause:
     """The cause if a crash loop ended the job: that of the last failure.
 
     :param replica: the replica whose container failed, for example `Master 0`.
     :param failures_in_a_row: how often it failed.
     :param evidence: what is known of the job.
+    :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
     """
     evidence = replace(evidence, include_recovered=True)
+    if of_pods:
+        ousted = (pod for pod in evidence.pods if evidence.replica_of(pod) == replica and disruption_of(pod)[0])
+        evidence = replace(evidence, pods=sorted(ousted, key=created)[-1:])
     often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
     last = diagnose_replica(evidence) or Cause(
         Category.USER_CODE, _NO_FAILURE_LEFT, replica=replica, resolution=f"Read the log of {replica}."
     )
-    begin = re.compile(f"^{replica} failed(:| with) ")
+    begin = re.compile(f"^{replica} (failed(:| with) )?")
     cause = last.with_summary(lambda why: f"{often} ({Limit.CRASH_LOOP}): {begin.sub('', why)}")
     return _with_failed_nodes(cause, evidence)
 

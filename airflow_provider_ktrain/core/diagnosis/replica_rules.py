@@ -62,13 +62,11 @@ def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
 
 def _disrupted(f: Failure) -> Cause | None:
     """Kubernetes ended the pod: eviction, preemption, a lost node, the pod's deadline."""
-    known = failure_patterns.first_match(failure_patterns.DISRUPTIONS, f.reason)
+    known = failure_patterns.explain_disruption(f.reason, f.message)
     if known is None:
         return None
     message = f": {first_line(f.message)}" if f.message else ""
-    own_limit = re.search(failure_patterns.DISK_LIMIT_PATTERN, f.message)
-    resolution = failure_patterns.DISK_LIMIT_RESOLUTION if own_limit else known.resolution
-    return Cause(known.category, f"{f.replica} {known.description} ({f.reason}){message}", "", resolution)
+    return Cause(known.category, f"{f.replica} {known.description} ({f.reason}){message}", "", known.resolution)
 
 
 def _out_of_memory(f: Failure) -> Cause | None:

@@ -37,7 +37,8 @@ class OperatorVersion:
     :param limits_restarts: whether it limits restarts where the job sets no backoffLimit.
     :param rejects_after_creation: whether it validates a job itself, after the API server accepted it: the job then
         never starts.
-    :param recreates_pods: whether it recreates deleted pods of a failed job without a completionTime.
+    :param recreates_pods: whether it recreates deleted pods of a failed job without a completionTime, and goes on with
+        one whose Workers were evicted.
     :param expires: whether it deletes the job and its pods after ttlSecondsAfterFinished.
     :param rewrite_hint: what to change in a manifest that was written for another version. Default: the apiVersion.
     """
@@ -173,6 +174,13 @@ class Kind:
         found = self.replicas(job)
         return next((role for role in self.primaries if role in found), self.primaries[0])
 
+    def completes(self, job: Mapping[str, Any], role: str, index: int) -> bool:
+        """Whether the training is complete only if the program of this replica is.
+
+        The job's success is that of its primary role: of a Master or Launcher, or of all ranks where there is none.
+        """
+        return role == self.primary(job) and (index == 0 or not self.is_elastic(job))
+
     def pod_role(self, labels: Mapping[str, str]) -> tuple[str, int]:
         """Role and index of a pod by its labels, for every version of the operators.
 
@@ -258,6 +266,10 @@ class Kind:
 
         :param pods: its pods; none if they are not known.
         """
+        return False
+
+    def runs_on(self, job: Mapping[str, Any]) -> bool:
+        """Whether the job still trains although it has the condition Failed, and may succeed."""
         return False
 
     def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
@@ -390,6 +402,10 @@ class Kind:
         """Whether the operator deletes the running pods of a job that has ended (cleanPodPolicy)."""
         policy = ((job.get("spec") or {}).get("runPolicy") or {}).get("cleanPodPolicy")
         return policy in ("Running", "All")
+
+    def may_create_pods_late(self, job: Mapping[str, Any]) -> bool:
+        """Whether the operator may create a pod just after the job has ended, in place of one that it has lost."""
+        return False
 
     # ---- scaling
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.base import Kind, OperatorVersion
 
@@ -37,6 +38,16 @@ class MPIJob(Kind):
         """horovodrun is elastic with `--min-np` or `--max-np`."""
         words = self._launcher_words(job)
         return any(_flag(words, flags) is not None for flags in (_MIN_FLAGS, _MAX_FLAGS))
+
+    def runs_on(self, job: Mapping[str, Any]) -> bool:
+        """After an eviction of Workers, the job ends with its Launcher (recording 101-mpi-ephemeral-storage-worker)."""
+        failed = true_conditions(job).get("Failed")
+        if failed is None or failed.reason != "MPIJobEvicted":
+            return False
+        status = job.get("status") or {}
+        launcher = (status.get("replicaStatuses") or {}).get("Launcher") or {}
+        ended = status.get("completionTime") or launcher.get("failed")
+        return not ended and self.operator_of(str(job.get("apiVersion"))).recreates_pods
 
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
         """From horovodrun's arguments, which count processes: slotsPerWorker in each Worker. 0 Workers are allowed."""

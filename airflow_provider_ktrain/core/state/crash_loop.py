@@ -8,6 +8,9 @@ Only the container in which the operator trains counts, if its name is known: a 
 Failures count only after every replica has run at least once: until then, workers may fail because the master still
 pulls its image. When a replica loses its pod to an eviction, a preemption, a lost node or a deletion, its peers fail
 too, so all counts start again when that replica runs again. Elastic jobs expect failures and are exempt.
+
+Pods that their node rejects or evicts count apart, from the beginning: an operator replaces them at once and without
+end (recordings 101d, 107, 107d: up to 3 pods a second).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds
 POD_DELETED = "its pod was deleted"  #: why a replica lost its pod
 SHORT_RUN_SECONDS = 600.0  #: a failed run that took at least as long does not belong to a crash loop
 MAX_CLOCK_SKEW_SECONDS = 60.0  #: by which a node's clock may be behind the API server's
+MAX_KNOWN_OUSTED = 100  #: pods that were rejected or evicted, so that none counts twice
 #: Containers in a handover: those closest to a crash loop. The others count from 0 again.
 MAX_HANDED_OVER_CONTAINERS = 20
 
@@ -47,6 +51,7 @@ class Restart:
     :param run: number of the previous run within its pod, from 0.
     :param terminated: terminated state of the previous run; empty if the pod was lost.
     :param pod_loss: why the pod was lost; empty if the container failed. Default: "".
+    :param may_run_on: the node on which the lost pod may still run; empty if it has ended. Default: "".
     :param back_off_seconds: time between the two runs; None if the next run has not started. Default: None.
     """
 
@@ -59,6 +64,7 @@ class Restart:
     run: int
     terminated: Json
     pod_loss: str = ""
+    may_run_on: str = ""
     back_off_seconds: float | None = None
 
     def describe(self, lines: Sequence[str] | None) -> str:
@@ -71,7 +77,10 @@ class Restart:
         back_off_seconds = self.back_off_seconds or 0
         back_off = f" Back-off {back_off_seconds:.0f} s." if back_off_seconds >= 1 else ""
         reason = self._reason(lines)
-        return with_short_first_line(f"{who} restarted{times}{f' after {reason}' if reason else ''}.{back_off}")
+        text = with_short_first_line(f"{who} restarted{times}{f' after {reason}' if reason else ''}.{back_off}")
+        if self.may_run_on:
+            text += f"\nIts earlier pod may still run on {self.may_run_on}: both may write the same checkpoint."
+        return text
 
     def _reason(self, lines: Sequence[str] | None) -> str:
         """Empty if unknown: a container's status describes only its last two runs."""
@@ -95,15 +104,19 @@ class CrashLoop:
 
     :param replica: for example `Master 0`.
     :param failures: how often it failed.
+    :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
     """
 
     replica: str
     failures: int
+    of_pods: bool = False
 
 
 @dataclass
 class _Container:
     """The counts of one container of a replica, over all pods of that replica. Its fields are a stored format.
+
+    Pods that their node rejected or evicted count for a container without a name.
 
     :param uid: uid of the pod that is counted now.
     :param restarts: `restartCount` in that pod, as far as it was reported.
@@ -149,6 +162,8 @@ class RestartHistory:
         self._pods: dict[str, Json] = {}  # the current pod of each replica
         self._running_since: dict[str, float] = {}  # by replica, in epoch seconds
         self._lost: set[str] = set()  # replicas whose current pod was disrupted or deleted
+        self._is_elastic = False
+        self._ousted: dict[str, None] = {}  # uids of pods that count as rejected or evicted by their node
         self._last_run: dict[str, tuple[int, Json]] = {}  # the last ended run of each container, with its number
 
     def update(self, job: Json, pods: Mapping[str, Json], removed: Iterable[str] = ()) -> list[Restart]:
@@ -167,6 +182,9 @@ class RestartHistory:
             if uid_of(pod) in gone:
                 self._note_loss(pod, gone=True)
         changed = sorted(pods.values(), key=created)
+        self._is_elastic = self._kind.is_elastic(job)
+        for pod in changed:
+            self._count_ousted(pod)
         restarts = [restart for pod in changed for restart in self._replace(pod)]
         for pod in changed:
             self._note_loss(pod)
@@ -178,6 +196,7 @@ class RestartHistory:
 
     def mark_deleted(self, pod: Json) -> list[Restart]:
         """Record that a pod was deleted. `pod` is its last state. Returns the new restarts that it shows."""
+        self._count_ousted(pod)
         if not self._is_current(pod):
             return []
         self._note_loss(pod, gone=True)
@@ -193,7 +212,8 @@ class RestartHistory:
         key = max(self._containers, key=lambda k: self._containers[k].failures, default=None)
         if limit is None or key is None or self._containers[key].failures < max(limit, 1):
             return None
-        return CrashLoop(key.partition("/")[0], self._containers[key].failures)
+        replica, _, name = key.partition("/")
+        return CrashLoop(replica, self._containers[key].failures, of_pods=not name)
 
     def handover(self) -> dict[str, Any]:
         """For the next process: what the status of existing pods does not show."""
@@ -239,14 +259,15 @@ class RestartHistory:
             container.move_to(uid_of(pod))
             self._last_run.pop(f"{replica}/{name}", None)
         number = None if self._partial else max((container.earlier for container in known), default=1)
-        lost = _why_lost(before, gone=True)
+        lost, at = _why_lost(before, gone=True), _may_run_on(before)
         failed = [
             (str(end.get("finishedAt")), int(c.get("restartCount") or 0), str(c.get("name")), end)
             for c in objects.main_containers(before)
             if (end := objects.state_of(c, "terminated")) and objects.run_failed(end)
         ]
         if lost or not failed:
-            return Restart(replica, "", False, name_of(before), uid_of(before), number, 0, {}, lost or POD_DELETED)
+            who = replica, "", False, name_of(before), uid_of(before)
+            return Restart(*who, number, 0, {}, lost or POD_DELETED, at)
         _, run, name, end = max(failed, key=lambda found: found[:3])
         finished = epoch_seconds(end.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
@@ -271,8 +292,8 @@ class RestartHistory:
 
     def _restart_counts_from(self, since: float | None) -> None:
         self._since, self._since_before = since, None
-        for container in self._containers.values():
-            container.failures = 0
+        for key, container in self._containers.items():
+            container.failures = container.failures if key.endswith("/") else 0
 
     def _note_first_run(self, pod: Json) -> None:
         replica = self._replica(pod)
@@ -371,6 +392,23 @@ class RestartHistory:
         container.failures += 1
         container.last = finished
 
+    def _count_ousted(self, pod: Json) -> None:
+        """Count a pod that its node has rejected, or evicted after a short run."""
+        uid = uid_of(pod)
+        times = _ousted_at(pod)
+        if times is None or uid in self._ousted or self._is_elastic:
+            return
+        count = self._containers.setdefault(f"{self._replica(pod)}/", _Container())
+        began, ended = times
+        if count.uid == uid or ended < count.last:  # counted by the process before
+            return
+        self._ousted[uid] = None
+        if len(self._ousted) > MAX_KNOWN_OUSTED:
+            del self._ousted[next(iter(self._ousted))]
+        is_short, is_next = ended - began < SHORT_RUN_SECONDS, began - count.last < SHORT_RUN_SECONDS
+        count.failures = (count.failures if is_next else 0) + 1 if is_short else 0
+        count.uid, count.last = uid, ended
+
     def _is_current(self, pod: Json) -> bool:
         """Whether it is the newest pod of its replica."""
         return uid_of(self._pods.get(self._replica(pod), {})) == uid_of(pod)
@@ -381,14 +419,41 @@ class RestartHistory:
 
 def _why_lost(pod: Json, *, gone: bool) -> str:
     """Why a replica lost its pod, which may no longer exist, for another reason than its own failure; empty if not."""
-    if disruption := objects.disruption_of(pod)[0]:
-        known = failure_patterns.first_match(failure_patterns.DISRUPTIONS, disruption)
+    disruption, message, _ = objects.disruption_of(pod)
+    if disruption:
+        known = failure_patterns.explain_disruption(disruption, message)
         return f"its pod {known.description if known else 'was disrupted'} ({disruption})"
     if not gone and not objects.is_being_deleted(pod):
         return ""
     ends = _failures(pod)
     killed = ends and all(_ended_around_deletion(end, pod) for end in ends)
     return POD_DELETED if killed or not (ends or objects.has_ended(pod)) else ""
+
+
+def _may_run_on(pod: Json) -> str:
+    """The node on which a pod may still run that is being deleted or gone, as last seen; empty if its end was seen.
+
+    Whoever removes the object of a pod whose node doesn't report ends nothing (recordings 103, 104b), and a batch Job
+    doesn't wait for the end of a pod that it replaces (100f, 104).
+    """
+    taken = objects.is_being_deleted(pod) or objects.has_condition(pod, "DisruptionTarget")
+    runs = any(objects.state_of(container, "running") for container in objects.main_containers(pod))
+    return objects.node_of(pod) if taken and runs else ""
+
+
+def _ousted_at(pod: Json) -> tuple[float, float] | None:
+    """When a pod began and ended that its node has rejected or evicted, in epoch seconds; None for other pods.
+
+    A rejected pod has no times of its own but that of its creation.
+    """
+    status, created = pod.get("status") or {}, objects.created_at(pod) or 0.0
+    reason, message, end = objects.disruption_of(pod)
+    known = failure_patterns.explain_disruption(reason, message)
+    if status.get("phase") != "Failed" or known is None:
+        return None
+    if known.description == failure_patterns.REJECTED:
+        return created, created
+    return (created, created if end is None else end.timestamp()) if reason == "Evicted" else None
 
 
 def _has_failed(pod: Json) -> bool:

@@ -13,8 +13,10 @@ from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.objects import Json, condition_of, created_at, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
-from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
+from airflow_provider_ktrain.core.state.status import Phase, runs_on, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
+
+RUNS_ON_SECONDS = 300.0  #: without a line, after which a job is over that has failed and runs on: see `Kind.runs_on`
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def clocks(
         yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job))
         return
     if phase in (Phase.RUNNING, Phase.RESTARTING):
-        yield from _clock(Limit.LOG_STALL, limits.log_stall, last_line)
+        yield from _silence(job, limits.log_stall, last_line)
         yield from _clock(Limit.PROGRESS, limits.progress, progress_since)
     for pod in groups.examples():
         yield from _pod_clocks(pod, limits)
@@ -106,6 +108,14 @@ def clocks(
 def _clock(limit: Limit, seconds: float | None, since: float | None) -> Iterator[Clock]:
     if seconds is not None and since is not None:
         yield Clock(limit, since + seconds, seconds)
+
+
+def _silence(job: Json, seconds: float | None, last_line: float) -> Iterator[Clock]:
+    """Of a job that has lost replicas for good, silence has a limit of its own: the others may wait for them."""
+    if runs_on(job):
+        seconds = min(seconds or RUNS_ON_SECONDS, RUNS_ON_SECONDS)
+        last_line = max(last_line, epoch_seconds(true_conditions(job)["Failed"].since) or 0.0)
+    yield from _clock(Limit.LOG_STALL, seconds, last_line)
 
 
 def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
+from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.objects import created, labels_of, restarts_of
+from airflow_provider_ktrain.core.state.interruption import Interruption, find_interruptions, requested_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.usage import Span, Usage, usage
 
@@ -19,6 +21,7 @@ Pod = Mapping[str, Any]
 USAGE_SECONDS = ("requested", "queued", "held", "wasted")  #: the fields of `Usage` in GPU-seconds
 #: Replaced pods kept for each replica. Under ExitCode, an operator may recreate a failing pod forever.
 MAX_REPLACED_PODS = 20
+MAX_HANDED_OVER_INTERRUPTIONS = 8  #: one is enough to doubt a success
 
 
 class PodHistory:
@@ -30,13 +33,17 @@ class PodHistory:
     :param handed_over: what the previous process counted, as `handover` returned it. Default: None.
     """
 
-    def __init__(self, kind: Kind, handed_over: Mapping[str, float] | None = None) -> None:
+    def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
         self._known: dict[str, Pod] = {}
         self.groups = PodGroups(kind)  #: the pods that exist now
         self._evicted: Collection[str] = ()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
+        interrupted = given.get("interrupted")
+        earlier = [known_fields(Interruption, one) for one in interrupted] if isinstance(interrupted, list) else []
+        self._interrupted = [Interruption(**known) for known in earlier if len(known) == len(fields(Interruption))]
+        self._requested: dict[str, float] = {}  # when the deletion of pods was requested, by uid, in epoch seconds
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
         requested, queued, held, wasted = (given.get(name, 0.0) for name in USAGE_SECONDS)
         self._dropped_usage = Usage(requested, queued, held, wasted)
@@ -51,6 +58,7 @@ class PodHistory:
         self._known |= changed
         for pod in changed.values():
             self.groups.put(pod)
+            self._note_deletion(pod)
         for uid in removed:
             self.groups.remove(uid)
         if len(self._known) - len(self.groups.pods) > max(MAX_REPLACED_PODS, self._deleted):
@@ -61,6 +69,20 @@ class PodHistory:
         """Record that a pod was deleted. `pod` is its last state."""
         self._known[pod["metadata"]["uid"]] = pod
         self.groups.remove(pod["metadata"]["uid"])
+        self._note_deletion(pod)
+
+    def _note_deletion(self, pod: Pod) -> None:
+        """Keep the earliest time at which the deletion of the pod was requested."""
+        if (at := requested_at(pod)) is not None:
+            uid = pod["metadata"]["uid"]
+            self._requested[uid] = min(at, self._requested.get(uid, at))
+
+    def interruptions(self, job: Pod) -> list[Interruption]:
+        """The replicas that were stopped from outside although their end counts as success.
+
+        :param job: as last seen.
+        """
+        return find_interruptions(self._kind, job, self.all, self._requested, self._interrupted)
 
     def mark_evicted(self) -> None:
         """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
@@ -109,15 +131,18 @@ class PodHistory:
         frozen._known = dict(self._known)
         return frozen
 
-    def handover(self, now: datetime, spans: Sequence[Span] = ()) -> dict[str, float]:
-        """For the next process: restarts and GPU-seconds of the pods that no longer exist.
+    def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
+        """For the next process: restarts, GPU-seconds and interruptions that the pods that exist don't show.
 
+        :param job: as last seen.
         :param spans: when the job was suspended by a queue. Default: never.
         """
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
         spent = _plus(self._dropped_usage, usage(deleted, now, None, self._evicted, spans)).as_dict()
         seconds = {name: spent[name] for name in USAGE_SECONDS}
-        return {"restarts": float(self.restarts - self._count(self.live)), **seconds}
+        interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_HANDED_OVER_INTERRUPTIONS]]
+        restarts = float(self.restarts - self._count(self.live))
+        return {"restarts": restarts, **seconds, **({"interrupted": interrupted} if interrupted else {})}
 
     def _count(self, pods: list[Pod]) -> int:
         replaced = itertools.chain.from_iterable(self._replaced(pods))
@@ -128,6 +153,7 @@ class PodHistory:
             deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self.groups.pods]
             for pod in deleted[:-MAX_REPLACED_PODS]:
                 del self._known[pod["metadata"]["uid"]]
+                self._requested.pop(pod["metadata"]["uid"], None)
                 self._dropped_restarts += sum(restarts_of(pod)) + self._failed(pod)
                 self._dropped_usage = _plus(self._dropped_usage, usage([pod], now, evicted=self._evicted))
 

@@ -1,7 +1,7 @@
 """The state of a pod in one word, as `kubectl get pods` prints it in the column STATUS.
 
-There are two differences: a pod without a node has the scheduler's reason instead of Pending, if there is one, and a
-pod that has succeeded is Succeeded instead of Completed.
+There are three differences: a pod without a node has the scheduler's reason instead of Pending, if there is one; a
+pod that has succeeded is Succeeded instead of Completed; and a pod whose node doesn't report is NodeNotReady.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.objects import Json
 
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 TERMINATING, CREATING = "Terminating", "ContainerCreating"
+SILENT = "NodeNotReady"
 INIT = "Init:"  #: begins the states of a pod whose init containers have not all ended
 _STARTS = (CREATING, "PodInitializing")  # reasons of a container that waits for nothing special
 _SAME = {"ErrImagePull": "ImagePullBackOff"}  # the kubelet alternates between the two
@@ -33,6 +34,8 @@ def state_of_pod(pod: Json, kind: Kind) -> str:
         return phase
     if objects.is_being_deleted(pod):
         return TERMINATING
+    if objects.silent_since(pod):
+        return SILENT
     if waits := _unscheduled(pod) or (_init_state(pod) if phase == PENDING else ""):
         return waits
     reasons = (str(objects.state_of(container, "waiting").get("reason") or CREATING) for container in main)

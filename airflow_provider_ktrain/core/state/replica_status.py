@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.objects import Json, has_ended, is_being_deleted, labels_of, scheduling
+from airflow_provider_ktrain.core.objects import Json, has_ended, is_being_deleted, labels_of, scheduling, silent_since
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, passes_by_itself
 from airflow_provider_ktrain.core.text import listed
@@ -74,6 +74,8 @@ def _age(seconds: float) -> str:
 
 def _waiting_since(pod: Json) -> str:
     """When the scheduler last decided about the pod; empty if that is unknown, or if the pod ends or has ended."""
+    if silent := silent_since(pod):
+        return silent
     if has_ended(pod) or is_being_deleted(pod):
         return ""
     return str(scheduling(pod).get("lastTransitionTime") or "")

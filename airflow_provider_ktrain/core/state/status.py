@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.conditions import true_conditions
+from airflow_provider_ktrain.core.conditions import interruption_note, true_conditions
 from airflow_provider_ktrain.core.diagnosis.exit_code import find_ended_primary
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.objects import node_of
@@ -42,6 +42,7 @@ class Seen(enum.StrEnum):
     RUNNING = "running"
     PRIMARY_ENDED = "its primary container has ended"
     SUCCEEDED = "succeeded"
+    INTERRUPTED = "succeeded after it was stopped from outside"
     FAILED = "failed"
     GONE = "gone"
 
@@ -63,6 +64,8 @@ def phase_of(
     kind, true = _kind_of(job), true_conditions(job)
     if "Succeeded" in true or "Complete" in true:
         return Phase.SUCCEEDED
+    if kind.runs_on(job):
+        return Phase.RUNNING
     if "Failed" in true or (earlier is Phase.FAILED and not kind.reports_phases):
         return Phase.FAILED
     if "Suspended" in true or wants_suspension(job):
@@ -84,6 +87,11 @@ _RAN = (Phase.RUNNING, Phase.RESTARTING)
 _STARTED = (Phase.STARTING, *_RAN, Phase.SUSPENDED)
 #: the condition that a job has in a phase, if it isn't the phase's name
 CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}
+
+
+def runs_on(job: Mapping[str, Any]) -> bool:
+    """Whether the job still trains although it has the condition Failed: see `Kind.runs_on`."""
+    return _kind_of(job).runs_on(job)
 
 
 def shown_conditions(job: Mapping[str, Any], phase: Phase) -> set[str]:
@@ -115,5 +123,7 @@ def seen_in(job: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]) ->
         return Seen.GONE
     phase = phase_of(job, pods)
     if phase.ended:
-        return Seen.SUCCEEDED if phase is Phase.SUCCEEDED else Seen.FAILED
+        if phase is Phase.SUCCEEDED:
+            return Seen.INTERRUPTED if interruption_note(job) else Seen.SUCCEEDED
+        return Seen.FAILED
     return Seen.RUNNING if find_ended_primary(_kind_of(job), job, pods) is None else Seen.PRIMARY_ENDED

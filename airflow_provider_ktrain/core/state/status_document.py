@@ -54,6 +54,7 @@ class TrainingStatus:
     :param usage: GPU-seconds so far: see `core.state.usage`. Default: empty.
     :param limits: the running limits: `name`, `due` in epoch seconds, `seconds`. Default: none.
     :param queue: what the queue does with the job, in one sentence. Default: "".
+    :param notice: what somebody should know about the nodes of the job. Default: "".
     :param requested_gpus: the GPUs that the job asks for; 0 if not known. Default: 0.
     :param ended: whether the try has ended. Default: False.
     :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
@@ -70,6 +71,7 @@ class TrainingStatus:
     usage: Mapping[str, float] = field(default_factory=dict)
     limits: Sequence[Mapping[str, Any]] = ()
     queue: str = ""
+    notice: str = ""
     requested_gpus: int = 0
     ended: bool = False
     cause: Mapping[str, Any] | None = None
@@ -126,6 +128,7 @@ class TrainingStatus:
                 "usage": dict(self.usage),
                 "limits": [dict(limit) for limit in self.limits],
                 "queue": shown(self.queue)[:chars],
+                "notice": shown(self.notice)[:chars],
                 "requested_gpus": self.requested_gpus,
                 "ended": self.ended,
                 "cause": None if self.cause is None else _short_cause(self.cause, chars),

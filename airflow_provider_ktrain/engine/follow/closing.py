@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
-from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted, listed
@@ -55,7 +55,7 @@ class Closing:
         await self._output.follower.close()
         self._warn_about_earlier_lines(self._output.follower.earlier_report())
         self._count()
-        pods = self._state.pods.handover(utc_now(), self._state.spans_in(Phase.QUEUED))
+        pods = self._state.pods.handover(self._state.known_job, utc_now(), self._state.spans_in(Phase.QUEUED))
         return Handover(
             cursor=self._output.cursor.to_dict(),
             metrics=self._state.metrics,
@@ -90,8 +90,23 @@ class Closing:
         return Outcome(self._phase, True)
 
     async def cause_of_end(self) -> Cause:
-        """Why the job failed or is gone."""
+        """Why the job failed or is gone, or is taken for incomplete although its status shows a success."""
+        if self._state.phase is Phase.SUCCEEDED:
+            return self._cause_of_interruption()
         return diagnose(await self._evidence())
+
+    def _cause_of_interruption(self) -> Cause:
+        """The job's status shows a success, and a pod on which it depends was stopped from outside."""
+        found = self._state.pods.interruptions(self._state.known_job)
+        first = next((one for one in found if one.text == self._state.interruption), None)
+        return Cause(
+            Category.INFRASTRUCTURE,
+            f"{self._state.interruption}: the training is probably incomplete",
+            resolution="Retry: a program that saves checkpoints continues from the last one. A program that prints a "
+            "result at its end (KTRAIN_RESULT) proves that it is complete.",
+            replica="" if first is None else self._state.kind.replica_name(first.role, first.index),
+            failed_nodes={first.node: first.text} if first is not None and first.node else {},
+        ).with_short_summary()
 
     async def evidence_of_running_job(self) -> Evidence:
         """What a diagnosis needs of a job that a limit ends. Reading of logs ends with this."""
@@ -114,7 +129,7 @@ class Closing:
         return self._state.phase or Phase.PENDING
 
     async def _evidence(self) -> Evidence:
-        state, pods = self._state, self._state.pods.all
+        state, pods = self._state, self._state.pods_of_training
         # after a takeover, the last lines of a replica may be older than what was read of it
         taken_over = self._output.follower.earlier_report().containers
         found = await self._output.evidence.gather({*self._unread, *taken_over})
@@ -246,7 +261,9 @@ class Closing:
             result_error=result_error,
             has_result=has_result,
             metrics=state.metrics,
-            exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
+            exit_code=primary_exit_code(state.kind, job, state.pods_of_training)
+            if state.phase is Phase.FAILED
+            else None,
             training_metrics=self._output.training_metrics.summary(),
             status=await self._last_status(cause),
             step=steps.highest,

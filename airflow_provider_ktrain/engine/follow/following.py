@@ -22,6 +22,7 @@ from airflow_provider_ktrain.core.text import shown_log
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
@@ -85,7 +86,8 @@ class Following:
             stack.push_async_callback(self._queue.close)
             stack.push_async_callback(output.evidence.events.close)
             self._observer = Observer(context, output, self._queue, [informer for informer, _ in watches], jobs, pods)
-            self._reporter = StatusReporter(context, output, self._queue, self._running_clocks)
+            self._disruptions = DisruptionReporter(context)
+            self._reporter = StatusReporter(context, output, self._queue, self._disruptions, self._running_clocks)
             self._startup = StartupChecks(context, output.evidence.events, self._observer.seconds_away_since)
             self._partial = PartialStartWarning(context)
             self._probe = ActivityProbe(context, output)
@@ -218,7 +220,15 @@ class Following:
     async def observe(self, read: JobRead) -> Seen:
         """Take what was read from the API server, and return what it shows."""
         await self._observer.take(read)
-        return self.state.seen
+        return self.seen
+
+    @property
+    def seen(self) -> Seen:
+        """What was observed last. A result proves that a program which was stopped from outside is complete."""
+        seen = self.state.seen
+        if seen is Seen.SUCCEEDED and self.state.interruption and not self._output.result.find()[2]:
+            return Seen.INTERRUPTED
+        return seen
 
     async def still_holds(self, noticed: Noticed) -> bool | None:
         """Whether the rule that was noticed holds on what was observed last. None: a further read has failed."""
@@ -254,7 +264,8 @@ class Following:
             return noticed.cause
         evidence = await self.closing.evidence_of_running_job()
         if noticed.loop is not None:
-            return diagnosis.diagnose_crash_loop(noticed.loop.replica, noticed.loop.failures, evidence)
+            loop = noticed.loop
+            return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, evidence, of_pods=loop.of_pods)
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
         cause = diagnosis.diagnose_limit(limit, noticed.amount, evidence, step=step)
@@ -271,7 +282,7 @@ class Following:
 
     def _report(self) -> None:
         """Log and publish what has changed. An error must not end the following of the job: it is logged once."""
-        for update in (self._partial.update, self._replicas.update, self._reporter.update):
+        for update in (self._partial.update, self._replicas.update, self._disruptions.update, self._reporter.update):
             try:
                 update()
             except Exception:

@@ -59,7 +59,7 @@ class PrimaryResult:
         :param written: its time.
         :param earlier: whether it was written before all lines that were not. Default: False.
         """
-        if MARKER_PREFIX not in text:
+        if MARKER_PREFIX not in text or self._is_late(source.pod_uid):
             return
         before = self.line
         if earlier:
@@ -68,6 +68,11 @@ class PrimaryResult:
             self._found = keep_result_line(self._found, text)
         if self.line != before and not self._left_out and not (before and self.line.startswith(before)):
             self.origin = {"pod": source.pod, "container": source.container, "time": written} if written else {}
+
+    def _is_late(self, uid: str) -> bool:
+        """Whether a pod is known that was created after the job's end: its program is another one than that end's."""
+        known = any(pod["metadata"]["uid"] == uid for pod in self._state.pods.all)
+        return known and not any(pod["metadata"]["uid"] == uid for pod in self._state.pods_of_training)
 
     async def complete(
         self, unread_logs: Container[tuple[str, str]], unread_before: Container[tuple[str, str]] = ()
@@ -81,7 +86,7 @@ class PrimaryResult:
             await self._read_left_out()
         state, kind = self._state, self._state.kind
         primary = kind.primary(state.known_job), 0
-        pods = [pod for pod in state.pods.all if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
+        pods = [pod for pod in state.pods_of_training if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
         unread, found = _not_read(kind.replica_name(*primary)), None
         if pods:
             newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
@@ -91,7 +96,7 @@ class PrimaryResult:
                 found = await self._search(name, container, {"sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"})
             elif self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread_logs:
                 return
-            else:
+            elif newest["metadata"]["uid"] in state.pods.groups.pods:  # else its name may be that of a later pod
                 for number in LAST_LINES:
                     found = await self._search(name, container, {"tailLines": str(number)})
                     if found != "" or self._lines < number:
@@ -107,7 +112,7 @@ class PrimaryResult:
     def find(self) -> tuple[Any, str, bool]:
         """The result, what is wrong with it, and whether the program reported one: see `core.logs.result`."""
         state = self._state
-        value, error, reported = find_result(state.kind, state.known_job, state.pods.all, self.line)
+        value, error, reported = find_result(state.kind, state.known_job, state.pods_of_training, self.line)
         if not reported and self._unread:
             return None, f"{UNKNOWN}{self._unread}", False
         return value, error, reported

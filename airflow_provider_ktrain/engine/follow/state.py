@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.conditions import true_conditions
+from airflow_provider_ktrain.core.conditions import interruption_note, true_conditions
 from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary, find_ended_primary
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, 
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
 from airflow_provider_ktrain.core.objects import created, labels_of
+from airflow_provider_ktrain.core.state.interruption import pods_until_end
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
 from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
@@ -83,6 +84,17 @@ class JobState:
         return find_ended_primary(self.kind, self.known_job, self.pods.live)
 
     @property
+    def pods_of_training(self) -> list[Mapping[str, Any]]:
+        """All pods, each as last seen, without those that replace another one after the job has ended."""
+        return pods_until_end(self.kind, self.known_job, self.pods.all)
+
+    @property
+    def interruption(self) -> str:
+        """Why the success of the job is doubtful: what its pods have shown, or an earlier process; "" if it isn't."""
+        shown = (one.text for one in self.pods.interruptions(self.known_job))
+        return interruption_note(self.known_job) or next(shown, "")
+
+    @property
     def is_being_released(self) -> bool:
         """Whether somebody has requested the deletion of the job, or a process of this try has suspended it."""
         meta = self.known_job["metadata"]
@@ -143,7 +155,7 @@ class JobState:
     def pods_explain_the_end(self) -> bool:
         """Whether a known pod shows why the job ended: a failed one, or the primary that succeeded."""
         if self.phase is Phase.FAILED:
-            return any(failure.is_latest for failure in find_failures(self.kind, self.pods.all, {}))
+            return any(failure.is_latest for failure in find_failures(self.kind, self.pods_of_training, {}))
         if self.phase is not Phase.SUCCEEDED:
             return True
         primary = self.kind.primary(self.job or {}), 0

@@ -19,6 +19,7 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINES, TrainingStatus, last_lines, replica_rows
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
@@ -33,14 +34,20 @@ class StatusReporter:
     :param context: of the job; the policy's `status_sink` takes the status.
     :param output: its last lines and metrics.
     :param queue: what Kueue does with the job.
+    :param disruptions: which nodes don't report.
     :param clocks: returns the limits that run now.
     """
 
     def __init__(
-        self, context: FollowContext, output: JobOutput, queue: QueueFollower, clocks: Callable[[], list[Clock]]
+        self,
+        context: FollowContext,
+        output: JobOutput,
+        queue: QueueFollower,
+        disruptions: DisruptionReporter,
+        clocks: Callable[[], list[Clock]],
     ) -> None:
         self._state, self._sink = context.state, context.policy.status_sink
-        self._output, self._queue, self._clocks = output, queue, clocks
+        self._output, self._queue, self._clocks, self._disruptions = output, queue, clocks, disruptions
         # phase, version of the replicas' states, and reason for waiting in a queue, of the last status
         self._offered: tuple[Phase | None, int, str] = (None, 0, "")
         self._offered_at = 0.0
@@ -78,6 +85,7 @@ class StatusReporter:
         gpus = state.requested_gpus
         in_queue, spans = gpus * state.seconds_in(Phase.QUEUED), state.spans_in(Phase.QUEUED)
         metrics, phases, queue = self._output.training_metrics.frozen(), list(state.phases), self._queue_reason()
+        notice = "" if ended else self._disruptions.notice
         limits = [{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)]
 
         def make() -> dict[str, Any]:
@@ -95,6 +103,7 @@ class StatusReporter:
                 metrics=metrics,
                 limits=limits,
                 queue=queue,
+                notice=notice,
                 requested_gpus=gpus,
                 cause=None if cause is None else cause.as_dict(),
                 ended=ended,

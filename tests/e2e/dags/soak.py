@@ -1,4 +1,7 @@
-"""DAGs of `make soak`: many short trainings of each kind as mapped tasks, which defer or are followed in workers."""
+"""DAGs of `make soak`: many short trainings of each kind as mapped tasks, which defer or are followed in workers.
+
+Those of `soak_evicted_*` continue from their last step, and exit with 0 on SIGTERM: their pods are evicted.
+"""
 
 import datetime
 import json
@@ -26,30 +29,49 @@ while [ $i -lt $SECONDS_TO_TRAIN ]; do
     i=$((i+1))
     sleep 1
 done
+record done
 """
+SAVES = TRAIN.replace("exit 143", "exit 0").replace(
+    "i=0\n", """i=$(grep -v end "$RECORD" 2>/dev/null | tail -n 1 | cut -d " " -f 1); i=$((${i:--1}+1))\n"""
+)
 
 
-def replica(program: str) -> dict[str, Any]:
-    container = {"name": "mpi", "image": IMAGE, "command": ["sh", "-c", program]}
-    return {"replicas": 1, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+def replica(program: str, restart_policy: str = "Never", container: str = "mpi") -> dict[str, Any]:
+    spec = {"containers": [{"name": container, "image": IMAGE, "command": ["sh", "-c", program]}]}
+    return {"replicas": 1, "restartPolicy": restart_policy, "template": {"spec": spec}}
 
 
-MPI = {
-    "apiVersion": "kubeflow.org/v2beta1",
-    "kind": "MPIJob",
-    "spec": {
-        "runPolicy": {"cleanPodPolicy": "Running"},
-        "mpiReplicaSpecs": {
-            "Launcher": replica(TRAIN),
-            "Worker": replica("trap 'exit 143' TERM; sleep 600 & wait"),
+def mpi(program: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "spec": {
+            "runPolicy": {"cleanPodPolicy": "Running"},
+            "mpiReplicaSpecs": {
+                "Launcher": replica(program),
+                "Worker": replica("trap 'exit 143' TERM; sleep 600 & wait"),
+            },
         },
-    },
+    }
+
+
+PYTORCH = {
+    "apiVersion": "kubeflow.org/v1",
+    "kind": "PyTorchJob",
+    "spec": {"pytorchReplicaSpecs": {"Master": replica(SAVES, "OnFailure", "pytorch")}},
 }
 OPERATORS: dict[str, Any] = {
     "pytorchjobs": lambda **task: PyTorchJobOperator.partial(image=IMAGE, command=["sh", "-c", TRAIN], **task),
-    "mpijobs": lambda **task: MPIJobOperator.partial(manifest=MPI, **task),
+    "mpijobs": lambda **task: MPIJobOperator.partial(manifest=mpi(TRAIN), **task),
     "trainjobs": lambda **task: TrainJobOperator.partial(
         runtime="torch-distributed", image=IMAGE, command=["sh", "-c", TRAIN], **task
+    ),
+}
+EVICTED: dict[str, Any] = {
+    "pytorchjobs": lambda **task: PyTorchJobOperator.partial(manifest=PYTORCH, **task),
+    "mpijobs": lambda **task: MPIJobOperator.partial(manifest=mpi(SAVES), **task),
+    "trainjobs": lambda **task: TrainJobOperator.partial(
+        runtime="torch-distributed", image=IMAGE, command=["sh", "-c", SAVES], **task
     ),
 }
 
@@ -64,21 +86,26 @@ def training(dag_id: str, number: int) -> dict[str, Any]:
     }
 
 
+def dag(dag_id: str, operator: Any, *, deferrable: bool) -> None:
+    with DAG(
+        dag_id,
+        schedule=None,
+        start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+        max_active_tasks=TRAININGS,
+    ):
+        operator(
+            task_id="train",
+            gpus=1,
+            deferrable=deferrable,
+            crash_loop_limit=2,
+            retries=30,
+            retry_delay=datetime.timedelta(seconds=1),
+            **{**LIMITS, "execution_timeout": datetime.timedelta(seconds=LIMITS["execution_timeout"])},
+        ).expand_kwargs([training(dag_id, number) for number in range(TRAININGS)])
+
+
 for plural, operator in OPERATORS.items():
-    for host in ("deferred", "worker"):
-        dag_id = f"soak_{plural}_{host}"
-        with DAG(
-            dag_id,
-            schedule=None,
-            start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-            max_active_tasks=TRAININGS,
-        ):
-            operator(
-                task_id="train",
-                gpus=1,
-                deferrable=host == "deferred",
-                crash_loop_limit=2,
-                retries=30,
-                retry_delay=datetime.timedelta(seconds=1),
-                **{**LIMITS, "execution_timeout": datetime.timedelta(seconds=LIMITS["execution_timeout"])},
-            ).expand_kwargs([training(dag_id, number) for number in range(TRAININGS)])
+    dag(f"soak_{plural}_deferred", operator, deferrable=True)
+    dag(f"soak_{plural}_worker", operator, deferrable=False)
+for plural, operator in EVICTED.items():
+    dag(f"soak_evicted_{plural}", operator, deferrable=plural != "mpijobs")

@@ -14,7 +14,7 @@ from ktrain_embedded.objects import kueue, patch, schema
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError, invalid
 from ktrain_embedded.objects.resources import Resource
-from ktrain_embedded.objects.store import Obj, Store, at, conflict, details
+from ktrain_embedded.objects.store import Obj, Store, at, conflict, details, now
 
 POLICIES = ("Foreground", "Background", "Orphan")
 #: fields of DeleteOptions and their types
@@ -76,6 +76,18 @@ class Writes:
             case "deletecollection" if info.verb in resource.verbs:
                 return self._delete_all(request)
         raise ApiError(405, "the server does not allow this method on the requested resource", details={})
+
+    def evict(self, namespace: str | None, name: str, eviction: Obj) -> Obj:
+        """Handle a request of the Eviction API: mark the pod, then delete it (recording 100). There are no budgets."""
+        pod = self._store.get(r.POD, namespace, name)
+        reason = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+        condition = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": now(), **reason}
+        status = pod.get("status") or {}
+        kept = [one for one in status.get("conditions") or () if one["type"] != condition["type"]]
+        self._store.update_status(r.POD, pod, {**status, "conditions": [*kept, condition]})
+        grace = at(eviction, "deleteOptions.gracePeriodSeconds")
+        self._store.delete(r.POD, namespace, name, grace=grace if isinstance(grace, int) else None)
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
     def _create(self, request: Write) -> Written:
         resource, namespace = request.resource, request.namespace

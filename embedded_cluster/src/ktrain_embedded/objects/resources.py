@@ -51,7 +51,13 @@ class Resource:
 
 
 POD = Resource(
-    "", "v1", "Pod", "pods", short_names=("po",), categories=("all",), subresources=("status", "log", "exec")
+    "",
+    "v1",
+    "Pod",
+    "pods",
+    short_names=("po",),
+    categories=("all",),
+    subresources=("status", "log", "exec", "eviction"),
 )
 SERVICE = Resource("", "v1", "Service", "services", short_names=("svc",), categories=("all",), subresources=("status",))
 CONFIG_MAP = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))

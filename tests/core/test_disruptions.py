@@ -1,0 +1,297 @@
+"""Disruptions as a real cluster has shown them: recordings 100 to 107."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.adoption import Action, decide
+from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.state.disruptions import describe_silence, lost_replica, silent_nodes
+from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limits, clocks
+from airflow_provider_ktrain.core.state.pod_history import PodHistory
+from airflow_provider_ktrain.core.state.pod_state import SILENT, state_of_pod
+from airflow_provider_ktrain.core.state.replica_status import replica_status
+from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, seen_in
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from tests.core.disruptions import FOLDER, NOW, at_the_end, changes, replay, until
+
+# a success that is none
+
+DOUBTS = {
+    "100b-pt-evicted-exit-0-master-onfailure": "Master 0 ended with exit code 0 after it was evicted from node-1",
+    "100b-mpi-evicted-exit-0-launcher": "Launcher ended with exit code 0 after it was evicted from node-1",
+    "100b-trainjob-evicted-exit-0-default": "node 1 ended with exit code 0 after it was evicted from node-1",
+    "107c-pt-deleted-by-hand-exit-0-master-onfailure": "Master 0 ended with exit code 0 after its pod was deleted",
+}
+RECORDED = sorted(path.stem for path in FOLDER.iterdir())
+
+
+@pytest.mark.parametrize("handover", [False, True], ids=["one process", "a process for each change"])
+@pytest.mark.parametrize("name", DOUBTS)
+def test_success_of_a_program_that_was_stopped_is_doubtful(name: str, handover: bool) -> None:
+    known = at_the_end(name, handover=handover)
+    assert (known.phase, known.doubts) == (Phase.SUCCEEDED, [DOUBTS[name]])
+
+
+def test_master_that_is_created_after_the_success_changes_nothing() -> None:
+    """It trains to its end, in a job that had succeeded 43 s before (107c)."""
+    *_, last = replay(changes("107c-pt-deleted-by-hand-exit-0-master-onfailure"))
+    masters = [pod for pod in last.pods.all if pod["metadata"]["name"] == "run-master-0"]
+    assert [pod["status"]["phase"] for pod in masters] == ["Succeeded", "Succeeded"]
+    assert last.doubts == ["Master 0 ended with exit code 0 after its pod was deleted"]
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name not in DOUBTS])
+def test_other_disruptions_leave_no_doubt(name: str) -> None:
+    """The pods were replaced, and their successors ended by themselves; or the job has not succeeded."""
+    assert not any(known.doubts for known in replay(changes(name)) if known.phase is Phase.SUCCEEDED)
+
+
+def recorded_jobs() -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """All recorded ends of jobs below tests/: name, job, and its pods."""
+    found = []
+    for file in sorted((FOLDER.parent).glob("*.json")):
+        record = json.loads(file.read_text())
+        if isinstance(record, dict) and "pods" in record and "job" in record:
+            found.append((file.stem, record["job"], record["pods"]))
+    return found
+
+
+def test_recorded_successes_stay_successes() -> None:
+    names = []
+    for name, job, pods in recorded_jobs():
+        if job and phase_of(job, pods) is Phase.SUCCEEDED:
+            names.append(name)
+            history = PodHistory(kind_of(job["kind"]))
+            history.update({pod["metadata"]["uid"]: pod for pod in pods}, (), NOW)
+            assert not history.interruptions(job), name
+    assert names
+
+
+@pytest.mark.parametrize("folder", sorted((Path(__file__).parents[1] / "kueue" / "recordings").iterdir()), ids=str)
+def test_jobs_that_kueue_stops_and_admits_again_succeed(folder: Path) -> None:
+    """Their pods are deleted while they run; those that are created later end by themselves."""
+    by_job: dict[str, list[dict[str, Any]]] = {}
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        change = json.loads(line)
+        obj, labels = change["object"], change["object"]["metadata"].get("labels") or {}
+        name = labels.get("training.kubeflow.org/job-name") or labels.get("jobset.sigs.k8s.io/jobset-name")
+        if change["watch"] in ("pytorchjobs", "mpijobs", "trainjobs"):
+            by_job.setdefault(obj["metadata"]["name"], []).append(change)
+        elif change["watch"] == "pods" and name:
+            by_job.setdefault(str(name), []).append({**change, "t": change["t"]})
+    for name, recorded in by_job.items():
+        succeeded = [known.doubts for known in replay(recorded) if known.phase is Phase.SUCCEEDED]
+        assert not any(succeeded), name
+
+
+def test_the_mark_makes_a_success_doubtful_for_every_later_try() -> None:
+    known = at_the_end("100b-mpi-evicted-exit-0-launcher")
+    assert seen_in(known.job, []) is Seen.SUCCEEDED
+    key = TaskKey("prod", "dag", "train", "run")
+    notes = {INTERRUPTED_ANNOTATION: known.doubts[0], OWNER_ANNOTATION: Owner(key, 1, "ti-1").annotation()}
+    known.job["metadata"]["annotations"] = notes
+    assert seen_in(known.job, []) is Seen.INTERRUPTED
+    decision = decide(known.job, Owner(key, 2, "ti-2"), 1)
+    assert (decision.action, decision.detail) == (Action.REPLACE, f"{known.doubts[0]}.")
+
+
+@pytest.mark.parametrize(
+    ("finished", "grace", "doubtful"),
+    [("14:35:19", 5, True), ("14:35:20", 5, True), ("14:35:18", 5, False), ("14:35:23", 0, False)],
+)
+def test_only_a_request_before_the_end_is_doubtful(finished: str, grace: int, doubtful: bool) -> None:
+    """The deletion is requested at 14:35:19: a clean-up after the end is none. The kubelet sets the grace to 0."""
+    known = at_the_end("107c-pt-deleted-by-hand-exit-0-master-onfailure")
+    pod: Any = next(pod for pod in known.pods.all if pod["status"]["phase"] == "Succeeded")
+    pod["metadata"] |= {"deletionTimestamp": "2026-11-23T14:35:24Z", "deletionGracePeriodSeconds": grace}
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = f"2026-11-23T{finished}Z"
+    history = PodHistory(known.kind)
+    history.update({"uid": pod}, (), NOW)
+    assert bool(history.interruptions(known.job)) is doubtful
+
+
+# a failure that is not final
+
+EVICTED_WORKER = "101-mpi-ephemeral-storage-worker"
+
+
+def test_job_with_an_evicted_worker_ends_with_its_launcher() -> None:
+    phases = [known.phase for known in replay(changes(EVICTED_WORKER))]
+    assert Phase.FAILED not in phases
+    assert phases[-1] is Phase.SUCCEEDED
+
+
+def test_it_fails_if_the_launcher_fails() -> None:
+    known = until(EVICTED_WORKER, lambda known: known.kind.runs_on(known.job))
+    known.job["status"]["replicaStatuses"]["Launcher"] = {"failed": 1}
+    assert known.phase is Phase.FAILED
+    known.job["apiVersion"], known.job["status"]["replicaStatuses"] = "kubeflow.org/v1", {}
+    assert known.phase is Phase.FAILED, "training-operator deletes the Launcher"
+
+
+def test_the_lost_worker_is_said_at_once() -> None:
+    known = until(EVICTED_WORKER, lambda known: known.kind.runs_on(known.job))
+    assert lost_replica(known.job, known.pods.all) == (
+        "MPIJob run has lost a replica for good. Its Launcher runs on.\n"
+        "Worker 0 wrote more to its local disk than its ephemeral-storage limit allows (Evicted): "
+        "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi.\n"
+        "The job fails after 5 minutes without a log line."
+    )
+
+
+@pytest.mark.parametrize("log_stall", [None, 1000.0, 60.0])
+def test_its_silence_has_a_limit(log_stall: float | None) -> None:
+    known = until(EVICTED_WORKER, lambda known: known.kind.runs_on(known.job))
+    failed = epoch_seconds(known.evidence.conditions["Failed"].since) or 0
+    limits, groups = Limits(log_stall=log_stall), known.pods.groups
+    (clock,) = clocks(known.job, groups, known.phase, limits, deadline=None, last_line=failed - 1000)
+    seconds = min(log_stall or RUNS_ON_SECONDS, RUNS_ON_SECONDS)
+    assert (clock.limit, clock.seconds, clock.due) == (Limit.LOG_STALL, seconds, failed + seconds)
+    cause = diagnose_limit(clock.limit, clock.seconds, known.evidence)
+    assert cause.category is Category.USER_CODE
+    assert "Worker 0 wrote more to its local disk" in cause.summary + cause.detail
+    assert f"Launcher wrote no line for {seconds:.0f} s after that" in cause.summary + cause.detail
+
+
+# limits of a pod, and of its node
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "first", "resolution", "nodes"),
+    [
+        (
+            "101-pt-ephemeral-storage-worker-never", Category.USER_CODE,
+            "Worker 0 wrote more to its local disk than its ephemeral-storage limit allows (Evicted): "
+            "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi.", "ephemeral-storage", {},
+        ),
+        (
+            "101b-pt-emptydir-limit-worker-never", Category.USER_CODE,
+            "Worker 0 wrote more to an emptyDir volume than its sizeLimit allows (Evicted): "
+            'Usage of EmptyDir volume "scratch" exceeds the limit "10Mi".', "sizeLimit", {},
+        ),
+        (
+            "101c-pt-node-pressure-master-never", Category.INFRASTRUCTURE,
+            "Master 0 was evicted from its node (Evicted): The node was low on resource: ephemeral-storage.", "Retry",
+            {"node-2": "Master 0 was evicted from its node (Evicted)"},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value[:3].isdigit() else "",
+)  # fmt: skip
+def test_limit_of_a_pod_is_not_infrastructure(
+    name: str, category: Category, first: str, resolution: str, nodes: dict[str, str]
+) -> None:
+    known = at_the_end(name)
+    cause = diagnose(known.evidence)
+    assert (cause.category, cause.failed_nodes) == (category, nodes)
+    assert cause.summary.startswith(first)
+    assert resolution in cause.resolution
+
+
+# loops without back-off
+
+
+@pytest.mark.parametrize(
+    ("name", "replica", "why"),
+    [
+        ("107-pt-rejected-out-of-cpu-worker-onfailure", "Worker 0", "was rejected by its node (OutOfcpu)"),
+        ("107-pt-rejected-out-of-cpu-master-onfailure", "Master 0", "was rejected by its node (OutOfcpu)"),
+        ("107d-pt-admission-error-worker-onfailure", "Worker 0", "was rejected by its node (UnexpectedAdmissionError)"),
+        ("101d-pt-node-pressure-pinned-worker-onfailure", "Worker 0", "was rejected by its node (Evicted)"),
+        ("101-pt-ephemeral-storage-worker-onfailure", "Worker 0", "wrote more to its local disk"),
+    ],
+)
+def test_pods_that_are_replaced_without_end_are_a_crash_loop(name: str, replica: str, why: str) -> None:
+    limit = 3
+    known = until(name, lambda known: known.restarts.crash_loop(limit))
+    loop = known.restarts.crash_loop(limit)
+    assert loop is not None
+    assert (loop.replica, loop.failures, loop.of_pods) == (replica, limit, True)
+    cause = diagnose_crash_loop(loop.replica, loop.failures, known.evidence, of_pods=loop.of_pods)
+    assert cause.summary.startswith(f"{replica} failed 3 times in a row, each within 10 minutes of its start (crash_")
+    assert why in cause.summary + cause.detail
+    assert known.pods.restarts >= limit - 1, "max_restarts counts those that were replaced"
+
+
+def test_a_rejected_pod_counts_once_over_processes() -> None:
+    recorded = changes("107d-pt-admission-error-worker-onfailure")
+    rejected = {
+        c["object"]["metadata"]["uid"] for c in recorded if c["object"]["status"].get("reason", "").startswith("Unexp")
+    }
+    known = None
+    for known in replay(recorded):
+        loop = known.restarts.crash_loop(1)
+        known.restarts = type(known.restarts)(known.kind, json.loads(json.dumps(known.restarts.handover())))
+    assert known is not None
+    assert loop is not None
+    assert loop.failures == len(rejected)
+
+
+def test_evictions_by_the_api_are_no_crash_loop() -> None:
+    for name in ("100-pt-evicted-master-onfailure", "104-pt-silent-node-master-onfailure"):
+        assert not any(known.restarts.crash_loop(1) for known in replay(changes(name)))
+
+
+# silence
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith("104")])
+def test_silent_node_is_said_before_its_pods_are_evicted(name: str) -> None:
+    known = until(name, lambda known: silent_nodes(known.pods.live))
+    evicted = until(name, lambda known: any("DisruptionTarget" in json.dumps(pod) for pod in known.pods.live))
+    assert evicted.t - known.t > 290
+    ((node, since),) = silent_nodes(known.pods.live).items()
+    text = describe_silence(node, since)
+    assert text.startswith(f"Node {node} has not reported since 14:3")
+    assert text.endswith(" UTC. Kubernetes evicts its pods after 5 minutes.")
+    silent = [pod for pod in known.pods.live if state_of_pod(pod, known.kind) == SILENT]
+    assert silent
+    line = replica_status(known.kind, known.job, known.pods.groups, NOW).line
+    assert f" {SILENT} " in line
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if not name.startswith("104")])
+def test_pods_that_are_not_ready_for_another_reason_are_not_silent(name: str) -> None:
+    if name != "105c-pt-node-shutdown-master-never":  # the kubelet of that node announces that it ends
+        assert not any(silent_nodes(known.pods.live) for known in replay(changes(name)))
+
+
+STILL_RUNS = "Its earlier pod may still run on node-{}: both may write the same checkpoint."
+
+
+@pytest.mark.parametrize(
+    ("name", "warnings"),
+    [
+        ("100f-trainjob-evicted-deaf-30s-default", 1),
+        ("103-pt-node-deleted-master-onfailure", 1),
+        ("104-trainjob-silent-node-default", 2),
+        ("104b-pt-silent-node-out-of-service-master-onfailure", 1),
+        ("104-pt-silent-node-master-onfailure", 0),
+        ("100-pt-evicted-master-onfailure", 0),
+    ],
+)
+def test_successor_beside_a_pod_that_may_still_run(name: str, warnings: int) -> None:
+    *_, last = replay(changes(name))
+    found = [text for text in last.warnings if "may still run" in text]
+    assert len(found) == warnings, last.warnings
+    assert all(text.splitlines()[1] in [STILL_RUNS.format(n) for n in range(1, 5)] for text in found)
+
+
+# pods after the end
+
+
+@pytest.mark.parametrize("name", ["103-pt-node-deleted-master-never", "105c-pt-node-shutdown-master-never"])
+def test_master_that_is_created_after_the_failure_is_not_its_cause(name: str) -> None:
+    end, (*_, last) = at_the_end(name), replay(changes(name))
+    masters = [pod for pod in last.pods.all if pod["metadata"]["name"] == "run-master-0"]
+    assert len(masters) == 2
+    assert diagnose(last.evidence).summary == diagnose(end.evidence).summary
+    assert diagnose(last.evidence).summary.startswith("Master 0 ")

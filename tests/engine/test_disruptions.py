@@ -1,0 +1,284 @@
+"""Disruptions as a real cluster has shown them, replayed in an API server while the job is followed to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine import operations
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
+from tests.core.disruptions import changes
+from tests.core.test_disruptions import DOUBTS
+from tests.engine.fakekube import until
+from tests.engine.small_api import Object, precise_stamp
+from tests.engine.staged import NAME, Staged, staged
+from tests.engine.tasks import Task, of_each_kind
+
+OPTIONS = Options(drain_timeout=0.5)
+MASTER = "100b-pt-evicted-exit-0-master-onfailure"
+LATE_MASTER = "107c-pt-deleted-by-hand-exit-0-master-onfailure"
+RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
+
+
+class Replay:
+    """A recording, whose changes are repeated in the order in which they happened.
+
+    :param training: the job whose status and pods they become.
+    """
+
+    def __init__(self, training: Staged, name: str) -> None:
+        self.training, self.api, self.kind = training, training.api, training.kind
+        self._left = changes(name)
+        created = next(c["object"]["metadata"]["creationTimestamp"] for c in self._left if c["watch"] != "pods")
+        self.api.change(self.kind.plural, NAME, lambda job: job["metadata"].update({"creationTimestamp": created}))
+
+    def go(self, until: Callable[[Object], object] = lambda change: False) -> None:
+        """Repeat the changes up to the first for which `until` holds, or all."""
+        while self._left:
+            change = self._left.pop(0)
+            self._write(copy.deepcopy(change))
+            if until(change):
+                return
+
+    async def go_slowly(self, until: Callable[[Object], object] = lambda change: False) -> None:
+        """The same, so that a watch shows each change."""
+        found = False
+        while self._left and not found and NAME in self.api.objects[self.kind.plural]:
+            found = bool(until(self._left[0]))
+            self.go(lambda change: True)
+            await asyncio.sleep(0.01)
+
+    def _write(self, change: Object) -> None:
+        obj, name = change["object"], change["object"]["metadata"]["name"]
+        if change["watch"] != "pods":
+            shown = {"spec": obj["spec"], "status": obj["status"]}
+            self.api.change(self.kind.plural, NAME, lambda job: job.update(shown))
+            return
+        labels = {**self.training.labels, **obj["metadata"]["labels"], self.kind.pod_name_label: NAME}
+        meta = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}
+        owner = {"kind": self.kind.name, "name": NAME, "uid": self.training.ref.uid}
+        obj["metadata"] = {**meta, "labels": labels, "ownerReferences": [owner]}
+        obj["spec"]["terminationGracePeriodSeconds"] = 0
+        self.api.put("pods", obj)
+        if change["type"] == "DELETED":
+            self.api.remove("pods", name)
+
+
+@contextlib.asynccontextmanager
+async def replaying(name: str) -> AsyncIterator[tuple[Staged, Replay]]:
+    kind = kind_of(next(c["object"]["kind"] for c in changes(name) if c["watch"] != "pods"))
+    async with staged(kind) as training:
+        yield training, Replay(training, name)
+
+
+async def followed(training: Staged, recorded: Replay, options: Options = OPTIONS) -> Outcome:
+    """The outcome of a process that sees every change."""
+    following = asyncio.ensure_future(training.follow(options))
+    await until(lambda: training.api.watched("pods"))
+    await recorded.go_slowly()
+    return await asyncio.wait_for(following, 60)
+
+
+def mark_of(training: Staged) -> str | None:
+    found: str | None = training.api.objects[training.kind.plural][NAME]["metadata"]["annotations"].get(
+        INTERRUPTED_ANNOTATION
+    )
+    return found
+
+
+def running_pods(training: Staged) -> list[str]:
+    pods = training.api.objects["pods"].values()
+    return [p["metadata"]["name"] for p in pods if p["status"]["phase"] not in ("Succeeded", "Failed")]
+
+
+def succeeds(change: Object, *types: str) -> bool:
+    conditions = (change["object"].get("status") or {}).get("conditions") or ()
+    return change["watch"] != "pods" and any(c["type"] in ("Succeeded", "Complete", *types) for c in conditions)
+
+
+def ends(change: Object) -> bool:
+    return succeeds(change, "Failed")
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+async def test_interrupted_success_fails_and_is_marked(name: str) -> None:
+    async with replaying(name) as (training, recorded):
+        outcome = await followed(training, recorded)
+        assert not outcome.succeeded
+        cause = outcome.cause or {}
+        assert (cause["category"], cause["summary"]) == (
+            "infrastructure", f"{DOUBTS[name]}: the training is probably incomplete",
+        )  # fmt: skip
+        assert "KTRAIN_RESULT" in cause["resolution"]
+        assert mark_of(training) == DOUBTS[name]
+        assert (cause["failed_nodes"], outcome.kept is not None) == ({}, True)
+        assert running_pods(training) == []
+
+
+async def test_result_proves_that_the_training_is_complete() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go(lambda change: change["object"]["status"].get("phase") == "Running")
+        training.api.logs["run-master-0"].append((precise_stamp(), RESULT))
+        outcome = await followed(training, recorded)
+        assert (outcome.succeeded, outcome.result) == (True, {"loss": 0.5})
+        assert mark_of(training) is None
+
+
+async def test_result_that_is_read_at_the_end_removes_the_mark() -> None:
+    """The process before died after it had marked the job, and before it had read the result."""
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go(succeeds)
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(mark))
+        training.api.logs["run-master-0"].append((precise_stamp(), RESULT))
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: mark_of(training) is None)
+        recorded.go()  # the pod is gone
+        assert (await following).succeeded
+
+
+mark = {INTERRUPTED_ANNOTATION: DOUBTS[MASTER]}
+
+
+async def test_mark_is_the_proof_when_the_pods_are_gone() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go()
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(mark))
+        outcome = await training.follow(OPTIONS)
+        assert not outcome.succeeded
+        assert (outcome.cause or {})["summary"].startswith(DOUBTS[MASTER])
+
+
+async def test_pods_that_nobody_saw_are_no_doubt() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go()
+        assert (await training.follow(OPTIONS)).succeeded
+        assert "PATCH" not in str(training.api.writes()), "a success needs no further request"
+
+
+async def test_next_process_knows_what_the_one_before_has_seen() -> None:
+    """Rank 1 of a TrainJob was evicted; a trigger takes over half a minute before rank 0 ends."""
+    async with replaying("100b-trainjob-evicted-exit-0-default") as (training, recorded):
+        async with training.owner() as before:
+            following = asyncio.ensure_future(before.follow(training.ref, OPTIONS, until=time.monotonic() + 2))
+            await until(lambda: training.api.watched("pods"))
+            recorded.go(lambda change: change["type"] == "DELETED")
+            handover = await following
+        assert isinstance(handover, Handover)
+        assert len(training.api.objects["pods"]) == 1, "the evicted pod is gone"
+        recorded.go()
+        outcome = await training.follow(OPTIONS, Handover.from_dict(handover.to_dict()))
+        assert not outcome.succeeded
+
+
+async def test_mark_is_written_again_after_a_conflict() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        training.api.fail("PATCH", "pytorchjobs", 409)
+        outcome = await followed(training, recorded)
+        assert (outcome.succeeded, mark_of(training)) == (False, DOUBTS[MASTER])
+
+
+async def test_job_that_could_not_be_marked_is_named() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        training.api.fail("PATCH", "pytorchjobs", 403, count=9)
+        outcome = await followed(training, recorded)
+        assert not outcome.succeeded
+        assert "A retry may take it for a success" in str(training.log)
+
+
+@pytest.mark.parametrize("name", ["103-pt-node-deleted-master-never", LATE_MASTER])
+async def test_master_that_is_created_after_the_end_is_released(name: str) -> None:
+    """It is created while the release looks for pods, as the operator did 0.1 s after the end."""
+    async with replaying(name) as (training, recorded):
+        recorded.go(ends)
+        for pod in list(training.api.objects["pods"]):
+            training.api.remove("pods", pod)
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: [line for line in training.api.requests if "/pods?" in line and "watch" not in line][2:])
+        recorded.go(lambda change: change["type"] == "ADDED")
+        await asyncio.wait_for(following, 60)
+        assert running_pods(training) == []
+
+
+async def test_result_of_a_master_after_the_end_is_not_the_training_s() -> None:
+    async with replaying(LATE_MASTER) as (training, recorded):
+        following = asyncio.ensure_future(training.follow(Options(drain_timeout=3)))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly(succeeds)
+        await asyncio.sleep(0.1)  # the log of the first Master ends
+        recorded.go(lambda change: change["t"] > 32.4)
+        training.api.logs["run-master-0"] += [(precise_stamp(), "late line"), (precise_stamp(), RESULT)]
+        outcome = await asyncio.wait_for(following, 60)
+        assert (outcome.succeeded, outcome.result) == (False, None)
+
+
+# a failure that is not final
+
+
+async def test_job_with_an_evicted_worker_is_followed_to_its_success() -> None:
+    async with replaying("101-mpi-ephemeral-storage-worker") as (training, recorded):
+        outcome = await followed(training, recorded)
+        assert outcome.succeeded
+        assert "MPIJob train has lost a replica for good. Its Launcher runs on." in str(training.log)
+        assert "is Failed" not in str(training.log)
+
+
+async def test_its_silence_ends_it_with_the_lost_worker_as_cause() -> None:
+    async with replaying("101-mpi-ephemeral-storage-worker") as (training, recorded):
+        recorded.go(lambda change: "MPIJobEvicted" in str(change["object"]))
+        outcome = await training.follow(Options(drain_timeout=0.5, limits=Limits(log_stall=1)))
+        assert (outcome.cause or {})["category"] == "user code"
+        assert "wrote more to its local disk" in str(outcome.cause)
+        assert NAME not in training.api.objects["mpijobs"], "the job is deleted: its Launcher would be created again"
+        assert training.memory.stored is not None
+        assert training.memory.stored["event"] == Event.LIMIT.name.lower()
+
+
+# loops and silence
+
+
+@pytest.mark.parametrize("limits", [{"crash_loop": 3}, {"max_restarts": 3}], ids=str)
+async def test_pods_that_are_rejected_without_end_end_the_job(limits: dict[str, Any]) -> None:
+    async with replaying("107d-pt-admission-error-worker-onfailure") as (training, recorded):
+        outcome = await followed(training, recorded, Options(drain_timeout=0.5, limits=Limits(**limits)))
+        cause = outcome.cause or {}
+        assert cause["category"] == "infrastructure"
+        assert "was rejected by its node (UnexpectedAdmissionError)" in cause["summary"] + cause["detail"]
+        assert NAME not in training.api.objects["pytorchjobs"]
+
+
+async def test_silent_node_is_in_the_log_at_once() -> None:
+    async with replaying("104-pt-silent-node-master-onfailure") as (training, recorded):
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        recorded.go(lambda change: change["t"] > 71.6)
+        await until(lambda: "Node node-2 has not reported since 14:32 UTC." in str(training.log))
+        await until(lambda: "1/2 Running · Master 0 NodeNotReady" in str(training.log), 30)
+        following.cancel()
+
+
+@of_each_kind
+@pytest.mark.embedded
+async def test_program_that_exits_with_0_when_it_is_paused_has_not_succeeded(task: Task) -> None:
+    """Somebody suspends the job. Either it waits, and trains on when it is resumed, or its success is doubtful."""
+    ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait")).ref
+    following = asyncio.create_task(task.ended(ref, deleted=False))
+    await until(lambda: "is Running" in str(task.log), 120)
+    await operations.suspend(task.api, ref, timeout=60)
+    await until(lambda: "is Suspended" in str(task.log) or "is Succeeded" in str(task.log), 120)
+    if "is Succeeded" not in str(task.log):
+        await operations.resume(task.api, ref, timeout=60)
+        await task.running(ref)
+        await task.delete()
+    assert not (await following).succeeded, str(task.log)
