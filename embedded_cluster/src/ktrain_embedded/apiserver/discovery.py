@@ -26,6 +26,7 @@ SUBRESOURCES: dict[str, Obj] = {
     "scale": {"verbs": READ_WRITE, "kind": "Scale", "group": "autoscaling", "version": "v1"},
     "log": {"verbs": ["get"]},
     "exec": {"verbs": ["create", "get"], "kind": "PodExecOptions"},
+    "eviction": {"verbs": ["create"], "kind": "Eviction", "group": "policy", "version": "v1"},
     "token": {"verbs": ["create"], "kind": "TokenRequest", "group": "authentication.k8s.io", "version": "v1"},
 }
 

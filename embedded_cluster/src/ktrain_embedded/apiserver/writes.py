@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ktrain_embedded.apiserver import admission, decoding, listing, negotiation
 from ktrain_embedded.apiserver.requestinfo import RequestInfo, integer
 from ktrain_embedded.apiserver.tables import View
-from ktrain_embedded.objects import kueue, patch, schema
+from ktrain_embedded.objects import disruptions, kueue, patch, schema
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError, invalid
 from ktrain_embedded.objects.resources import Resource
@@ -65,6 +65,8 @@ class Writes:
         """Handle a write request. Raise ApiError if it fails: 405 if the path doesn't support the verb."""
         info, resource = request.info, request.resource
         match info.verb:
+            case "create" if info.subresource == "eviction":
+                return self._evict(request)
             case "create" if not info.subresource and (resource.custom or not info.name):
                 return self._create(request)
             case "update" if info.name or resource.custom:
@@ -92,6 +94,16 @@ class Writes:
             warnings += self._admit(resource, obj, None)
             made = self._store.create(resource, obj, dry_run=request.dry_run)
         return Written(made, 201, tuple(warnings))
+
+    def _evict(self, request: Write) -> Written:
+        name = request.info.name
+        eviction = decoding.load_map(request.body, negotiation.media_type(request.content_type))
+        named = at(eviction, "metadata.name")
+        if named not in (None, name):
+            raise ApiError(400, f"name in URL does not match name in Eviction object: {named} != {name}")
+        pod, options = self._store.get(r.POD, request.namespace, name), at(eviction, "deleteOptions", {})
+        disruptions.evict(self._store, pod, options, dry_run=request.dry_run or bool(options.get("dryRun")))
+        return Written({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201)
 
     def _update(self, request: Write) -> Written:
         resource, name = request.resource, request.info.name
