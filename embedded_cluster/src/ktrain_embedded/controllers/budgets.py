@@ -44,6 +44,8 @@ class DisruptionController(Controller[Key]):
         if budget is None:
             return None
         pods = [pod for pod in self.store.list(r.POD, key[0]) if disruptions.selects(budget, pod)]
+        if not pods:
+            self._recorder.event(budget, "Normal", "NoPods", "No matching pods found")
         try:
             expected, desired = self._needed(budget, pods)
         except NotScalable as error:

@@ -91,6 +91,7 @@ class TaintController(Controller[Key]):
         super().__init__(store, clock)
         self._times = times
         self._since: dict[tuple[str, str], float] = {}  # when each taint was first seen, by node and key
+        self._waiting: dict[Key, Obj] = {}  # pods that will be deleted, unless their node recovers
         self._recorder = EventRecorder(store, "taint-eviction-controller")
         self.watch(r.NODE, self._of_node)
         self.watch(r.POD, itself)
@@ -108,16 +109,28 @@ class TaintController(Controller[Key]):
         """Delete the pod if a taint requires it. Returns the seconds until then."""
         pod = self.store.find(r.POD, *key)
         node = self.store.find(r.NODE, None, at(pod, "spec.nodeName", "")) if pod else None
+        waiting = self._waiting.pop(key, None)
         if pod is None or node is None or c.is_terminating(pod) or has_ended(pod):
+            self._cancel(key, waiting)
             return None
         due = [self._due(pod, node, taint) for taint in _no_execute(node)]
-        left = min((time for time in due if time is not None), default=None)
-        if left is None or left > self.clock():
-            return None if left is None else left - self.clock()
+        at_time = min((time for time in due if time is not None), default=None)
+        if at_time is None:
+            self._cancel(key, waiting)
+            return None
+        if at_time > self.clock():
+            self._waiting[key] = pod
+            return at_time - self.clock()
         message = f"Marking for deletion Pod {key[0]}/{key[1]}"
         self._recorder.event(pod, "Normal", "TaintManagerEviction", message)
         disruptions.delete(self.store, pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
         return None
+
+    def _cancel(self, key: Key, pod: Obj | None) -> None:
+        """Record that a pod which was going to be deleted stays."""
+        if pod is not None:
+            message = f"Cancelling deletion of Pod {key[0]}/{key[1]}"
+            self._recorder.event(pod, "Normal", "TaintManagerEviction", message)
 
     def _due(self, pod: Obj, node: Obj, taint: Obj) -> float | None:
         """When a taint deletes the pod, in seconds since the epoch. None if the pod tolerates it for ever."""

@@ -47,6 +47,7 @@ class Kubelet:
         self._workers: dict[str, PodWorker] = {}
         self._addresses = itertools.count(2)
         self.node = store.get(r.NODE, None, name)  # the last known object; the node may be deleted
+        self._rejected: set[str] = set()  # uids of pods that will fail in a moment
         self._devices = ""  # why devices can't be allocated
         self._unreachable: asyncio.TimerHandle | None = None
 
@@ -87,11 +88,23 @@ class Kubelet:
 
     def _reject(self, pod: Obj) -> bool:
         """Reject a pod that doesn't fit on the node: phase Failed, without any container. False if it fits."""
+        uid = pod["metadata"]["uid"]
+        if uid in self._rejected:
+            return True
         admitted = [p for p in self._pods() if p["metadata"]["uid"] in self._workers]
         found = admission.refusal(pod, self.node, admitted, self._devices)
         if found is None:
             return False
-        reason, message = found
+        self._rejected.add(uid)
+        asyncio.get_running_loop().call_later(self.timing.reject, self._fail, pod["metadata"], *found)
+        return True
+
+    def _fail(self, meta: Obj, reason: str, message: str) -> None:
+        """Set the phase of a rejected pod to Failed, unless it doesn't exist any more."""
+        self._rejected.discard(meta["uid"])
+        pod = self.store.find(r.POD, meta["namespace"], meta["name"])
+        if pod is None or pod["metadata"]["uid"] != meta["uid"] or not self.online.is_set():
+            return
         self.recorder.event(pod, "Warning", reason, message)
         generation = pod["metadata"].get("generation", 1)
         failed = {
@@ -99,7 +112,8 @@ class Kubelet:
             "reason": reason, "startTime": now(), "qosClass": qos_class(pod),
         }  # fmt: skip
         self.store.update_status(r.POD, pod, failed)
-        return True
+        if "deletionTimestamp" in pod["metadata"]:
+            self.store.delete(r.POD, meta["namespace"], meta["name"], grace=0, uid=meta["uid"])
 
     def _config(self, change: Change) -> None:
         """Update the volumes of a changed ConfigMap or Secret. A real kubelet does so within a minute."""
