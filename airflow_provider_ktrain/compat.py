@@ -37,7 +37,7 @@ TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or 
 DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there
 SUCCEEDED_JOB_TTL = 3600  #: below 3.3; seconds after its end after which the cluster deletes a kept job
 #: below 3.3
-WHO_DELETES_IT = "The training-operator deletes a PyTorchJob an hour after its end; a reaper DAG deletes other kinds"
+WHO_DELETES_IT = "The training operator deletes a PyTorchJob an hour after its end. To delete another kind, run"
 RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that replace the task state
 #: seconds after its start before which a trigger fires no event: Airflow 3.3 fails a task whose event arrives while its
 #: worker still reports the deferral (measured: 2 of 20 tasks within 5 s)

@@ -84,7 +84,7 @@ class TrainingHangError(TrainingJobError, category=Category.HANG):
 
 
 class TrainingKilledError(TrainingJobError, category=Category.KILLED):
-    """A user killed the task, or its worker was stopped (SIGTERM), in which case the job is kept for a retry."""
+    """A user killed the task, or its worker was stopped (SIGTERM), in which case the job runs on for a retry."""
 
 
 class TrainingSupersededError(TrainingJobError):

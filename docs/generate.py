@@ -10,19 +10,20 @@ import io
 import pathlib
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 COMMANDS = ("run", "check", "rbac", "cluster start", "cluster status", "cluster stop", "cluster fault")
 
 
-PAGES = ("guarantees.md", "fidelity.md")  #: generated pages, at the end of the navigation
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIDELITY = "../embedded_cluster/fidelity.md"  #: as pages in docs/ refer to it, so that their links work on GitHub too
 PLOTS = "../benchmarks/plots/"  #: as pages refer to it, so that their links work on GitHub too
 
 
 def on_config(config: Any, **kwargs: Any) -> Any:
-    config.nav += PAGES
+    config.repo_url = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ktrain"]["repository"] or None
     return config
 
 
@@ -137,7 +138,7 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
 
 def messages() -> str:
     """All messages, from the source code."""
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    sys.path.insert(0, str(ROOT))
     from scripts.message_texts import has_words, lines
     from scripts.messages import Code, Message
 

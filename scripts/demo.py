@@ -1,7 +1,7 @@
 """The demo: start an embedded cluster, run a distributed training as an Airflow task, release its GPUs.
 
 KIND chooses the kind of job: pytorchjob (default), mpijob or trainjob. If KUBECONFIG is set, the demo runs on that
-cluster instead, with the image KTRAIN_DEMO_IMAGE, or KTRAIN_MPI_IMAGE for an MPIJob (see README).
+cluster instead, with the image KTRAIN_DEMO_IMAGE, or KTRAIN_MPI_IMAGE for an MPIJob (see docs/tutorial.md).
 """
 
 import contextlib

@@ -54,6 +54,8 @@ PRELUDE = "\n".join(
         "",
     ]
 )
+#: tables that scripts write into a page
+GENERATED_TABLES = re.compile(r"<!-- begin: .*?<!-- end -->", re.DOTALL)
 NO_DAG = "# in the training program"  #: first line of code that runs in a job instead of a DAG
 
 
@@ -257,9 +259,49 @@ def test_import_paths_are_documented(cls: type) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     for page in DOCS.rglob("*.md"):
-        if page.parent.name == "contributing":  # reached by links only
-            continue
-        assert f"- {page.relative_to(DOCS)}\n" in text or page.name in _hook().PAGES
+        assert f"- {page.relative_to(DOCS)}\n" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_are_short(page: pathlib.Path) -> None:
+    """Readers finish short pages. Tables that scripts write don't count."""
+    written = GENERATED_TABLES.sub("", page.read_text())
+    assert len(written.split()) <= (900 if page.name in ("README.md", "CONTRIBUTING.md") else 1800)
+
+
+def test_links_of_readme_work_on_pypi() -> None:
+    """If pyproject.toml names the repository, links lead to the files of the version."""
+    build, readme = script(ROOT / "hatch_build.py"), (ROOT / "README.md").read_text()
+    shown = build.absolute(readme, "https://example.com/team/name", "1.2.3")
+    assert "](https://example.com/team/name/blob/v1.2.3/docs/how-to/logs.md#deferred-tasks)" in shown
+    assert "](https://example.com/team/name/raw/v1.2.3/docs/images/training-running.png)" in shown
+    assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)\s]+)\)", shown))
+    assert build.absolute(readme, "", "1.2.3") == readme
+    shown = build.absolute("[Fidelity](fidelity.md)", "https://example.com/team/name/", "1.2.3", "embedded_cluster/")
+    assert shown == "[Fidelity](https://example.com/team/name/blob/v1.2.3/embedded_cluster/fidelity.md)"
+
+
+def test_links_of_the_project_are_made_from_one_address() -> None:
+    build = script(ROOT / "hatch_build.py")
+    assert build.urls("", "") == {}
+    assert build.urls("https://example.com/team/name", "https://docs.example.com") == {
+        "Source": "https://example.com/team/name",
+        "Issues": "https://example.com/team/name/issues",
+        "Changelog": "https://example.com/team/name/blob/main/CHANGELOG.md",
+        "Documentation": "https://docs.example.com",
+    }
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda file: file.name)
+def test_workflows_pin_their_actions_and_have_few_rights(workflow: pathlib.Path) -> None:
+    text = workflow.read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action) for action in used), used
+    document = yaml.safe_load(text)
+    assert document["permissions"] == {"contents": "read"}
+    rights = [job["permissions"] for job in document["jobs"].values() if "permissions" in job]
+    assert rights in ([], [{"id-token": "write"}])
 
 
 def test_generated_parts_match_the_code() -> None:

@@ -9,7 +9,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -55,6 +54,7 @@ VALUES = {
     "unit": ("hours", "minutes"),
     "uid": ("0f4e", "b59f26fc-d2cd-4ec4-aa26-306a98e32116"),
     "unfinished": ("1 pod", "999 pods"),
+    "released": ("No GPUs were held", "999 GPUs released"),
     "replicas": ("1 replica", "999 replicas"),
     "path": ("/api/v1/namespaces/research/pods", f"/apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs"),
     "conditions": ("Running", "Running or Succeeded"),
@@ -220,15 +220,12 @@ def limits() -> Iterator[str]:
 
 
 def releases() -> Iterator[str]:
-    """The pods and GPUs that a release freed, for 0, 1 and 2 pods that run or have ended."""
+    """The pods and GPUs that a release freed, for 0, 1 and 2 pods that run."""
 
-    def pod(phase: str) -> dict[str, Any]:
-        limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-        return {"status": {"phase": phase}, "spec": {"nodeName": "node", "containers": [limits]}}
-
-    for number, phase, verified in itertools.product((0, 1, 2), ("Running", "Succeeded"), (False, True)):
-        pods = [pod(phase)] * number
-        yield f"{JOB} kept without running pods. {describe_freed(pods, verified)}"
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    pod = {"status": {"phase": "Running"}, "spec": {"nodeName": "node", "containers": [limits]}}
+    for number, verified in itertools.product((0, 1, 2), (False, True)):
+        yield f"{JOB} kept without running pods. {describe_freed([pod] * number, verified)}"
 
 
 @pytest.mark.parametrize("source", [existing_jobs, endings, orphans, limits, releases])

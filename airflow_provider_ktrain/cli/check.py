@@ -69,7 +69,7 @@ def _check(args: argparse.Namespace) -> int:
             for file in files:
                 found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
     except OSError as e:
-        print(f"ktrain check: {e.filename} cannot be read: {e.strerror}", file=sys.stderr)
+        print(f"ktrain check: {e.filename} can't be read: {e.strerror}", file=sys.stderr)
         return 2
     except (ClusterError, _NothingToCheck) as e:
         print(f"ktrain check: {e}", file=sys.stderr)

@@ -5,11 +5,11 @@ whether a task may be retried:
 
 | final | error | because |
 |---|---|---|
-| yes | ManifestError | a manifest or parameter that cannot be valid; a create refused for what is in the manifest |
+| yes | ManifestError | a manifest or parameter that can't be valid; a create refused for what is in the manifest |
 | no | ManifestUnreadableError, VersionNotServedError | the file may appear, the cluster may be upgraded |
 | no | RuntimeMismatchError | the training runtime may be created or changed, the Trainer may be upgraded |
 | no | ClusterError and its subclasses | access, credentials, rights, quotas and other objects change without the task |
-| no | every other KtrainError | nothing proves that another try cannot succeed |
+| no | every other KtrainError | nothing proves that another try can't succeed |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KtrainError(Exception):
 
 
 class ManifestError(KtrainError):
-    """A manifest or a parameter that cannot be submitted as it is.
+    """A manifest or a parameter that can't be submitted as it is.
 
     A remedy that suggests a word ("did you mean ...") comes first. The parts of the text that would make its first line
     longer than MAX_FIRST_LINE_CHARS have lines of their own.
@@ -61,7 +61,7 @@ class ManifestError(KtrainError):
 
 
 class ManifestUnreadableError(ManifestError):
-    """The manifest's file is missing or cannot be read: a DAG bundle or a volume may be incomplete for now."""
+    """The manifest's file is missing or can't be read: a DAG bundle or a volume may be incomplete for now."""
 
     final = False
 

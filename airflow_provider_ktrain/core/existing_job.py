@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.manifest.task_variables import without_variabl
 
 MAX_PATHS = 20  #: that a message names
 _NEXT_STEPS = {
-    Action.REFUSE: "This try can't use it.",
+    Action.REFUSE: "This try fails.",
     Action.WAIT: "Waiting for the previous job's pods to stop.",
     Action.REPLACE: "Replacing it.",
     Action.TAKE_RESULT: "Using its result.",

@@ -135,7 +135,7 @@ class Owner:
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Owner | None:
-        """The owner in a job's annotation; None if there is none or if it cannot be read."""
+        """The owner in a job's annotation; None if there is none or if it can't be read."""
         try:
             fields = json.loads(annotation(job, OWNER_ANNOTATION) or "")
             names = {f: fields[f] for f in ("deployment", "dag_id", "task_id", "run_id")}

@@ -373,7 +373,7 @@ class Api:
             raise ApiStatusError(
                 401,
                 "Unauthorized",
-                f"{old.cluster} refused the credentials or cannot be reached, and the connection now means "
+                f"{old.cluster} refused the credentials or can't be reached, and the connection now means "
                 f"{new.cluster}, which could not be recognized as the same cluster. Nothing was deleted",
             )
         except BaseException:

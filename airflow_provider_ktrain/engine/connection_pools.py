@@ -82,7 +82,7 @@ class Connection:
         except (OSError, ValueError) as error:
             files = (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file)
             raise AccessError(
-                f"The connection's certificates cannot be read. Check {', '.join(filter(None, files))}.\n{error}"
+                f"The connection's certificates can't be read. Check {', '.join(filter(None, files))}.\n{error}"
             ) from None
 
     async def send(self, pool: Pool, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:

@@ -120,7 +120,7 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
         except kueue.NotPausableError as e:
             raise KtrainError(
                 f"{ref} can't be suspended: Kueue would resume it within a second, and {e}.\n"
-                "`ktrain rbac --kueue` prints the required Role"
+                "`ktrain rbac --kueue --service-account NAMESPACE:NAME` prints the Role and its binding"
             ) from None
         return "paused by its Workload"
 

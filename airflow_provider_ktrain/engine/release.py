@@ -149,7 +149,9 @@ async def release(
             f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     pods = list(releasing.seen.values())
-    text = f"{ref} {what}. {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
+    ended = bool(pods) and all(map(has_ended, pods))
+    freed = "" if ended else f" {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
+    text = f"{ref} {what}.{freed}"
     text += f"\n{why}" * bool(why)
     text += f"\n{STILL_DELETED}" * (not gone)
     released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
@@ -215,14 +217,12 @@ async def release_others(
 def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool) -> str:
     """Sentence on the pods and GPUs that were released.
 
-    :param pods: the job's pods that the release has seen.
+    :param pods: the job's pods that the release has seen; at least one has not ended, or there are none.
     :param verified: whether none of them runs any more.
     """
     gpus, unfinished = _held_gpus(pods), counted(sum(not has_ended(p) for p in pods), "pod")
     if not pods:
         return "No pods were left."
-    if all(map(has_ended, pods)):
-        return f"{counted(len(pods), 'pod')} had ended, no GPUs were left to release."
     if not verified:
         return (
             f"{counted(gpus, 'GPU')} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}."
@@ -399,7 +399,7 @@ async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, e
         raise ReleaseError(f"{ref} could not be released.\n{e}") from None
     except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
-            f"{ref} could not be released within {end - began:.0f} s: the API server cannot be reached.\n"
+            f"{ref} could not be released within {end - began:.0f} s: the API server can't be reached.\n"
             f"{str(e) or 'It did not respond.'}\n"
             f"Its pods may hold GPUs: run `{ref.delete_command}`"
         ) from None

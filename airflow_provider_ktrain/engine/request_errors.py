@@ -120,7 +120,7 @@ def explain(
     """
     if isinstance(error, ApiUnavailable):
         return UnreachableError(
-            "the cluster cannot be reached. Check the `kubernetes` connection (kube_config_path, kube_config, "
+            "the cluster can't be reached. Check the `kubernetes` connection (kube_config_path, kube_config, "
             f"in_cluster) or KUBECONFIG, and `kubectl version`.\n{error}"
         )
     where = f" in namespace {namespace!r}" if namespace else ""
@@ -146,8 +146,9 @@ def explain(
     # Only writes go through admission, and only Kubernetes sets a reason. Any other 403 is a missing right.
     if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):
         rbac = f"ktrain rbac {_RBAC_OPTIONS.get(resource, '')}--namespace {namespace or 'NAMESPACE'}"
+        rbac += " --service-account NAMESPACE:NAME"
         return NoRightError(
-            f"no right to {verb} {resource}{where} (403). `{rbac}` prints the Role to grant.\n"
+            f"no right to {verb} {resource}{where} (403). `{rbac}` prints the Role and its binding.\n"
             f"The API server answered: {error.message}"
         )
     if verb == "create" and refuses_manifest(error):

@@ -202,7 +202,7 @@ class Stopping:
                 return rule, task, state
             if state != before:
                 self._log.info(
-                    f"The trigger was cancelled while its task is {state or 'in an unknown state'}. "
+                    f"The trigger was canceled while its task is {state or 'in an unknown state'}. "
                     "Waiting for that state to change."
                 )
             before = state

@@ -349,7 +349,7 @@ class Training:
         if not self._unread_logged:
             what = noticed.limit or noticed.event
             ref = self.job.ref
-            self._log.warning(f"{ref} is kept: it can't be read now ({what}). Reading it again.\n{error}")
+            self._log.warning(f"{ref} can't be read now ({what}). Nothing is done until it is.\n{error}")
         self._unread_logged = True
 
     # carry out

@@ -93,7 +93,7 @@ def _referred(kubeconfig: Any, folder: Path) -> Iterator[Path]:
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """A hash of the content of files; one that cannot be read counts as empty."""
+    """A hash of the content of files; one that can't be read counts as empty."""
     content = hashlib.sha256()
     for path in paths:
         data = b""
@@ -133,13 +133,13 @@ async def configuration(
         raise
     except TimeoutError as error:
         raise AccessError(
-            f"No client for the connection {conn_id!r}: its exec plugin did not end within {BUILD_TIMEOUT:.0f} s and "
+            f"The connection {conn_id!r} can't be used: its exec plugin did not end within {BUILD_TIMEOUT:.0f} s and "
             "was killed. Run the command in `users` of its kubeconfig by hand"
         ) from error
     except Exception as error:  # the libraries that read kubeconfigs and run plugins raise errors of any type
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
-            f"No client for the connection {conn_id!r}. Check its kubeconfig ({where}) and cluster_context "
+            f"The connection {conn_id!r} can't be used. Check its kubeconfig ({where}) and cluster_context "
             f"({context or 'not set'}).\n{error}"
         ) from error
 

@@ -201,7 +201,7 @@ class TrainingJobOperator(JobParameters):
         if found is None:
             raise KtrainError(
                 f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
-                "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
+                "adopts the job; without a retry, release it with ReapTrainingJobsOperator"
             )
         deferral, since = found
         self.log.warning("Lines since %s may be repeated: the trigger failed.", since)
@@ -403,7 +403,11 @@ class TrainingJobOperator(JobParameters):
             if compat.has_task_state(context):
                 self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
             else:
-                self.log.info("The succeeded job is kept for a retry, without running pods. %s.", compat.WHO_DELETES_IT)
+                self.log.info(
+                    "The succeeded job is kept for a retry, without running pods.\n%s: %s",
+                    compat.WHO_DELETES_IT,
+                    job.delete_command,
+                )
         try:
             with contextlib.nullcontext(host) if host is not None else self._host_for_existing_job(context) as ours:
                 error = ours.outcome_stored(job, event)

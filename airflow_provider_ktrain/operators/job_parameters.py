@@ -180,7 +180,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         except Exception as e:
             searched = getattr(env.loader, "searchpath", [])
             raise ManifestUnreadableError(
-                f"manifest: the file {path!r} cannot be read ({type(e).__name__})",
+                f"manifest: the file {path!r} can't be read ({type(e).__name__})",
                 expected=f"a YAML file, absolute or below {' or '.join(map(str, searched)) or 'the DAG folder'}",
                 remedy="correct the path, or pass the manifest as a dict or YAML text",
             ) from None

@@ -104,7 +104,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow the job to its end, and fire one event, not before `EARLIEST_EVENT`."""
-        # Airflow 3.3 calls `on_kill` only if the CancelledError has the message with which it cancelled the trigger.
+        # Airflow 3.3 calls `on_kill` only if the CancelledError has the message with which it canceled the trigger.
         # Code that raises another one drops it: asgiref does, while a thread reads a connection. So the work is an
         # asyncio task of its own, and the cancellation only reaches `asyncio.wait`, which keeps the message.
         working = asyncio.ensure_future(self._event())
@@ -133,7 +133,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 # The error was raised while the cancellation closed what was open. An event would be too late.
                 raise asyncio.CancelledError from e
             # The event makes the worker follow the job. An exception would only pass it a traceback.
-            self.log.exception("Following %s failed. A worker continues.", self.job.get("name", "a job without a name"))
+            self.log.exception(
+                "The trigger can't follow %s any longer. A worker follows it from here.",
+                self.job.get("name", "a job without a name"),
+            )
             event = event_of(f"{type(e).__name__}: {e}")
         await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
         await self._log_read()
@@ -188,7 +191,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
         A triggerer of Airflow 3.3 repeats its cancellation every second, and again after 30 s (on_kill_timeout), which
         would interrupt the release. So the release runs as an asyncio task of its own. This method waits for it and, if
-        cancelled, `cleanup` does. It ends with the triggerer.
+        canceled, `cleanup` does. It ends with the triggerer.
         """
         if self.task_instance is None:  # its state decides; after Ctrl-C, `run` releases the job
             return
@@ -257,7 +260,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 await asyncio.wait([asking], timeout=self.slow_answer)
                 if not asking.done():
                     self.log.warning(
-                        "The trigger was cancelled, and Airflow has not reported the task's state for %.0f s.\nStill "
+                        "The trigger was canceled, and Airflow has not reported the task's state for %.0f s.\nStill "
                         "waiting for it, because it decides whether the job is released.",
                         self.slow_answer,
                     )

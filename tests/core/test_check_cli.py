@@ -115,7 +115,7 @@ def test_manifest_is_read_from_standard_input(
 
 def test_exit_status_is_2_for_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "absent.yaml")]) == 2
-    assert "absent.yaml cannot be read: No such file or directory" in capsys.readouterr().err
+    assert "absent.yaml can't be read: No such file or directory" in capsys.readouterr().err
     nowhere = str(tmp_path / "kubeconfig")
     assert main(["check", "--server", "--kubeconfig", nowhere, str(DATA / "torchrun-cpu.yaml")]) == 2
     assert f"the kubeconfig {nowhere} does not exist: set --kubeconfig" in capsys.readouterr().err

@@ -414,9 +414,9 @@ async def test_release_fails_at_the_timeout_if_the_api_server_stays_unreachable(
 
     await until(away)
     began = time.monotonic()
-    with pytest.raises(ReleaseError, match=r"within 1 s: the API server cannot be reached\.\n.+\n.*kubectl delete -n"):
+    with pytest.raises(ReleaseError, match=r"within 1 s: the API server can't be reached\.\n.+\n.*kubectl delete -n"):
         await release_others(task.api, ref, lambda _: Mode.DELETE, timeout=1)
-    with pytest.raises(ReleaseError, match="within 1 s: the API server cannot be reached"):
+    with pytest.raises(ReleaseError, match="within 1 s: the API server can't be reached"):
         await release(task.api, ref, Mode.DELETE, read, timeout=1)
     assert time.monotonic() - began < 30, "nothing waits for pods that cannot be asked for"
     done = await release_others(task.api, ref, lambda _: Mode.DELETE, timeout=120)
@@ -433,7 +433,7 @@ class SilentApi(EvictedApi):
 
 
 async def test_error_of_a_release_without_any_response_has_its_reason() -> None:
-    silent, first = SilentApi(), r"within 0 s: the API server cannot be reached\."
+    silent, first = SilentApi(), r"within 0 s: the API server can't be reached\."
     with pytest.raises(ReleaseError, match=rf"{first}\nIt did not respond\.\nIts pods"):
         await release_others(silent, silent.ref, lambda _: Mode.DELETE, timeout=0.1)
 
@@ -502,7 +502,7 @@ async def test_kept_job_without_running_pods_takes_one_list() -> None:
     done = await release(api, REF, Mode.DELETE_PODS, read)
     assert api.made == ["GET pods"]
     assert (done.mode, done.pods, done.gpus) == (Mode.DELETE_PODS, 0, 0)
-    assert "kept without running pods. 2 pods had ended, no GPUs were left to release." in done.text
+    assert done.text.endswith("kept without running pods.")
 
 
 async def test_job_that_is_being_deleted_is_not_deleted_again() -> None:

@@ -391,7 +391,7 @@ async def nobody() -> client.ApiClient:
 
 async def test_unreachable_cluster_is_an_error() -> None:
     api = Api(nobody)
-    with pytest.raises(UnreachableError, match=r"cannot be reached\. .*kube_config_path.*kubectl version"):
+    with pytest.raises(UnreachableError, match=r"can't be reached\. .*kube_config_path.*kubectl version"):
         await served_version(api, PYTORCHJOB)
     await api.close()
 

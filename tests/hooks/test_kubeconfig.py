@@ -228,7 +228,7 @@ async def test_two_kubeconfig_sources_are_refused(home: Path, monkeypatch: pytes
     define({"kube_config_path": PATH, "in_cluster": True}, home, monkeypatch)
     with pytest.raises(
         AccessError,
-        match=r"No client for the connection '[^']*'\.(?s:.)*\nInvalid connection configuration.*mutually exclusive",
+        match=r"The connection '[^']*' can't be used\.(?s:.)*\nInvalid connection configuration.*mutually exclusive",
     ):
         await ours()
 
@@ -261,7 +261,7 @@ async def test_error_of_an_exec_plugin_quotes_its_output(home: Path, monkeypatch
     plugin(home, r"printf 'no role today\000' >&2; exit 4")
     define({"kube_config_path": PATH, "cluster_context": "plugin"}, home, monkeypatch)
     with pytest.raises(
-        AccessError, match=r"No client for the connection '[^']*'\.(?s:.)*\nexec: process returned 4. no role today"
+        AccessError, match=r"The connection '[^']*' can't be used\.(?s:.)*\nexec: process returned 4. no role today"
     ) as error:
         await ours()
     assert "\0" not in str(error.value), "PostgreSQL refuses it"

@@ -135,7 +135,9 @@ def test_rights_for_code_are_checked_if_the_job_has_code(
     manifest["metadata"]["annotations"] = {CODE_ANNOTATION: "9aa995aa444c91db"}
     _, problems = check(manifest, kubeconfig)
     assert codes(problems) == [("error", "rights")] * missing
-    assert all("`ktrain rbac --code --namespace default`" in p["hint"] for p in problems)
+    assert all(
+        "`ktrain rbac --code --namespace default --service-account NAMESPACE:NAME`" in p["hint"] for p in problems
+    )
     assert all("no right to create, get configmaps" in p["message"] for p in problems)
 
 
@@ -167,7 +169,7 @@ def test_unreachable_cluster_gives_exit_status_2(
     away["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     kubeconfig.write_text(yaml.safe_dump(away))
     assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
-    assert "the cluster cannot be reached" in capsys.readouterr().err
+    assert "the cluster can't be reached" in capsys.readouterr().err
     away["clusters"][0]["cluster"]["server"] = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"][
         "server"
     ]

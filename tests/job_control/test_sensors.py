@@ -307,9 +307,9 @@ def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(
     unreachable(jobs, monkeypatch)
     for deferrable in (True, False):
         waiting = sensor(jobs.build(), deferrable=deferrable, soft_fail=True)
-        with pytest.raises(TrainingJobError, match="cannot be reached"):
+        with pytest.raises(TrainingJobError, match="can't be reached"):
             waiting.execute(context(try_number=1, max_tries=1))
-        with pytest.raises(AirflowSkipException, match="cannot be reached"):
+        with pytest.raises(AirflowSkipException, match="can't be reached"):
             waiting.execute(context(try_number=2, max_tries=1))
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/how-to/queues.md: what the log contains about the queue in each recording.
+"""The table of README.md: what the log contains about the queue in each recording.
 
 The lines are those for which `test_provider` looks in the log of the replay. Write the table into the page:
 
@@ -8,17 +8,17 @@ The lines are those for which `test_provider` looks in the log of the replay. Wr
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import yaml
 
 from airflow_provider_ktrain.engine.kueue import queue_of
-from tests.test_docs import DOCS
 
 from . import library
 from .recording import JOBS, Actor
 from .test_provider import Expected, expected
 
-PAGE = DOCS / "how-to/queues.md"
+PAGE = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- recordings: begin (python -m tests.kueue.documented) -->\n", "<!-- recordings: end -->\n"
 
 

@@ -1,4 +1,4 @@
-"""docs/how-to/queues.md contains what the log contains in each recording."""
+"""README.md of this folder contains what the log contains in each recording."""
 
 from __future__ import annotations
 

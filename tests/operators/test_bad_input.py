@@ -57,7 +57,7 @@ def test_parameters_invalid_on_any_cluster_are_final(
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"manifest": "jobs/missing.yaml"}, ["manifest", "jobs/missing.yaml", "cannot be read", "remedy"]),
+        ({"manifest": "jobs/missing.yaml"}, ["manifest", "jobs/missing.yaml", "can't be read", "remedy"]),
         ({"namespace": "nowhere"}, ["namespace", "nowhere", "kubectl create namespace nowhere"]),
         ({"cluster_context": "elsewhere"}, ["elsewhere"]),
     ],
@@ -97,7 +97,7 @@ def test_missing_kubeconfig_is_a_cluster_error(instance: Instance, monkeypatch: 
     extra = {"kube_config_path": "/nowhere/kubeconfig"}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     with pytest.raises(
-        TrainingClusterError, match=r"No client for the connection 'kubernetes_default'\. .*/nowhere/kubeconfig"
+        TrainingClusterError, match=r"The connection 'kubernetes_default' can't be used\. .*/nowhere/kubeconfig"
     ):
         instance.execute()
 
@@ -113,7 +113,7 @@ def test_rejected_token_is_a_cluster_error(instance: Instance, monkeypatch: pyte
 def test_unreachable_cluster_is_a_cluster_error(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, instance, server="https://127.0.0.1:9")
     with pytest.raises(
-        TrainingClusterError, match=r"the cluster cannot be reached\. .*kube_config_path.*\n.*127.0.0.1:9"
+        TrainingClusterError, match=r"the cluster can't be reached\. .*kube_config_path.*\n.*127.0.0.1:9"
     ):
         instance.execute()
     assert not instance.jobs()

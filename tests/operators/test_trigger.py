@@ -299,7 +299,7 @@ def test_a_cancelled_trigger_ends_at_once_although_its_teardown_fails(
 ) -> None:
     """An event would be withheld until 10 s after the trigger's start, and so would its end."""
     asyncio.run(stopped(trigger_of(instance.execute(), instance, FailingTeardownTrigger), capsys))
-    assert "A worker continues." not in capsys.readouterr().out
+    assert "A worker follows it from here." not in capsys.readouterr().out
 
 
 @of_each_kind

@@ -96,7 +96,7 @@ def _namespace(at: Field, name: str, answer: Answer) -> Iterator[Problem]:
 
 def _rights(namespace: str, denied: tuple[Right, ...] | None) -> Iterator[Problem]:
     """The connection has the rights that the provider needs."""
-    remedy = f"`ktrain rbac --namespace {namespace}` prints the Role that is needed"
+    remedy = f"`ktrain rbac --namespace {namespace} --service-account NAMESPACE:NAME` prints the Role and its binding"
     if denied is None:
         yield Problem(WARNING, "rights", "$", "the connection's user has no right to check its own rights", hint=remedy)
         return

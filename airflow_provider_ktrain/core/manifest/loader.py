@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
             return {k: copy(v, member(path, k), depth + 1) for k, v in named if v is not None}
         if hasattr(value, "to_dict"):
             return copy(value.to_dict(), path, depth + 1)
-        raise ManifestError("the value has no JSON form", where=path, found=_short(value), remedy="quote it")
+        raise ManifestError("the value can't be written as JSON", where=path, found=_short(value), remedy="quote it")
 
     return copy(value, "$", 0)
 

@@ -84,7 +84,7 @@ class ActivityProbe:
             what = "log line" if clock.limit is Limit.LOG_STALL else "progress"
             self._log.warning(
                 f"{self._state.ref} may have hung: no {what} was read for {clock.seconds:.0f} s ({clock.limit}).\n"
-                "The job is kept, because its latest log lines can't be read."
+                "The job is not released, because its latest log lines can't be read."
             )
 
 

@@ -108,7 +108,7 @@ class JobEvents:
         if namespace not in refused:
             self._log.info(
                 f"Events are listed for each job in {namespace} that doesn't start: the right to watch events "
-                f"is missing. `ktrain rbac` prints the Role.\n{error}"
+                f"is missing.\n`ktrain rbac --service-account NAMESPACE:NAME` prints the Role and its binding.\n{error}"
             )
         refused[namespace] = time.monotonic() + FORBIDDEN_RETRY_SECONDS
 

@@ -19,7 +19,7 @@ class Options:
     :param logs: whose logs to follow: see `core.logs.selection`. Default: "auto".
     :param limits: time limits and numbers of restarts. Default: see `Limits`.
     :param deadline: when the execution must end, in epoch seconds. Default: None, no deadline.
-    :param on_finish_action: what happens to the job at the end. A job that is kept holds no GPUs. Default: DELETE_JOB.
+    :param on_finish_action: what happens to the job at the end. KEEP_JOB frees the GPUs too. Default: DELETE_JOB.
     :param drain_timeout: before the pods are deleted, the rest of the logs is read until no line has come for this
         time, in seconds. While lines come, it goes on for up to 5 minutes, but not past the deadline. Default: 30.
     :param release_timeout: how long to wait until the pods are gone, in seconds; at least their longest grace period

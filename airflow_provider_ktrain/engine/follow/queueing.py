@@ -87,7 +87,8 @@ class QueueFollower:
                 self._remember(warned=True)
                 self._log.warning(
                     f"Can't read Kueue's Workloads in {self._state.ref.namespace}, so the log won't show why the job "
-                    f"waits. `ktrain rbac --kueue` prints the Role.\n{error}"
+                    f"waits.\n`ktrain rbac --kueue --service-account NAMESPACE:NAME` prints the Role and its binding.\n"
+                    f"{error}"
                 )
 
     async def update(self) -> None:

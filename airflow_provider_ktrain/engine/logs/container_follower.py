@@ -174,7 +174,7 @@ class ContainerFollower:
         except ApiStatusError as error:
             self.emitter.gap(f"the log can't be read.\n{error}", self._position)
         except Exception:
-            log.exception("Following the log of %s/%s failed", self.pod, self.name)
+            log.exception("The log of %s/%s can't be followed any longer", self.pod, self.name)
 
     def _next_state(self) -> State:
         return next_state(self._observed, self._position, resumed=self._resumed, drained=self._drained)

@@ -162,7 +162,7 @@ class RateLimitedEmitter:
     async def emit(self, block: bytes, replay: Replay) -> int:
         """Emit the new lines of a block; returns their number.
 
-        If this is cancelled, the position stands after the last line that was emitted.
+        If this is canceled, the position stands after the last line that was emitted.
         """
         lines = block.decode("utf-8", "replace").split("\n")
         done = fresh = 0

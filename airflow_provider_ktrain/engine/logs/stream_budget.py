@@ -76,7 +76,7 @@ class StreamBudget:
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # granted and cancelled at once
+            if future.done() and not future.cancelled():  # granted and canceled at once
                 self._held.pop(future.result())
                 self._grant()
             raise

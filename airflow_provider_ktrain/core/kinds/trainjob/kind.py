@@ -324,5 +324,5 @@ TRAINJOB = TrainJob(
     failed_role=rf"first failed job: \S+?-({'|'.join((NODE, LAUNCHER, *INITIALIZERS))})-0\)",
     pod_owner="jobset.x-k8s.io/v1alpha2/jobsets",
     pod_owner_label=f"{JOBSET}/jobset-uid",  # JobSet 0.10 and newer
-    fixed_size_reason="Kubeflow Trainer cannot change the number of nodes of a TrainJob (KEP-2903 plans it)",
+    fixed_size_reason="Kubeflow Trainer can't change the number of nodes of a TrainJob (KEP-2903 plans it)",
 )

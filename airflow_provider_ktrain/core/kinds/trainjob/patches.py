@@ -234,7 +234,8 @@ def _require_patches(what: str, served: Served) -> None:
             f"{what} can't be applied, because the cluster doesn't show which pods the job has",
             found=served.unreadable or "the schema of TrainJob can't be read",
             expected="the rights to read the TrainJob's schema and its runtime",
-            remedy="grant them (`ktrain rbac --cluster-runtimes` prints them), or leave the options out",
+            remedy="grant them (`ktrain rbac --cluster-runtimes --service-account NAMESPACE:NAME` prints them), or "
+            "leave the options out",
         )
 
 

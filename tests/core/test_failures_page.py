@@ -1,4 +1,4 @@
-"""docs/how-to/reading-a-failure.md: each first line in it is one that the diagnosis produces, in that category."""
+"""docs/how-to/failures.md: each first line under a category is one that the diagnosis produces in this category."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from airflow_provider_ktrain.core.ending import Event, Situation, Task, decide
 from .test_diagnosis import RECORDINGS, cause_of, recording
 from .test_failures import CASES
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/reading-a-failure.md").read_text()
-SECTION = re.compile(r"^## (.+?)$.*?```text\n(.*?)```", re.M | re.S)
+PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/failures.md").read_text()
+SECTION = re.compile(r"^### (.+?)$(?:(?!^##).)*?```text\n(.*?)```", re.M | re.S)
 QUOTED = {title: block.strip().splitlines() for title, block in SECTION.findall(PAGE)}
 
 
