@@ -48,6 +48,7 @@ class Kubelet:
         self._addresses = itertools.count(2)
         self.node = store.get(r.NODE, None, name)  # the last known object; the node may be deleted
         self._rejected: set[str] = set()  # uids of pods that will fail in a moment
+        self._next_rejection = 0.0  # the earliest time, as that of the event loop
         self._devices = ""  # why devices can't be allocated
         self._unreachable: asyncio.TimerHandle | None = None
 
@@ -96,7 +97,10 @@ class Kubelet:
         if found is None:
             return False
         self._rejected.add(uid)
-        asyncio.get_running_loop().call_later(self.timing.reject, self._fail, pod["metadata"], *found)
+        loop = asyncio.get_running_loop()
+        due = max(self._next_rejection, loop.time())
+        self._next_rejection = due + self.timing.reject
+        loop.call_at(due, self._fail, pod["metadata"], *found)
         return True
 
     def _fail(self, meta: Obj, reason: str, message: str) -> None:

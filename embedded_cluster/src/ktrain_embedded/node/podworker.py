@@ -52,7 +52,7 @@ class Timing:
     pull_error: float = 2.0  # from ErrImagePull to ImagePullBackOff. On a real kubelet, up to `sync`
     cleanup: float = 0.2  # from the end of a pod that is being deleted to its removal. On a real kubelet, about 0.7
     keep_logs: float = 10.0  # from the removal of a pod to the removal of its directory
-    reject: float = 0.2  # from the binding of a pod to its rejection: operators replace rejected pods without a pause
+    reject: float = 0.3  # between two rejections of a node: operators replace rejected pods without a pause
     storage: float = 10.0  # between measurements of the disk usage of a pod with limits
     unreachable: float = 45.0  # from the last report of a silent node to its condition Unknown
 
