@@ -57,6 +57,7 @@ GROUPS = {
     "01 to 30, PyTorchJob and the API": ("0", "1", "2", "30"),
     "31 to 46, MPIJob": ("3", "4"),
     "50 to 61, TrainJob": ("5", "6"),
+    "100 to 107, disruptions": ("100", "101", "102", "103", "104", "105", "106", "107"),
 }
 
 DIFFERENCES = """
@@ -84,9 +85,19 @@ ALWAYS = [
         "the same, but a claim is bound to a directory of the state folder, without limits of size and access",
     ),
     (
-        "PriorityClasses",
-        "found, else the pod is refused: `no PriorityClass with name x was found`",
-        "the same, but nothing is preempted: pods of higher priority are only scheduled first",
+        "Limits of ephemeral-storage and emptyDir",
+        "measured by the kubelet",
+        "the same, but only logs, emptyDirs and working directories of images without a directory are measured",
+    ),
+    (
+        "Failed nodes",
+        "unreachable after 40 to 50 s, pods deleted after 300 s more; quarantine of deleted nodes 40 s, period 20 s",
+        "the same, times a factor (`node_times`): 0.05 in these scenarios. A fault switch silences a kubelet",
+    ),
+    (
+        "Node pressure",
+        "a condition and a taint of the node beside the evictions",
+        "a fault switch evicts one pod; the node shows nothing",
     ),
     ("What is stored", "etcd", "memory: a restart loses it, versions expire by a fault switch instead of by time"),
 ]

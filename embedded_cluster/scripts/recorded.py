@@ -37,6 +37,8 @@ def text_of(record: dict[str, Any]) -> str:
 def extract(folder: Path) -> dict[str, Any]:
     scenario = yaml.safe_load((folder / "scenario.yaml").read_text())
     names = {scenario["recorded"]["namespace"]: "{ns}", "rk8s-node": "{node}", "realnode": "{node}"}
+    disrupted_first = scenario.get("nodes", [])[::-1]
+    names |= dict(zip(disrupted_first, ("{node}", "{other}"), strict=False))
     names |= {f"docker.io/library/{image}:local": "{image}" for image in IMAGES}
     scrub = scrubber(names)
     answers: dict[str, list[Any]] = {}

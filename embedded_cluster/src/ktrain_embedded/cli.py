@@ -23,8 +23,11 @@ FAULTS = {
     "cut_logs": "cut log streams after --bytes",
     "delay_watch": "delay watch events by --delay seconds",
     "expire": "forget old resource versions: a watch that resumes from one gets 410",
-    "evict": "evict --pod of --namespace",
-    "lose": "lose --node: its processes are killed, and it reports nothing",
+    "evict": "evict --pod of --namespace as a kubelet under node pressure does",
+    "lose": "lose --node: its processes are killed, it reports nothing, and it is unreachable at once",
+    "silence": "--node reports nothing, but its containers run on; it is unreachable after 45 s (see --node-times)",
+    "shutdown": "shut --node down gracefully: its pods fail, and it is not ready",
+    "break_devices": "--node rejects new pods that request devices, with --message",
     "recover": "bring --node back",
     "clear": "end all faults",
 }
@@ -77,6 +80,11 @@ def _add_start_options(add: Callable[..., argparse.Action]) -> None:
     add(
         "--resource", action="append", default=[], metavar="NAME=COUNT", type=_pair,
         help="another resource of each node, such as cpu=96; may be repeated",
+    )  # fmt: skip
+    add(
+        "--node-times", type=_seconds, default=1.0, metavar="FACTOR",
+        help="factor for the times after which a failed node counts as unreachable and its pods are deleted "
+        "(default: 1, as on a real cluster: 45 s and 300 s)",
     )  # fmt: skip
     add("--mpi-api", choices=("v1", "v2beta1"), default="v1", help="the version of MPIJob to serve (default: v1)")
 
@@ -172,7 +180,8 @@ def _start(args: argparse.Namespace) -> int:
         raise ClusterError(f"a cluster is already running in {args.state_dir}: {known['url']}; {remedy}")
     config = Config(
         str(args.state_dir), str(args.kubeconfig or ""), args.port,
-        dict(args.image), args.nodes, args.gpus_per_node, dict(args.resource), args.mpi_api,
+        dict(args.image), args.nodes, args.gpus_per_node, dict(args.resource), args.node_times,
+        args.mpi_api,
     )  # fmt: skip
     _, state = cluster.start(config)
     print(f"The cluster is running (process {state['pid']}, {state['url']}). To use it:")

@@ -40,6 +40,8 @@ class Config:
     :param nodes: number of nodes.
     :param gpus_per_node: `nvidia.com/gpu` of each node.
     :param resources: additional resources of each node, such as {"cpu": "96"}.
+    :param node_times: the factor for the times after which the cluster reacts to a failed node: 45 s until a silent
+        node is unreachable, 300 s until its pods are deleted, 40 to 60 s until the pods of a deleted node are removed.
     :param mpi_api: the version of MPIJob to serve: v1 or v2beta1.
     :param trainer: the release of the Trainer whose TrainJob schema is served: 2.0, 2.1, or "" for 2.3.
     :param trainer_status: turn on the Trainer's feature gate TrainJobStatus.
@@ -54,6 +56,7 @@ class Config:
     nodes: int = 1
     gpus_per_node: int = 0
     resources: dict[str, str] = field(default_factory=dict)
+    node_times: float = 1.0
     mpi_api: str = "v1"
     trainer: str = ""
     trainer_status: bool = False

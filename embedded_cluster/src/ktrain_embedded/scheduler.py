@@ -1,6 +1,6 @@
 """The scheduler. It selects a node for each pod. If no node fits, the message is the same as kube-scheduler's.
 
-`decide` is a pure function. Not implemented: preemption, preferences, topology spread, inter-pod affinity, volumes that
+`decide` is a pure function. Not implemented: topology spread, inter-pod affinity, volumes that
 are bound to nodes.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from ktrain_embedded.events import EventRecorder
+from ktrain_embedded.objects import disruptions
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError
 from ktrain_embedded.objects.pods import has_ended
@@ -21,6 +22,9 @@ from ktrain_embedded.objects.store import Change, Obj, Store, at, now
 
 NAME = "default-scheduler"
 PREEMPTION_IS_NOT_HELPFUL = "Preemption is not helpful for scheduling"
+ON_ITS_WAY = "not eligible due to a terminating pod on the nominated node"
+NEVER = "not eligible due to preemptionPolicy=Never"
+PREEMPTING = f"{NAME}: preempting to accommodate a higher priority pod"
 NO_VICTIMS = "No preemption victims found for incoming pod"
 #: operators of node affinity: whether a label's value matches. The value is None if the node doesn't have the label.
 #: Gt, Lt and unknown operators don't match any node
@@ -43,10 +47,11 @@ class Decision:
 
 @dataclass
 class Host:
-    """A node, and the sum of the requests of its pods."""
+    """A node, its pods, and the sum of their requests."""
 
     node: Obj
     used: Amounts = field(default_factory=lambda: Amounts(Decimal))
+    pods: list[Obj] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -60,6 +65,7 @@ class Host:
 
     def add(self, pod: Obj) -> None:
         """Count a pod's requests as used."""
+        self.pods.append(pod)
         for resource, amount in requests(pod).items():
             self.used[resource] += amount
 
@@ -83,18 +89,45 @@ def requests(pod: Obj) -> Amounts:
 
 
 def decide(pod: Obj, hosts: Sequence[Host]) -> Decision:
-    """Select the node with the fewest pods among those that fit."""
+    """Select the most preferred node among those that fit, then the one with the fewest pods."""
     if not hosts:
         return Decision(None, "no nodes available to schedule pods")
     asked = requests(pod)
     refusals = [_refusal(pod, asked, host) for host in hosts]
     fitting = [host for host, (why, _) in zip(hosts, refusals, strict=True) if not why]
     if fitting:
-        return Decision(min(fitting, key=lambda host: host.used["pods"]).name)
+        return Decision(min(fitting, key=lambda host: (-preference(pod, host), host.used["pods"])).name)
     reasons = _counted(reason for why, _ in refusals for reason in why)
     preemption = _counted(NO_VICTIMS if freeable else PREEMPTION_IS_NOT_HELPFUL for _, freeable in refusals)
     there = f"0/{len(hosts)} nodes are available:"
     return Decision(None, f"{there} {reasons}. no new claims to deallocate, preemption: {there} {preemption}.")
+
+
+def victims(pod: Obj, host: Host) -> list[Obj] | None:
+    """The pods of lower priority that must end so that the pod fits: as few and as unimportant as possible.
+
+    None if it doesn't fit even without all of them.
+    """
+    asked = requests(pod)
+    lower = sorted((p for p in host.pods if priority(p) < priority(pod)), key=lambda p: -priority(p))
+    kept = Host(host.node)
+    for other in (p for p in host.pods if priority(p) >= priority(pod)):
+        kept.add(other)
+    if _refusal(pod, asked, kept)[0]:
+        return None
+    found = []
+    for other in lower:  # the most important ones stay if they can
+        before = Host(kept.node, Amounts(Decimal, kept.used), list(kept.pods))
+        kept.add(other)
+        if _refusal(pod, asked, kept)[0]:
+            kept = before
+            found.append(other)
+    return found
+
+
+def priority(pod: Obj) -> int:
+    """The priority of a pod."""
+    return int(pod["spec"].get("priority") or 0)
 
 
 def without_claim(why: str, hosts: int) -> Decision:
@@ -126,13 +159,19 @@ def _refusal(pod: Obj, asked: Amounts, host: Host) -> tuple[list[str], bool]:
 
 
 def tolerates(pod: Obj, taint: Obj) -> bool:
-    """Whether the pod tolerates the taint. An empty effect, or an empty key with Exists, matches every taint."""
+    """Whether the pod tolerates the taint."""
+    return toleration_of(pod, taint) is not None
+
+
+def toleration_of(pod: Obj, taint: Obj) -> Obj | None:
+    """The pod's first toleration of the taint. An empty effect, or an empty key with Exists, matches every taint."""
     for toleration in pod["spec"].get("tolerations") or ():
         exists = toleration.get("operator") == "Exists"
         same = all(toleration[key] == taint[key] for key in ("key", "effect") if toleration.get(key))
         if same and (exists or (toleration.get("key") and toleration.get("value", "") == taint.get("value", ""))):
-            return True
-    return False
+            found: Obj = toleration
+            return found
+    return None
 
 
 def selected(pod: Obj, host: Host) -> bool:
@@ -144,6 +183,14 @@ def selected(pod: Obj, host: Host) -> bool:
         return False
     fields = {"metadata.name": host.name}
     return not required or any(_term(term, labels, fields) for term in required.get("nodeSelectorTerms") or ())
+
+
+def preference(pod: Obj, host: Host) -> int:
+    """The sum of the weights of the preferred node affinity that matches the host."""
+    labels = host.node["metadata"].get("labels") or {}
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    return sum(x["weight"] for x in preferred if _term(x["preference"], labels, {"metadata.name": host.name}))
 
 
 def _term(term: Obj, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
@@ -174,9 +221,30 @@ class Scheduler:
             unbound = self._unbound_claim(pod)
             decision = without_claim(unbound, len(hosts)) if unbound else decide(pod, list(hosts.values()))
             if decision.node is None:
-                self._refuse(pod, decision.message)
+                self._refuse(pod, decision.message if unbound else self._preempt(pod, hosts, decision.message))
             elif self._bind(pod, decision.node):
                 hosts[decision.node].add(pod)
+
+    def _preempt(self, pod: Obj, hosts: dict[str, Host], message: str) -> str:
+        """Delete pods of lower priority so that the pod fits on a node. Returns the message of the pod's condition."""
+        reasons = message.partition(" no new claims")[0]
+        nominated = hosts.get(pod.get("status", {}).get("nominatedNodeName") or "")
+        if nominated and any(priority(p) < priority(pod) and _ends(p) for p in nominated.pods):
+            return f"{reasons} no new claims to deallocate, preemption: {ON_ITS_WAY}."
+        if pod["spec"].get("preemptionPolicy") == "Never":
+            return f"{reasons} no new claims to deallocate, preemption: {NEVER}."
+        found = {name: needed for name, host in hosts.items() if (needed := victims(pod, host))}
+        if not found:
+            return message
+        node = min(found, key=lambda name: (max(map(priority, found[name])), len(found[name])))
+        status = {**(pod.get("status") or {"phase": "Pending"}), "nominatedNodeName": node}
+        self._store.update_status(r.POD, pod, status)
+        for victim in found[node]:
+            why = f"Preempted by pod {pod['metadata']['uid']} on node {node}"
+            self._recorder.event(victim, "Normal", "Preempted", why)
+            if not _ends(victim):
+                disruptions.delete(self._store, victim, "PreemptionByScheduler", PREEMPTING)
+        return reasons
 
     def _unbound_claim(self, pod: Obj) -> str:
         """Why the pod's claims don't allow to schedule it; "" if they do."""
@@ -193,7 +261,9 @@ class Scheduler:
         meta = pod["metadata"]
         try:
             bound = self._store.update(r.POD, {**pod, "spec": {**pod["spec"], "nodeName": node}})
-            self._store.update_status(r.POD, bound, _scheduled(bound, {"status": "True"}))
+            status = _scheduled(bound, {"status": "True"})
+            status.pop("nominatedNodeName", None)
+            self._store.update_status(r.POD, bound, status)
         except ApiError:
             return False  # the pod was changed or deleted, which triggers another round
         message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node}"
@@ -204,12 +274,17 @@ class Scheduler:
         refusal = {"status": "False", "reason": "Unschedulable", "message": message}
         if _condition(pod).get("message") != message:
             self._recorder.event(pod, "Warning", "FailedScheduling", message)
+            pod = self._store.get(r.POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
             self._store.update_status(r.POD, pod, _scheduled(pod, refusal))
 
 
 def _turn(pod: Obj) -> tuple[int, str, int]:
     meta = pod["metadata"]
-    return -int(pod["spec"].get("priority") or 0), meta["creationTimestamp"], int(meta["resourceVersion"])
+    return -priority(pod), meta["creationTimestamp"], int(meta["resourceVersion"])
+
+
+def _ends(pod: Obj) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
 
 
 def _holds(pod: Obj) -> bool:

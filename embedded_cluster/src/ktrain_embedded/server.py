@@ -28,10 +28,11 @@ from ktrain_embedded.apiserver.app import ApiServer
 from ktrain_embedded.apiserver.faults import Faults
 from ktrain_embedded.cluster import Config
 from ktrain_embedded.controllers import runtimes
+from ktrain_embedded.controllers.nodes import NodeTimes
 from ktrain_embedded.node import gpus
 from ktrain_embedded.node.kubelet import Kubelet
 from ktrain_embedded.node.nodes import node_objects
-from ktrain_embedded.node.podworker import GPUS
+from ktrain_embedded.node.podworker import GPUS, Timing
 from ktrain_embedded.objects import definitions, priorities
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError
@@ -111,7 +112,10 @@ class Cluster:
             name = self._store.create(r.NODE, node)["metadata"]["name"]
             token = self._api.authenticator.account_token
             hosts = {trainer_status.HOST: f"{HOST}:{self._status_port}"} if self._status_port else {}
-            self._kubelets[name] = Kubelet(self._store, name, self._directory, images, token=token, hosts=hosts)
+            self._kubelets[name] = Kubelet(
+                self._store, name, self._directory, images, token=token, hosts=hosts,
+                timing=Timing(unreachable=Timing.unreachable * self._config.node_times),
+            )  # fmt: skip
 
     def _loops(self) -> Iterator[Awaitable[None]]:
         yield scheduler.run(self._store)
@@ -119,7 +123,8 @@ class Cluster:
             yield kubelet.run()
         ca = self._certificate.decode()
         status_ca = ca if self._status_port else ""
-        for controller in controllers.all_controllers(self._store, self._served, self._volumes, ca, status_ca):
+        times = NodeTimes.scaled(self._config.node_times)
+        for controller in controllers.all_controllers(self._store, self._served, self._volumes, ca, status_ca, times):
             yield controller()
 
     async def _listen(self) -> None:
@@ -155,6 +160,13 @@ class Cluster:
                 self._kubelet(pod["spec"].get("nodeName")).evict(pod, message)
             case "lose":
                 self._kubelet(options.get("node")).lose()
+            case "silence":
+                self._kubelet(options.get("node")).silence()
+            case "shutdown":
+                self._kubelet(options.get("node")).shut_down()
+            case "break_devices":
+                message = str(options.get("message") or "rpc error: code = Internal desc = device d0 is lost")
+                self._kubelet(options.get("node")).break_devices(message)
             case "recover":
                 self._kubelet(options.get("node")).recover()
             case _:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ktrain_embedded import scheduler
+from ktrain_embedded.controllers.budgets import DisruptionController
+from ktrain_embedded.controllers.nodes import NodeController, NodeTimes, PodGarbageCollector, TaintController
 from ktrain_embedded.node import nodes as node
 from ktrain_embedded.node.kubelet import Kubelet
 from ktrain_embedded.node.podworker import Timing
@@ -108,7 +110,13 @@ class Small:
 
 @contextlib.asynccontextmanager
 async def small(
-    root: Path, *, nodes: int = 1, gpus: int = 0, timing: Timing = FAST, images: dict[str, Path | None] | None = None
+    root: Path,
+    *,
+    nodes: int = 1,
+    gpus: int = 0,
+    timing: Timing = FAST,
+    images: dict[str, Path | None] | None = None,
+    node_times: NodeTimes | None = None,
 ) -> AsyncIterator[Small]:
     """A running small cluster with image `demo`; all that it started is gone afterwards."""
     cluster = Small(root)
@@ -117,7 +125,12 @@ async def small(
         cluster.kubelets.append(
             Kubelet(cluster.store, obj["metadata"]["name"], root, {"demo": None, **(images or {})}, timing=timing)
         )
-    runs = (scheduler.run(cluster.store), *(k.run() for k in cluster.kubelets))
+    times = node_times or NodeTimes()
+    of_nodes = (NodeController(cluster.store), TaintController(cluster.store, times))
+    collector = PodGarbageCollector(cluster.store, times)
+    controllers = (*of_nodes, collector, DisruptionController(cluster.store))
+    loops = (*(kubelet.run for kubelet in cluster.kubelets), *(controller.run for controller in controllers))
+    runs = (scheduler.run(cluster.store), *(loop() for loop in loops))
     tasks = cluster.tasks = [asyncio.create_task(run) for run in runs]
     try:
         yield cluster

@@ -10,6 +10,7 @@ import pytest
 
 from components.small_cluster import FAST, SLEEP, Small, small
 from ktrain_embedded.apiserver import logapi
+from ktrain_embedded.controllers.nodes import NodeTimes
 from ktrain_embedded.node import shim
 from ktrain_embedded.node.podworker import Timing, backoff
 from ktrain_embedded.objects import resources as r
@@ -399,9 +400,10 @@ async def test_lost_node_is_ready_after_its_return(tmp_path: Path) -> None:
         kubelet.lose()
         node = cluster.store.get(r.NODE, None, "ktrain-node-0")
         assert conditions(node["status"])["Ready"] == "Unknown/NodeStatusUnknown/Kubelet stopped posting node status."
+        await cluster.until(lambda: conditions((cluster.pod("one") or {})["status"])["Ready"] == "False")
+        node = cluster.store.get(r.NODE, None, "ktrain-node-0")
         assert {t["effect"] for t in node["spec"]["taints"]} == {"NoSchedule", "NoExecute"}
         assert cluster.phase("one") == "Running"
-        assert conditions((cluster.pod("one") or {})["status"])["Ready"] == "False"
         cluster.create("three", "exit 0")
         await cluster.until(lambda: "untolerated taint {node.kubernetes.io/unreachable}" in str(cluster.pod("three")))
         kubelet.recover()
@@ -412,7 +414,7 @@ async def test_lost_node_is_ready_after_its_return(tmp_path: Path) -> None:
 
 
 async def test_pods_of_a_node_that_stays_lost_are_terminating(tmp_path: Path) -> None:
-    async with small(tmp_path, timing=Timing(unreachable=0.1)) as cluster:
+    async with small(tmp_path, node_times=NodeTimes(tolerations=0.001)) as cluster:
         cluster.create("one", SLEEP)
         await cluster.runs("one")
         cluster.kubelets[0].lose()

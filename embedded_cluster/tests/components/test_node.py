@@ -19,15 +19,3 @@ def test_nodes_have_names_and_capacity() -> None:
 
 def test_node_without_gpus_lists_no_gpu_resource() -> None:
     assert node.GPU not in node_objects()[0]["status"]["capacity"]
-
-
-def test_a_lost_node_keeps_its_own_taints() -> None:
-    own = {"key": "team", "effect": "NoSchedule"}
-    made = node_objects()[0]
-    made["spec"]["taints"] = [own]
-    lost = node.changed(made, reachable=False)
-    assert own in lost["spec"]["taints"]
-    assert {c["status"] for c in lost["status"]["conditions"]} == {"Unknown"}
-    found = node.changed(lost, reachable=True)
-    assert found["spec"]["taints"] == [own]
-    assert found["status"]["conditions"][-1]["status"] == "True"

@@ -9,7 +9,7 @@ import json
 import secrets
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ GROUPS = {
     "jobs": BATCH,
     **dict.fromkeys(["roles", "rolebindings"], RBAC),
     "horizontalpodautoscalers": "/apis/autoscaling/v2",
+    "poddisruptionbudgets": "/apis/policy/v1",
     "pytorchjobs": "/apis/kubeflow.org/v1",
 }
 TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
@@ -43,6 +44,7 @@ PLURALS = {
     "Pod": "pods",
     "ConfigMap": "configmaps",
     "Job": "jobs",
+    "PodDisruptionBudget": "poddisruptionbudgets",
 }
 PATCHES = {"merge": "merge-patch+json", "json": "json-patch+json", "strategic": "strategic-merge-patch+json"}
 ACCOUNTS = (
@@ -52,7 +54,20 @@ ACCOUNTS = (
 BEHIND = 240  # seconds that a loaded machine may be behind, on top of the time of every wait
 
 
-STEPS = ("create", "patch", "delete", "http", "wait", "wait_count", "logs", "kubectl", "pause", "mark", "expire")
+STEPS = (
+    "create",
+    "patch",
+    "delete",
+    "http",
+    "wait",
+    "wait_count",
+    "logs",
+    "kubectl",
+    "pause",
+    "mark",
+    "expire",
+    "fault",
+)
 
 
 class Cluster:
@@ -64,6 +79,7 @@ class Cluster:
         self.recordings: dict[str, Recording] = {}
         self.tokens: dict[str, str | None] = {"anonymous": None, "badtoken": "not-a-token"}
         self.node = ""
+        self.free_nodes: list[str] = []  # for scenarios with nodes of their own
         self.groups = dict(GROUPS)
         self.watching: dict[str, asyncio.Event] = {}
 
@@ -83,7 +99,8 @@ class Cluster:
             if "trainer.kubeflow.org" in {group["name"] for group in groups["groups"]}:
                 self.groups |= OF_TRAINER
             nodes = await self.json("GET", f"{CORE}/nodes")
-            self.node = nodes["items"][0]["metadata"]["name"]
+            self.free_nodes = [node["metadata"]["name"] for node in nodes["items"]]
+            self.node = self.free_nodes[0]
             await self.make_accounts()
             self.watching = {plural: asyncio.Event() for plural in self.groups}
             watches = [asyncio.create_task(self.watch(plural)) for plural in self.groups]
@@ -123,6 +140,16 @@ class Cluster:
         async with self.request(method, path, data, {"Content-Type": "application/json"}) as response:
             return await response.json(content_type=None)
 
+    async def restore(self, node: str) -> None:
+        """Remove the marks of kubectl and of scenarios from a node."""
+        path = f"{CORE}/nodes/{node}"
+        found = (await self.json("GET", path))["spec"]
+        taints = [t for t in found.get("taints", []) if not t["key"].endswith("/out-of-service")]
+        changes = {"spec": {"unschedulable": None, "taints": taints or None}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        async with self.request("PATCH", path, json.dumps(changes).encode(), headers):
+            pass
+
     async def make_accounts(self) -> None:
         home = f"{CORE}/namespaces/default/serviceaccounts"
         for name in ACCOUNTS:
@@ -157,16 +184,24 @@ class Cluster:
     async def run(self, scenario: Scenario) -> list[str]:
         """What is not as expected: empty when all is well."""
         async with self.slots:
-            return await Recording(self, scenario).run()
+            nodes = [self.free_nodes.pop() for _ in range(scenario.nodes)]
+            try:
+                return await Recording(self, scenario, nodes).run()
+            finally:
+                for node in nodes:
+                    await self.json("POST", "/ktrain/faults", {"fault": "recover", "node": node})
+                    await self.restore(node)
+                    self.free_nodes.append(node)
 
 
 class Recording:
     """One scenario in a namespace of its own."""
 
-    def __init__(self, cluster: Cluster, scenario: Scenario) -> None:
+    def __init__(self, cluster: Cluster, scenario: Scenario, nodes: Sequence[str] = ()) -> None:
         self.cluster, self.scenario = cluster, scenario
         self.namespace = f"{scenario.name}-{secrets.token_hex(2)}"
         self.values = {"ns": self.namespace, "image": cluster.image, "node": cluster.node}
+        self.values |= dict(zip(("node", "other"), nodes, strict=False))
         self.changes: list[Obj] = []
         self.objects: dict[str, Obj] = {}
         self.waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -266,6 +301,12 @@ class Recording:
             await self.cluster.json("POST", "/ktrain/faults", {"fault": "expire"})
         else:
             await asyncio.sleep(step["expire"])
+
+    async def fault(self, step: Obj) -> None:
+        """A fault switch of the embedded cluster, for what happens to the machine of a node on a real one."""
+        answer = await self.cluster.json("POST", "/ktrain/faults", step["fault"])
+        if answer.get("status") != "Success":
+            self.found.append(f"fault {step['fault']}: {answer}")
 
     async def mark(self, step: Obj) -> None:
         self.values[step["mark"]] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -256,6 +256,9 @@ def other(plural: str, obj: Obj) -> Obj:
         seen |= {"keys": sorted(obj.get("data", {})), "type": obj.get("type")}
     elif plural in ("roles", "rolebindings"):
         seen |= {k: obj[k] for k in ("rules", "roleRef", "subjects") if k in obj}
+    elif plural == "poddisruptionbudgets":
+        counts = ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods")
+        seen |= {k: obj["status"].get(k) for k in counts}
     elif plural == "horizontalpodautoscalers":
         seen |= {k: spec.get(k) for k in ("minReplicas", "maxReplicas", "scaleTargetRef")}
     return seen

@@ -36,6 +36,7 @@ class Scenario:
     needs: str = ""  # what the cluster must have beyond the usual, in words: mpirun, trainer, torch
     gates: str = ""  # feature gates of the Trainer that must be on: the embedded cluster starts with them
     slow: bool = False  # takes minutes: run with KTRAIN_TEST_SLOW=1 only, compared with its recording always
+    nodes: int = 0  # nodes of its own, {node} and {other}: for what happens to nodes
     alone: bool = False  # a fault switch of the embedded cluster that all would feel
     timeout: float = 60  # seconds for the expectations to come true after the last step
     hold: float = 1.5  # seconds for which they must then stay true
@@ -118,8 +119,11 @@ def replica(short: Obj, container: str, role: str, api: str) -> Obj:
 
 
 def pod_spec(short: Obj, name: str) -> Obj:
-    """Keys: sh or python (a script), command, container (more of it), init, beside; the rest is the pod's."""
-    spec = {k: v for k, v in short.items() if k not in ("sh", "python", "command", "container", "init", "beside")}
+    """Keys: sh or python (a script), command, container (more of it), init, beside, near; the rest is the pod's."""
+    own = ("sh", "python", "command", "container", "init", "beside", "near")
+    spec = {k: v for k, v in short.items() if k not in own}
+    if "near" in short:
+        spec["affinity"] = near(short["near"])
     spec.setdefault("terminationGracePeriodSeconds", 1)
     if "init" in short:
         spec["initContainers"] = [container_of(c, n) for n, c in short["init"].items()]
@@ -128,6 +132,21 @@ def pod_spec(short: Obj, name: str) -> Obj:
     )
     spec["containers"] = [main, *(container_of(c, n) for n, c in short.get("beside", {}).items())]
     return spec
+
+
+def near(node: str) -> Obj:
+    """Affinity to the scenario's own nodes that prefers one of them."""
+
+    def one_of(*nodes: str) -> Obj:
+        return {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [*nodes]}]}
+
+    preferred = {"weight": 100, "preference": one_of(node)}
+    return {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [one_of("{node}", "{other}")]},
+            "preferredDuringSchedulingIgnoredDuringExecution": [preferred],
+        }
+    }
 
 
 def container_of(short: Obj, name: str) -> Obj:

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from .driver import Cluster
 from .scenario import Scenario, load_all
@@ -26,9 +27,10 @@ from .scenario import Scenario, load_all
 REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
 IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "conformance:1")
 # what the cluster can run: versions of MPIJob, `mpirun` and `torch` if the image has them, `trainer`
-EMBEDDED = "any,v1,v2beta1,mpirun,trainer" + (",torch" if importlib.util.find_spec("torch") else "")
+EMBEDDED = "any,v1,v2beta1,mpirun,trainer,faults" + (",torch" if importlib.util.find_spec("torch") else "")
 SERVES = os.environ.get("KTRAIN_TEST_SERVES", "any,v1" if REAL else EMBEDDED).split(",")
 SLOW = os.environ.get("KTRAIN_TEST_SLOW") == "1"
+NODE_TIMES = 0.05  # a silent node is unreachable after 2 s, and its pods are deleted after 15 s more
 # scenarios at a time: they mostly wait
 PARALLEL = int(os.environ.get("KTRAIN_TEST_PARALLEL", "4" if REAL else "16"))
 
@@ -64,15 +66,16 @@ class Suite:
 
     async def run_all(self) -> None:
         """Each scenario on the cluster that serves its version of MPIJob (any: v1) and has its feature gates on."""
-        by_api: dict[tuple[str, str], list[Scenario]] = {}
+        by_api: dict[tuple[str, str, bool], list[Scenario]] = {}
         for scenario in self.scenarios:
-            served = ("real", "") if REAL else (scenario.api.replace("any", "v1"), scenario.gates)
+            api = scenario.api.replace("any", "v2beta1" if scenario.nodes else "v1")
+            served = ("real", "", False) if REAL else (api, scenario.gates, bool(scenario.nodes))
             by_api.setdefault(served, []).append(scenario)
         async with asyncio.TaskGroup() as clusters:
-            for (api, gates), scenarios in by_api.items():
-                clusters.create_task(self.run_on(api, gates, scenarios))
+            for (api, gates, nodes), scenarios in by_api.items():
+                clusters.create_task(self.run_on(api, gates, nodes, scenarios))
 
-    async def run_on(self, api: str, gates: str, scenarios: list[Scenario]) -> None:
+    async def run_on(self, api: str, gates: str, nodes: bool, scenarios: list[Scenario]) -> None:
         with contextlib.ExitStack() as stack:
             if REAL:
                 kubeconfig = Path(REAL)
@@ -81,8 +84,10 @@ class Suite:
 
                 image = self.folder / "image"
                 image.mkdir(exist_ok=True)
-                options = {"mpi_api": api, "trainer_status": gates == "TrainJobStatus"}
-                started = EmbeddedCluster(images={IMAGE: image}, nodes=1, gpus_per_node=0, **options)
+                options: dict[str, Any] = {"mpi_api": api, "trainer_status": gates == "TrainJobStatus"}
+                if nodes:
+                    options |= {"nodes": 2 * PARALLEL, "node_times": NODE_TIMES, "resources": {"cpu": "2"}}
+                started = EmbeddedCluster(images={IMAGE: None if nodes else image}, gpus_per_node=0, **options)
                 kubeconfig = stack.enter_context(started).kubeconfig
             async with Cluster(kubeconfig, IMAGE, embedded=not REAL, parallel=PARALLEL).connected() as cluster:
                 alone = [s for s in scenarios if s.alone and not REAL]

@@ -131,8 +131,6 @@ class ApiServer:
                 return await self._log(request, info, self._store.get(resource, namespace, info.name))
             case (("get" | "create"), "exec"):
                 return await execapi.run(request, self._root, self._store.get(resource, namespace, info.name))
-            case "create", "eviction":
-                return negotiation.answer(self._writes.evict(namespace, info.name, await _map(request)), 201)
             case "create", "token":
                 question = await _map(request)
                 account = self._store.get(resource, namespace, info.name)

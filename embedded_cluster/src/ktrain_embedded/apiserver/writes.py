@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from ktrain_embedded.apiserver import admission, decoding, listing, negotiation
 from ktrain_embedded.apiserver.requestinfo import RequestInfo, integer
 from ktrain_embedded.apiserver.tables import View
-from ktrain_embedded.objects import kueue, patch, schema
+from ktrain_embedded.objects import disruptions, kueue, patch, schema
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError, invalid
 from ktrain_embedded.objects.resources import Resource
-from ktrain_embedded.objects.store import Obj, Store, at, conflict, details, now
+from ktrain_embedded.objects.store import Obj, Store, at, conflict, details
 
 POLICIES = ("Foreground", "Background", "Orphan")
 #: fields of DeleteOptions and their types
@@ -65,6 +65,8 @@ class Writes:
         """Handle a write request. Raise ApiError if it fails: 405 if the path doesn't support the verb."""
         info, resource = request.info, request.resource
         match info.verb:
+            case "create" if info.subresource == "eviction":
+                return self._evict(request)
             case "create" if not info.subresource and (resource.custom or not info.name):
                 return self._create(request)
             case "update" if info.name or resource.custom:
@@ -76,18 +78,6 @@ class Writes:
             case "deletecollection" if info.verb in resource.verbs:
                 return self._delete_all(request)
         raise ApiError(405, "the server does not allow this method on the requested resource", details={})
-
-    def evict(self, namespace: str | None, name: str, eviction: Obj) -> Obj:
-        """Handle a request of the Eviction API: mark the pod, then delete it (recording 100). There are no budgets."""
-        pod = self._store.get(r.POD, namespace, name)
-        reason = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
-        condition = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": now(), **reason}
-        status = pod.get("status") or {}
-        kept = [one for one in status.get("conditions") or () if one["type"] != condition["type"]]
-        self._store.update_status(r.POD, pod, {**status, "conditions": [*kept, condition]})
-        grace = at(eviction, "deleteOptions.gracePeriodSeconds")
-        self._store.delete(r.POD, namespace, name, grace=grace if isinstance(grace, int) else None)
-        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
     def _create(self, request: Write) -> Written:
         resource, namespace = request.resource, request.namespace
@@ -104,6 +94,16 @@ class Writes:
             warnings += self._admit(resource, obj, None)
             made = self._store.create(resource, obj, dry_run=request.dry_run)
         return Written(made, 201, tuple(warnings))
+
+    def _evict(self, request: Write) -> Written:
+        name = request.info.name
+        eviction = decoding.load_map(request.body, negotiation.media_type(request.content_type))
+        named = at(eviction, "metadata.name")
+        if named not in (None, name):
+            raise ApiError(400, f"name in URL does not match name in Eviction object: {named} != {name}")
+        pod, options = self._store.get(r.POD, request.namespace, name), at(eviction, "deleteOptions", {})
+        disruptions.evict(self._store, pod, options, dry_run=request.dry_run or bool(options.get("dryRun")))
+        return Written({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201)
 
     def _update(self, request: Write) -> Written:
         resource, name = request.resource, request.info.name

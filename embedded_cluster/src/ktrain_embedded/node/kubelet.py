@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from ktrain_embedded.events import EventRecorder
-from ktrain_embedded.node import nodes
+from ktrain_embedded.node import admission, nodes
 from ktrain_embedded.node.exec import serve
 from ktrain_embedded.node.images import Images
 from ktrain_embedded.node.podworker import PodWorker, Timing
 from ktrain_embedded.node.volumes import MountError, Token
 from ktrain_embedded.objects import resources as r
-from ktrain_embedded.objects.pods import has_ended
+from ktrain_embedded.objects.pods import has_ended, qos_class
 from ktrain_embedded.objects.store import Change, Obj, Store, now
+
+SHUTDOWN_MESSAGE = "Pod was terminated in response to imminent node shutdown."
 
 
 class Kubelet:
@@ -43,6 +46,10 @@ class Kubelet:
         self.online = asyncio.Event()
         self._workers: dict[str, PodWorker] = {}
         self._addresses = itertools.count(2)
+        self.node = store.get(r.NODE, None, name)  # the last known object; the node may be deleted
+        self._rejected: set[str] = set()  # uids of pods that will fail in a moment
+        self._next_rejection = 0.0  # the earliest time, as that of the event loop
+        self._devices = ""  # why devices can't be allocated
         self._unreachable: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -66,7 +73,7 @@ class Kubelet:
 
     def _pod(self, change: Change) -> None:
         pod = change.object
-        if pod["spec"].get("nodeName") != self.name:
+        if pod["spec"].get("nodeName") != self.name or not self.online.is_set():
             return
         uid = pod["metadata"]["uid"]
         worker = self._workers.get(uid)
@@ -75,10 +82,42 @@ class Kubelet:
                 worker.delete(0)
         elif worker:
             worker.changed(pod)
-        elif not has_ended(pod):
+        elif not has_ended(pod) and not self._reject(pod):
             worker = self._workers[uid] = PodWorker(self, pod, *self._addresses_of())
             worker.task.add_done_callback(lambda _: self._workers.pop(uid))
             worker.changed(pod)
+
+    def _reject(self, pod: Obj) -> bool:
+        """Reject a pod that doesn't fit on the node: phase Failed, without any container. False if it fits."""
+        uid = pod["metadata"]["uid"]
+        if uid in self._rejected:
+            return True
+        admitted = [p for p in self._pods() if p["metadata"]["uid"] in self._workers]
+        found = admission.refusal(pod, self.node, admitted, self._devices)
+        if found is None:
+            return False
+        self._rejected.add(uid)
+        loop = asyncio.get_running_loop()
+        due = max(self._next_rejection, loop.time())
+        self._next_rejection = due + self.timing.reject
+        loop.call_at(due, self._fail, pod["metadata"], *found)
+        return True
+
+    def _fail(self, meta: Obj, reason: str, message: str) -> None:
+        """Set the phase of a rejected pod to Failed, unless it doesn't exist any more."""
+        self._rejected.discard(meta["uid"])
+        pod = self.store.find(r.POD, meta["namespace"], meta["name"])
+        if pod is None or pod["metadata"]["uid"] != meta["uid"] or not self.online.is_set():
+            return
+        self.recorder.event(pod, "Warning", reason, message)
+        generation = pod["metadata"].get("generation", 1)
+        failed = {
+            "observedGeneration": generation, "phase": "Failed", "message": f"Pod was rejected: {message}",
+            "reason": reason, "startTime": now(), "qosClass": qos_class(pod),
+        }  # fmt: skip
+        self.store.update_status(r.POD, pod, failed)
+        if "deletionTimestamp" in pod["metadata"]:
+            self.store.delete(r.POD, meta["namespace"], meta["name"], grace=0, uid=meta["uid"])
 
     def _config(self, change: Change) -> None:
         """Update the volumes of a changed ConfigMap or Secret. A real kubelet does so within a minute."""
@@ -92,54 +131,81 @@ class Kubelet:
     def _node(self, change: Change) -> None:
         """Copy a patched capacity to allocatable."""
         node, status = change.object, change.object["status"]
-        here = node["metadata"]["name"] == self.name and change.type == "MODIFIED" and self.online.is_set()
-        if here and status["allocatable"] != status["capacity"]:
+        if node["metadata"]["name"] != self.name or change.type == "DELETED":
+            return
+        self.node = node
+        if change.type == "MODIFIED" and self.online.is_set() and status["allocatable"] != status["capacity"]:
             self.store.update_status(r.NODE, node, {**status, "allocatable": dict(status["capacity"])})
 
     def _addresses_of(self) -> tuple[str, str]:
         """Return the addresses of a new pod and of the node. They aren't reachable: all processes share loopback."""
-        node = self.store.get(r.NODE, None, self.name)
-        subnet = node["spec"]["podCIDR"].rpartition(".")[0]
-        return f"{subnet}.{next(self._addresses)}", node["status"]["addresses"][0]["address"]
-
-    # eviction and loss of the node
-
-    def evict(self, pod: Obj, message: str) -> None:
-        """Evict a pod, as under node pressure: phase Failed, reason Evicted. KeyError if it doesn't run here."""
-        self._workers[pod["metadata"]["uid"]].end("Warning", "Evicted", message, grace=0)
-
-    def lose(self) -> None:
-        """Simulate the loss of the node: kill all its processes, and report nothing until `recover`."""
-        self.online.clear()
-        for worker in self._workers.values():
-            worker.kill_all()
-        self._write(reachable=False)
-        for pod in self._pods():
-            conditions = [
-                {**c, "status": "False", "lastTransitionTime": now()} if c["type"] == "Ready" else c
-                for c in pod["status"].get("conditions") or ()
-            ]
-            self.store.update_status(r.POD, pod, {**pod["status"], "conditions": conditions})
-            self.recorder.event(pod, "Warning", "NodeNotReady", "Node is not ready")
-        self._unreachable = asyncio.get_running_loop().call_later(self.timing.unreachable, self._report_unreachable)
-
-    def recover(self) -> None:
-        """Bring the node back: report the containers that were killed, and restart those that should run."""
-        if self._unreachable:
-            self._unreachable.cancel()
-        self._write(reachable=True)
-        self.online.set()
-
-    def _report_unreachable(self) -> None:
-        """Delete the pods of a lost node. They stay Terminating, because the kubelet is offline."""
-        for pod in self._pods():
-            self.recorder.event(pod, "Normal", "TaintManagerEviction", "Marking for deletion Pod")
-            self.store.delete(r.POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
+        subnet = self.node["spec"]["podCIDR"].rpartition(".")[0]
+        return f"{subnet}.{next(self._addresses)}", self.node["status"]["addresses"][0]["address"]
 
     def _pods(self) -> list[Obj]:
         pods = self.store.list(r.POD)
         return [pod for pod in pods if pod["spec"].get("nodeName") == self.name and not has_ended(pod)]
 
-    def _write(self, *, reachable: bool) -> None:
-        node = nodes.changed(self.store.get(r.NODE, None, self.name), reachable)
-        self.store.update_status(r.NODE, self.store.update(r.NODE, node), node["status"])
+    # faults
+
+    def evict(self, pod: Obj, message: str) -> None:
+        """Evict a pod, as under node pressure: phase Failed, reason Evicted. KeyError if it doesn't run here."""
+        self._workers[pod["metadata"]["uid"]].end("Warning", "Evicted", message, grace=0, disrupted=True)
+
+    def break_devices(self, message: str) -> None:
+        """Reject new pods that request devices, such as GPUs, until `recover`."""
+        self._devices = message
+
+    def lose(self) -> None:
+        """Simulate the loss of the node: kill all its processes, and report nothing until `recover`."""
+        for worker in self._workers.values():
+            worker.kill_all()
+        self.silence(0)
+
+    def silence(self, unreachable: float | None = None) -> None:
+        """Report nothing and notice nothing until `recover`. The containers run on.
+
+        :param unreachable: seconds until the node counts as unreachable; None for the time of a real cluster.
+        """
+        self.online.clear()
+        delay = self.timing.unreachable if unreachable is None else unreachable
+        if delay:
+            self._unreachable = asyncio.get_running_loop().call_later(delay, self._set_ready, nodes.UNKNOWN)
+        else:
+            self._set_ready(nodes.UNKNOWN)
+
+    def shut_down(self) -> None:
+        """Shut the node down gracefully: its pods end as Failed (Terminated), and it is not ready until `recover`."""
+        self._set_ready(nodes.SHUTDOWN)
+        for worker in self._workers.values():
+            worker.end("", "Terminated", SHUTDOWN_MESSAGE, disrupted=True)
+
+    def recover(self) -> None:
+        """End all faults of the node: report what has happened, and process what has changed meanwhile.
+
+        Containers that were killed are restarted if they should run. Pods that no longer exist are ended. A deleted
+        node is registered again.
+        """
+        if self._unreachable:
+            self._unreachable.cancel()
+        self._devices = ""
+        if self.store.find(r.NODE, None, self.name) is None:
+            spec = {k: v for k, v in self.node["spec"].items() if k not in ("taints", "unschedulable")}
+            meta = {k: self.node["metadata"][k] for k in ("name", "labels")}
+            self.store.create(r.NODE, {**self.node, "metadata": meta, "spec": spec})
+        self._set_ready(nodes.READY)
+        if self.online.is_set():
+            return
+        self.online.set()
+        present = {pod["metadata"]["uid"]: pod for pod in self.store.list(r.POD)}
+        for uid, worker in list(self._workers.items()):
+            worker.report()
+            if uid not in present:
+                worker.delete(math.inf)
+        for pod in present.values():
+            self._pod(Change(0, "MODIFIED", r.POD, pod))
+
+    def _set_ready(self, condition: Mapping[str, str]) -> None:
+        node = self.store.find(r.NODE, None, self.name)
+        if node is not None:
+            self.store.update_status(r.NODE, node, nodes.with_ready(node, condition))

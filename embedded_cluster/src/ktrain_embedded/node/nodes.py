@@ -16,7 +16,7 @@ READY = {"status": "True", "reason": "KubeletReady", "message": "kubelet is post
 UNKNOWN = {
     "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status.",
 }  # fmt: skip
-UNREACHABLE = [{"key": "node.kubernetes.io/unreachable", "effect": e} for e in ("NoSchedule", "NoExecute")]
+SHUTDOWN = {"status": "False", "reason": "KubeletNotReady", "message": "node is shutting down"}
 
 
 def node_objects(count: int = 1, gpus_per_node: int = 0, resources: Mapping[str, str] | None = None) -> list[Obj]:
@@ -71,11 +71,7 @@ def ready(condition: Mapping[str, str]) -> Obj:
     return {"type": "Ready", **condition, "lastHeartbeatTime": now(), "lastTransitionTime": now()}
 
 
-def changed(node: Obj, reachable: bool) -> Obj:
-    """The node with the condition and taints of a reachable or unreachable node. Other taints are kept."""
-    spec = {**node["spec"], "taints": [t for t in node["spec"].get("taints") or () if t not in UNREACHABLE]}
-    if not reachable:
-        spec["taints"] += UNREACHABLE
-    elif not spec["taints"]:
-        del spec["taints"]
-    return {**node, "spec": spec, "status": {**node["status"], "conditions": [ready(READY if reachable else UNKNOWN)]}}
+def with_ready(node: Obj, condition: Mapping[str, str]) -> Obj:
+    """The status of the node with another condition Ready. The node controller sets its taints."""
+    others = [c for c in node["status"].get("conditions") or () if c["type"] != "Ready"]
+    return {**node["status"], "conditions": [*others, ready(condition)]}

@@ -53,9 +53,10 @@ class PodFacts:
     ip: str = ""
     sandbox: bool = False
     finished: bool = False
-    #: why the kubelet ended the pod (Evicted, DeadlineExceeded), with its message
+    #: why the kubelet ended the pod (Evicted, DeadlineExceeded, Terminated), with its message
     reason: str = ""
     message: str = ""
+    disrupted: bool = False  #: whether the cause is the node, and not the pod's own limits
 
 
 def new(pod: Obj, start_time: str, host_ip: str) -> PodFacts:
@@ -132,7 +133,7 @@ def _conditions(facts: PodFacts, reached: str) -> list[dict[str, str]]:
         {"type": "ContainersReady", **ready},
         {"type": "PodScheduled", "status": "True"},
     ]
-    if facts.reason == "Evicted":
+    if facts.disrupted:
         why = {"reason": "TerminationByKubelet", "message": facts.message}
         conditions.append({"type": "DisruptionTarget", "status": "True", **why})
     return conditions

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from ktrain_embedded.events import EventRecorder
-from ktrain_embedded.node import environment, podstatus
+from ktrain_embedded.node import environment, podstatus, storage
 from ktrain_embedded.node.environment import ConfigError, Paths, Ports
 from ktrain_embedded.node.exec import REPLACED, install, open_mpi
 from ktrain_embedded.node.gpus import Gpus
@@ -36,6 +36,7 @@ EPOCH = "1970-01-01T00:00:00Z"
 MESSAGE, MESSAGE_BYTES = "termination-log", 4096
 LOG_LINES, LOG_BYTES = 80, 2048  # limits of a log that replaces the termination message of a failed container
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
+EVICTION_GRACE = 1.0  # seconds to stop for a pod that exceeds a limit of storage
 PORTS, GPUS = Ports(), Gpus()  # the nodes of this machine share them
 
 
@@ -51,7 +52,9 @@ class Timing:
     pull_error: float = 2.0  # from ErrImagePull to ImagePullBackOff. On a real kubelet, up to `sync`
     cleanup: float = 0.2  # from the end of a pod that is being deleted to its removal. On a real kubelet, about 0.7
     keep_logs: float = 10.0  # from the removal of a pod to the removal of its directory
-    unreachable: float = 300.0  # from the loss of a node to the deletion of its pods
+    reject: float = 0.3  # between two rejections of a node: operators replace rejected pods without a pause
+    storage: float = 10.0  # between measurements of the disk usage of a pod with limits
+    unreachable: float = 45.0  # from the last report of a silent node to its condition Unknown
 
 
 class Node(Protocol):
@@ -66,6 +69,7 @@ class Node(Protocol):
     hosts: Mapping[str, str]
     recorder: EventRecorder
     online: asyncio.Event
+    node: Obj
 
 
 def backoff(failures: int, timing: Timing) -> float:
@@ -90,6 +94,7 @@ class PodWorker:
         self._deleted = asyncio.Event()
         self._grace = float(pod["spec"].get("terminationGracePeriodSeconds", 30))
         self._working = asyncio.create_task(self._work())
+        self._measuring = asyncio.create_task(self._measure())
         self.task = asyncio.create_task(self._live())
         limit = pod["spec"].get("activeDeadlineSeconds")
         if limit is not None:
@@ -115,14 +120,22 @@ class PodWorker:
         self._deleted.set()
         self._halt()
 
-    def end(self, type_: str, reason: str, message: str, grace: float | None = None) -> None:
-        """End the pod by a decision of the kubelet, with an event, phase Failed, `reason` and `message`."""
+    def end(
+        self, type_: str, reason: str, message: str, grace: float | None = None, *, disrupted: bool = False
+    ) -> None:
+        """End the pod by a decision of the kubelet, with an event, phase Failed, `reason` and `message`.
+
+        :param type_: the type of the event; "" for no event.
+        :param grace: seconds; None for the pod's own grace period.
+        :param disrupted: set the condition DisruptionTarget.
+        """
         if self._halted or self.facts.finished:
             return
-        self._event(type_, reason, message)
-        self.facts.reason, self.facts.message = reason, message
+        if type_:
+            self._event(type_, reason, message)
+        self.facts.reason, self.facts.message, self.facts.disrupted = reason, message, disrupted
         self._grace = self._grace if grace is None else grace
-        self._report()  # updates the conditions now; the phase changes when all containers have ended
+        self.report()  # updates the conditions now; the phase changes when all containers have ended
         self._halt()
 
     def kill_all(self) -> None:
@@ -143,15 +156,16 @@ class PodWorker:
                 self._working.result()
             await self._stop()
             await self._kubelet.online.wait()
-            self._report()
+            self.report()
             self.facts.finished, self.facts.sandbox = True, False
-            self._report()
+            self.report()
             GPUS.free(self._uid)
             if self._deleted.is_set():  # deleted while it ran: let operators see how it ended before it is removed
                 await asyncio.sleep(self._kubelet.timing.cleanup)
             await self._deleted.wait()
             self._remove()
         finally:
+            self._measuring.cancel()
             self._working.cancel()
             await asyncio.wait([self._working])
             self.kill_all()
@@ -180,14 +194,24 @@ class PodWorker:
     async def _work(self) -> None:
         kubelet = self._kubelet
         install(self._tools, kubelet.root, kubelet.name, self.pod["metadata"]["namespace"])
-        self._report()
+        self.report()
         await self._mount()
         self.facts.sandbox = True
-        self._report()
+        self.report()
         for fact in self.facts.init:
             if not await self._run(fact, init=True):
                 return
         await asyncio.gather(*(self._run(fact) for fact in self.facts.containers))
+
+    async def _measure(self) -> None:
+        """Evict the pod when it uses more disk than it may."""
+        while storage.is_limited(self.pod):
+            await asyncio.sleep(self._kubelet.timing.storage)
+            if self.facts.finished or not self._kubelet.online.is_set():
+                continue
+            if message := await asyncio.to_thread(storage.exceeded, self.pod, self._directory):
+                self.end("Warning", "Evicted", message, EVICTION_GRACE)
+                return
 
     async def _mount(self) -> None:
         delay = self._kubelet.timing.mount
@@ -210,7 +234,7 @@ class PodWorker:
             began = time.monotonic()
             code = await self._once(fact, image)
             await self._kubelet.online.wait()
-            self._report()
+            self.report()
             if policy == "Never" or (policy == "OnFailure" and code == 0):
                 return code == 0
             failures = 1 if time.monotonic() - began > 2 * timing.backoff_max else failures + 1
@@ -289,7 +313,7 @@ class PodWorker:
         self._event("Normal", "Started", "Container started", fact)
         fact.state = {"running": {"startedAt": now()}}
         self.facts.ip = self._ip
-        self._report()
+        self.report()
         ended = await run.ended()
         self._ended(fact, ended)
         return ended.code
@@ -318,8 +342,7 @@ class PodWorker:
         message = container.get("terminationMessagePath", "/dev/termination-log")
         paths = Paths({message: home / MESSAGE, **self.volumes.mounts(container)}, image)
         paths.write(home)
-        node = kubelet.store.get(r.NODE, None, kubelet.name)
-        env = environment.declared(kubelet.store, self.pod, container, node)
+        env = environment.declared(kubelet.store, self.pod, container, kubelet.node)
         env = environment.on_this_machine(env, PORTS.of(self.pod), kubelet.hosts)
         hostname = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
         env = {**environment.base(hostname, self._tools, image), **env}
@@ -360,9 +383,9 @@ class PodWorker:
 
     def _wait_for(self, fact: ContainerFacts, reason: str, message: str) -> None:
         fact.state = {"waiting": {"reason": reason, "message": message}}
-        self._report()
+        self.report()
 
-    def _report(self) -> None:
+    def report(self) -> None:
         """Write the status, unless the node is lost or the pod is deleted."""
         store, meta = self._kubelet.store, self.pod["metadata"]
         current = store.find(r.POD, meta["namespace"], meta["name"])

@@ -150,6 +150,12 @@ def _secret(secret: Obj) -> None:
     _fill(secret, {"type": "Opaque"})
 
 
+def _budget(budget: Obj) -> None:
+    counts = ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods")
+    _fill(budget.setdefault("status", {}), dict.fromkeys(counts, 0))
+
+
 BY_RESOURCE: dict[Resource, Callable[[Obj], None]] = {
     r.POD: _pod, r.SERVICE: _service, r.BATCH_JOB: _job, r.NAMESPACE: _namespace, r.SECRET: _secret,
+    r.DISRUPTION_BUDGET: _budget,
 }  # fmt: skip

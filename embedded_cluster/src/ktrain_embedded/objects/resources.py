@@ -51,14 +51,9 @@ class Resource:
 
 
 POD = Resource(
-    "",
-    "v1",
-    "Pod",
-    "pods",
-    short_names=("po",),
-    categories=("all",),
+    "", "v1", "Pod", "pods", short_names=("po",), categories=("all",),
     subresources=("status", "log", "exec", "eviction"),
-)
+)  # fmt: skip
 SERVICE = Resource("", "v1", "Service", "services", short_names=("svc",), categories=("all",), subresources=("status",))
 CONFIG_MAP = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
 SECRET = Resource("", "v1", "Secret", "secrets")
@@ -78,6 +73,9 @@ VOLUME = Resource(
 )
 PRIORITY_CLASS = Resource(
     "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)
+)
+DISRUPTION_BUDGET = Resource(
+    "policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", short_names=("pdb",), subresources=("status",)
 )
 LEASE = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 HPA = Resource(
@@ -130,7 +128,7 @@ WORKLOAD_PRIORITY_CLASS = Resource(
 KUEUE_RESOURCES = (RESOURCE_FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE, WORKLOAD, WORKLOAD_PRIORITY_CLASS)
 BUILT_IN = (
     POD, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, EVENT, NAMESPACE, NODE, BATCH_JOB, LEASE, HPA,
-    CLAIM, VOLUME, PRIORITY_CLASS, ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
+    CLAIM, VOLUME, PRIORITY_CLASS, DISRUPTION_BUDGET, ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
 )  # fmt: skip
 
 

@@ -89,6 +89,16 @@ def parse_labels(text: str) -> Iterator[Requirement]:
         at = found.end()
 
 
+def of_labels(selector: Obj, labels: dict[str, str]) -> bool:
+    """Whether labels match a LabelSelector (matchLabels and matchExpressions)."""
+    wanted = [Requirement(key, False, frozenset([value])) for key, value in (selector.get("matchLabels") or {}).items()]
+    for term in selector.get("matchExpressions") or ():
+        negated = term["operator"] in ("NotIn", "Exists")
+        values = term.get("values") or [None] if term["operator"] in ("In", "NotIn") else [None]
+        wanted.append(Requirement(term["key"], negated, frozenset(values)))
+    return all(q.holds(labels.get(q.key)) for q in wanted)
+
+
 def parse_fields(resource: Resource, text: str) -> Iterator[Requirement]:
     """Parse a field selector such as `metadata.name=a,status.phase!=Running`.
 

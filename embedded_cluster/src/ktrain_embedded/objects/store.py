@@ -29,7 +29,8 @@ T = TypeVar("T")
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 20_000  # number of changes that are kept for resumed watches
 FIRST = 1000  # version of an empty store. Earlier versions count as compacted, as on a real cluster.
-GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types with metadata.generation. Custom resources always have it.
+#: built-in types with metadata.generation. Custom resources always have it.
+GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD, r.DISRUPTION_BUDGET)
 
 
 def now(later: int = 0) -> str:
