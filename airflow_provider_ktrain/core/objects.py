@@ -193,6 +193,21 @@ def failed_runs(container: Json, include_recovered: bool = False) -> list[Json]:
     return [] if recovered and not include_recovered else [run for run in runs if run_failed(run)]
 
 
+def failures_of(pod: Json, include_recovered: bool = False) -> list[tuple[bool, Json, list[Json]]]:
+    """The containers of a pod that failed by themselves: whether it is an init container, its status, its failed runs.
+
+    A pod that Kubernetes ended before any container failed has one entry, with an empty status and an empty run.
+
+    :param include_recovered: also containers that run again or have succeeded since. Default: False.
+    """
+    disruption, found = disruption_of(pod)[0], []
+    for is_init, container in with_init(pod):
+        failed = failed_runs(container, include_recovered)
+        if runs := [run for run in failed if disruption or not was_ended_by_deletion(run, pod)]:
+            found.append((is_init, container, runs))
+    return found or ([(False, {}, [{}])] if disruption else [])
+
+
 def _last_end(pod: Json) -> datetime | None:
     ends = [parse_timestamp(run.get("finishedAt")) for c in containers(pod) for run in failed_runs(c)]
     return max((at for at in ends if at), default=parse_timestamp((pod.get("status") or {}).get("startTime")))

@@ -13,9 +13,10 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.diagnosis import startup_rules
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
 from airflow_provider_ktrain.core.objects import deletion_requested_at, is_being_deleted
+from airflow_provider_ktrain.core.state.limits import Limit
 
 Rule = Callable[[Evidence], Cause | None]
 _NO_FAILURE_LEFT = "its last failure is no longer visible"

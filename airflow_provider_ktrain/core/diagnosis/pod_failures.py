@@ -131,14 +131,7 @@ def _failures_of_pod(
 ) -> Iterator[Failure]:
     role, index = kind.pod_role(objects.labels_of(pod))
     disruption, disruption_message, disrupted_at = objects.disruption_of(pod)
-    found: list[tuple[bool, Json, list[Json]]] = []
-    for is_init, container in objects.with_init(pod):
-        failed = objects.failed_runs(container, include_recovered)
-        if runs := [run for run in failed if disruption or not objects.was_ended_by_deletion(run, pod)]:
-            found.append((is_init, container, runs))
-    if disruption and not found:
-        found.append((False, {}, [{}]))  # the pod ended before any container failed
-    for is_init, container, runs in found:
+    for is_init, container, runs in objects.failures_of(pod, include_recovered):
         first, last = runs[0], runs[-1]
         name = str(container.get("name") or "")
         yield Failure(

@@ -5,16 +5,30 @@ A clock starts at a timestamp of the cluster, so it is the same for every proces
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.conditions import true_conditions
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.objects import Json, condition_of, created_at, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
+
+
+class Limit(enum.StrEnum):
+    """The limits of a task, by the names of the operators' parameters."""
+
+    QUEUE = "queue_timeout"
+    SCHEDULE = "schedule_timeout"
+    STARTUP = "startup_timeout"
+    PARTIAL_START = "partial_start_timeout"
+    EXECUTION = "execution_timeout"
+    LOG_STALL = "log_stall_timeout"
+    PROGRESS = "progress_timeout"
+    RESTARTS = "max_restarts"
+    CRASH_LOOP = "crash_loop_limit"
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
-from airflow_provider_ktrain.core.diagnosis.exit_code import find_ended_primary
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.objects import node_of
+from airflow_provider_ktrain.core.state.exit_code import find_ended_primary
 
 
 class Phase(enum.StrEnum):

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.objects import created
+from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
