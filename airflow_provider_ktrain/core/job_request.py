@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.checkpoint_files import without_connection
 from airflow_provider_ktrain.core.deadline import backstop_seconds
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import (
@@ -30,6 +30,9 @@ from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name, run_with_code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.task_variables import task_variables
+
+#: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
+_CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
 
 
 @dataclass(frozen=True)
@@ -192,3 +195,8 @@ class JobRequest:
 def manifest_hash(fitted: Mapping[str, Any]) -> str:
     """A hash of a manifest before name, labels, attempt and deadline are added: `reattach` compares it."""
     return hashlib.sha256(json.dumps(fitted, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def without_connection(directory: str) -> str:
+    """The directory as the program gets it: without the id of an Airflow connection, `s3://CONNECTION@bucket/path`."""
+    return _CONNECTION.sub(r"\1://", directory)

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 from airflow_provider_ktrain.core.timestamps import epoch_seconds, parse_timestamp
 
 Json = Mapping[str, Any]
+NODE_NAME = "metadata.name"  #: the only field that matchFields of a node affinity may name
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 _TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
@@ -60,6 +62,22 @@ def has_ended(pod: Json) -> bool:
 def node_of(pod: Json) -> str:
     """The name of the pod's node; empty if it isn't scheduled."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def avoided_nodes(pod: Json) -> list[str]:
+    """The names of the nodes that every term of a pod's required node affinity excludes, sorted."""
+    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(REQUIRED_NODES) or {}).get("nodeSelectorTerms") or ()
+    excluded = [
+        {
+            str(name)
+            for field in term.get("matchFields") or ()
+            if field.get("key") == NODE_NAME and field.get("operator") == "NotIn"
+            for name in field.get("values") or ()
+        }
+        for term in terms
+    ]
+    return sorted(set.intersection(*excluded)) if excluded else []
 
 
 def condition_of(obj: Json, type_: str) -> Json:

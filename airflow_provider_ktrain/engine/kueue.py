@@ -7,8 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, label
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
-from airflow_provider_ktrain.core.state.kueue_status import workload_of
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, workload_of
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, get
 

@@ -22,8 +22,8 @@ from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted, node_of
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.engine import api_paths, kueue

@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.state.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed

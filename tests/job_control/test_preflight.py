@@ -17,7 +17,7 @@ from kubernetes import client, config
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.identity import CODE_ANNOTATION
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine.preflight import PLACEHOLDER_NAME
 from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.base import OperatorVersion
 from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINER_FIELDS
-from airflow_provider_ktrain.core.manifest.resources import is_gpu
+from airflow_provider_ktrain.core.state.gpus import is_gpu
 from airflow_provider_ktrain.core.strategic_merge import member
 
 

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import Json
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 #: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.

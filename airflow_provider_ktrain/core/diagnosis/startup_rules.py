@@ -15,8 +15,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
-from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
-from airflow_provider_ktrain.core.objects import Json
+from airflow_provider_ktrain.core.objects import Json, avoided_nodes
 from airflow_provider_ktrain.core.state.pod_groups import MAX_START_RESTARTS
 from airflow_provider_ktrain.core.text import clipped, counted, first_line
 from airflow_provider_ktrain.core.timestamps import parse_timestamp

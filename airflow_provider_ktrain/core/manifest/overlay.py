@@ -12,10 +12,9 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, a
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.task_variables import ATTEMPT
 from airflow_provider_ktrain.core.manifest.volumes import Volume
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 HOSTNAME = "kubernetes.io/hostname"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 CHECKPOINT_DIR = "KTRAIN_CHECKPOINT_DIR"
 
 Json = Any

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import condition_of, created, has_condition
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase, explain
 from airflow_provider_ktrain.core.text import with_short_first_line
 
 Workload = Mapping[str, Any]
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PREEMPTED = "Preempted"
 DEACTIVATED = "Deactivated"
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"  #: value of `managedBy` of a job that runs in another cluster

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import Json
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 

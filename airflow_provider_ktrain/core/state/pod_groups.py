@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import created_at, is_being_deleted, labels_of, node_of, restarts_of
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.partial_start import find_partial_start, scheduled_at
 from airflow_provider_ktrain.core.state.pod_state import state_of_pod
 
