@@ -338,7 +338,7 @@ class _Claim:
         if workload is None:
             notes[SUSPENDED_ANNOTATION] = None
         if suspended:
-            # The operator sets a new startTime when a job is resumed. Its deadline (`core/deadline.py`) restarts, too.
+            # a resumed job gets a new startTime and a new deadline (`core/deadline.py`)
             notes[DEADLINE_ANNOTATION] = annotation(self.manifest, DEADLINE_ANNOTATION)
         patch: Object = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": notes}}
         if suspended and workload is None:

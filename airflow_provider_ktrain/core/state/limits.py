@@ -88,7 +88,7 @@ def clocks(
     :param groups: its existing pods.
     :param phase: phase of the job.
     :param limits: the task's limits.
-    :param deadline: when the whole execution must end, in epoch seconds (`core/deadline.py`); None for no deadline.
+    :param deadline: when the whole execution must end (`core/deadline.py`), in epoch seconds; None: never.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param progress_since: from when on the job makes no progress, in epoch seconds: see `progress.py`. Default: None,
         this doesn't count.
