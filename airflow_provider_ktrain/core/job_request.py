@@ -23,8 +23,7 @@ from airflow_provider_ktrain.core.identity import (
 )
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
-from airflow_provider_ktrain.core.kinds.trainjob.patches import expand, limits_of, require_code
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name, run_with_code
@@ -157,12 +156,13 @@ class JobRequest:
         manifest = overlay(fitted, JobOptions(attempt=attempt, task=task))
         if self.avoid_nodes and self.can_avoid_nodes(served):
             manifest = avoid_nodes(manifest, list(self.avoid_nodes))
+        runtimes = self.kind.runtimes
         if self.code is not None:
-            if served is not None:
-                require_code(served)
+            if runtimes and served is not None:
+                runtimes.require_code(served)
             manifest = run_with_code(manifest, config_map_name(self.job_name, submission))
-        if served is not None:
-            manifest = expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
+        if runtimes and served is not None:
+            manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
             manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)
         labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now)
@@ -174,7 +174,7 @@ class JobRequest:
 
         :param served: as for `stamped`.
         """
-        return served is None or not limits_of(served)
+        return served is None or self.kind.runtimes is None or not self.kind.runtimes.limits_of(served)
 
     def annotations(self, fitted: Manifest | None, *, now: float) -> dict[str, str]:
         """The annotations that this task adds to its job.

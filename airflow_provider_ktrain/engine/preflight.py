@@ -21,7 +21,6 @@ from airflow_provider_ktrain.core.checks.server_rules import (
 from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
 from airflow_provider_ktrain.core.identity import code_hash
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere
@@ -66,7 +65,7 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     answers = await _read_answers(api, kind, manifest, namespace)
     problems += judge(manifest, answers)
-    if kind.has_runtimes and rendered and not any(p.code == "type" for p in problems):
+    if kind.runtimes and rendered and not any(p.code == "type" for p in problems):
         sent, found = await _on_runtime(api, kind, version, sent, namespace)
         known = {(p.level, p.code, p.path) for p in problems}
         problems += [p for p in found if (p.level, p.code, p.path) not in known]
@@ -83,11 +82,12 @@ async def _on_runtime(
     problems: list[Problem] = []
     try:
         served = await read_served(api, kind, version, manifest, namespace)
-        assert served is not None  # the kind has runtimes
+        assert kind.runtimes is not None
+        assert served is not None
         if served.runtime is not None:
             problems += judge_runtime(manifest, served.runtime, name_length)
         if not any(p.level is ERROR for p in problems):
-            manifest = expand(manifest, served, name_length=name_length)
+            manifest = kind.runtimes.expand(manifest, served, name_length=name_length)
     except RuntimeMismatchError as e:
         problems.append(Problem.of("runtime", e, "$.spec"))
     return manifest, problems

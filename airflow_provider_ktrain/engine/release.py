@@ -263,7 +263,7 @@ class _Release:
         if mode is Mode.SUSPEND and _is_queued(job):
             return await self._pause(job)
         if mode is Mode.DELETE_PODS:
-            cleans_up = verify and kind_of(self._ref.kind).cleans_up_pods(job)
+            cleans_up = verify and kind_of(self._ref.kind).behavior.cleans_up_pods(job)
             self._deletes_pods_from = self.began + CLEANUP_SECONDS * cleans_up
             await self._delete_pods(self._pods)
             return mode, "kept without running pods", ""

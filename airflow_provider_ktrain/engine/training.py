@@ -374,7 +374,7 @@ class Training:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
         job, closing, seen = self.job, following.closing, following.state.seen
         ref = job.known_ref
-        if seen is Seen.FAILED and following.state.kind.restarts_failed_jobs:
+        if seen is Seen.FAILED and following.state.kind.behavior.restarts_failed_jobs:
             await job.keep_from_restarting(read)
         await closing.read_rest_of_ended_job(releases=True)
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()

@@ -86,7 +86,7 @@ async def test_without_the_right_to_patch_workloads_an_unfinished_job_is_deleted
 ) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
     await write_workload(api, (await task.job()) or {}, [])
-    await task.patch({"spec": task.kind.suspension(False)})
+    await task.patch({"spec": task.kind.form.suspension(False)})
     await task.running(ref)
     async with api_of(kueue, token=await account(api, task.namespace)) as limited:
         with pytest.raises(KtrainError, match=r"ktrain rbac --kueue"):

@@ -55,7 +55,7 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
     if limit is Limit.STARTUP and not evidence.pods and not evidence.conditions and not obstacle:
         description = "was not reconciled by any operator within {seconds} s ({limit})"
         resolution = f"Check that {evidence.operators} runs."
-        if not evidence.kind.reports_phases:  # its operator may have tried, which only events show
+        if not evidence.kind.behavior.reports_phases:  # its operator may have tried, which only events show
             description = "had no pods within {seconds} s ({limit})"
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     why = f": {obstacle.summary}" if obstacle else ""
@@ -188,7 +188,7 @@ def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
 def _pod_deleted(evidence: Evidence) -> Cause | None:
     """Operators count a pod that is being deleted as failed; under restartPolicy Never the job fails with it."""
     failed = evidence.failed_condition
-    found = re.search(evidence.kind.failed_role, failed.message) if failed else None
+    found = re.search(evidence.kind.behavior.failed_role, failed.message) if failed else None
     role = found[1] if found else ""
     deletions = [(at, evidence.replica_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))]
     of_failed_role = [(at, replica) for at, replica in deletions if role and replica.startswith(role)]
@@ -244,7 +244,7 @@ def _suspended(evidence: Evidence) -> Cause | None:
 
 def _unknown(evidence: Evidence) -> Cause:
     """No rule found a cause."""
-    if not evidence.conditions and (evidence.kind.reports_phases or not evidence.job.get("status")):
+    if not evidence.conditions and (evidence.kind.behavior.reports_phases or not evidence.job.get("status")):
         return Cause(
             Category.UNKNOWN,
             f"{evidence.title} has no status: no operator has reconciled it",

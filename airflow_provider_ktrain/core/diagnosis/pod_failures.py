@@ -118,7 +118,7 @@ def describe_exit_code(exit_code: int | None) -> str:
 def _replica_key(kind: Kind, pod: Json) -> str:
     """The same for a pod and its replacements: the name, except that each pod of a batch Job has another."""
     role, index = kind.pod_role(objects.labels_of(pod))
-    return kind.replica_name(role, index) if kind.renames_pods(role) else objects.name_of(pod)
+    return kind.replica_name(role, index) if kind.behavior.renames_pods(role) else objects.name_of(pod)
 
 
 def _creation_order(pod: Json) -> tuple[str, bool]:

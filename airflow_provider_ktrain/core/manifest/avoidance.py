@@ -22,6 +22,6 @@ def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     kind = kind_of(result.get("kind"))
     # an entry of matchFields has one value (ValidateNodeFieldSelectorRequirement in Kubernetes' core/validation)
     entries = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in names]
-    for _, template in kind.option_templates(result):
+    for _, template in kind.form.option_templates(result):
         add_to_node_terms(mapping_at(template, "spec"), "matchFields", entries)
     return result

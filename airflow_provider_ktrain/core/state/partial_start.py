@@ -76,7 +76,7 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
         return kind.pod_role(objects.labels_of(pod))
 
     workers = sum(role_of(pod)[0] == "Worker" for pod in placed)
-    if not starts or (kind.is_elastic(job) and workers >= kind.worker_bounds(job)[0]):
+    if not starts or (kind.scaling.is_elastic(job) and workers >= kind.scaling.worker_bounds(job)[0]):
         return None
     ordered = sorted(waiting, key=role_of)
     return PartialStart(
