@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt scripts/bootstrap.py
 
 .PHONY: demo test lint test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
@@ -51,16 +52,16 @@ docs: $(VENV)/.docs
 	@$(BIN)/mkdocs build --strict
 
 test-kind:
-	@scripts/test_kind.sh
+	@embedded_cluster/scripts/test_kind.sh
 
 # on a machine with NVIDIA GPUs: NCCL between as many ranks as there are GPUs, with the CUDA build of PyTorch
 test-gpu: $(VENV)-gpu/.gpu
 	@$(VENV)-gpu/bin/python scripts/test_gpu.py
 
-$(VENV)-gpu/.gpu: pyproject.toml constraints.txt scripts/bootstrap.py
+$(VENV)-gpu/.gpu: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV)-gpu gpu
 
-$(VENV)/.%: pyproject.toml constraints.txt scripts/bootstrap.py
+$(VENV)/.%: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV) $*
 
 clean:

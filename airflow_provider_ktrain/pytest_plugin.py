@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+    from airflow_provider_ktrain.embedded import EmbeddedCluster
 
 __all__ = ["KtrainCluster", "ktrain_cluster", "ktrain_cluster_options"]
 
@@ -75,11 +75,11 @@ def ktrain_cluster_options() -> Mapping[str, Any]:
 @pytest.fixture(scope="session")
 def _ktrain_embedded_cluster(ktrain_cluster_options: Mapping[str, Any]) -> Iterator[EmbeddedCluster]:
     """One cluster for the session; it starts when the first test needs it."""
-    from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+    from airflow_provider_ktrain import embedded
 
     options = {"gpus_per_node": 8, "images": {"*": os.getcwd()}, **ktrain_cluster_options}
-    with EmbeddedCluster(**options) as embedded:
-        yield embedded
+    with embedded.running(**options) as cluster:
+        yield cluster
 
 
 @pytest.fixture

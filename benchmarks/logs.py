@@ -37,7 +37,7 @@ from typing import Any
 import aiohttp
 from harness import Contender, Json, answers, contender, credentials, machine, memory, quantile, session, table
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from ktrain_embedded import EmbeddedCluster
 
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -21,7 +21,7 @@ import aiohttp
 from harness import Contender, Json, answers, contender, credentials, machine, session, table
 from waiting import IMPORTED, NAMESPACE, TRAINING, Probe, body, ours
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from ktrain_embedded import EmbeddedCluster
 
 SLOTS = 16  # requests at the same time that create jobs
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from ktrain_embedded import EmbeddedCluster
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 REST = 10  # seconds

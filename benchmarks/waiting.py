@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 from harness import Contender, Json, answers, contender, credentials, machine, memory, quantile, session, table
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from ktrain_embedded import EmbeddedCluster
 
 NAMESPACE = "default"
 PROBE = 0.005  # seconds between measurements of the loop lag

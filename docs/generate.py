@@ -1,6 +1,6 @@
 """A hook of MkDocs that replaces comments `<!-- generated: NAME -->` with tables and help texts made from the code.
 
-It also adds the plots of the benchmarks, which are outside of docs/.
+It also adds the plots of the benchmarks and the fidelity of the embedded cluster, which are outside of docs/.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ COMMANDS = ("run", "check", "rbac", "cluster start", "cluster status", "cluster 
 
 
 PAGES = ("guarantees.md", "fidelity.md")  #: generated pages, at the end of the navigation
+FIDELITY = "../embedded_cluster/fidelity.md"  #: as pages in docs/ refer to it, so that their links work on GitHub too
 PLOTS = "../benchmarks/plots/"  #: as pages refer to it, so that their links work on GitHub too
 
 
 def on_config(config: Any, **kwargs: Any) -> Any:
-    config.nav += [page for page in PAGES if (pathlib.Path(config.docs_dir) / page).exists()]
+    config.nav += PAGES
     return config
 
 
@@ -30,11 +31,13 @@ def on_files(files: Any, config: Any) -> Any:
 
     for plot in (pathlib.Path(config.docs_dir) / PLOTS).glob("*.svg"):
         files.append(File.generated(config, f"plots/{plot.name}", abs_src_path=str(plot.resolve())))
+    fidelity = pathlib.Path(config.docs_dir) / FIDELITY
+    files.append(File.generated(config, fidelity.name, abs_src_path=str(fidelity.resolve())))
     return files
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    markdown = markdown.replace(f"]({PLOTS}", "](plots/")
+    markdown = markdown.replace(f"]({PLOTS}", "](plots/").replace(FIDELITY, "fidelity.md")
     return re.sub(r"<!-- generated: ([\w-]+) -->", lambda found: GENERATED[found[1]](), markdown)
 
 
@@ -128,7 +131,7 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
     ),
     "Manifests and functions": ("core/manifest", "core/kinds", "decorators"),
     "Checks": ("core/checks", "cli/check"),
-    "Command line": ("cli",),
+    "Command line": ("cli", "embedded"),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Create a virtual environment and install this project with one extra into it: `bootstrap.py VENV EXTRA`.
 
-It uses the standard library only. If something is missing on the machine, it prints what to do.
+It also installs the embedded cluster, a distribution of its own in this repository. It uses the standard library only.
+If something is missing on the machine, it prints what to do.
 """
 
 import importlib.util
@@ -77,8 +78,8 @@ def main() -> None:
     make_venv(venv)
     if extra in ("demo", "test"):
         install_torch(venv)
-    say(f"installing Airflow and this provider with its extra [{extra}] (a minute or two the first time)")
-    requirements = ["-e", f".[{extra}]"]
+    say(f"installing Airflow, this provider with its extra [{extra}], and the embedded cluster (a minute or two)")
+    requirements = ["-e", "./embedded_cluster", "-e", f".[{extra}]"]
     if pip(venv, "install", "-q", "-c", "constraints.txt", *requirements):
         fail(
             "pip could not install the project (its message is above)",

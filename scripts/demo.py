@@ -77,7 +77,7 @@ def cluster() -> Iterator[pathlib.Path]:
         say(f"using the cluster of KUBECONFIG={given}")
         yield pathlib.Path(given).absolute()
         return
-    from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+    from ktrain_embedded import EmbeddedCluster
 
     say(f"starting the embedded cluster: one node with {GPUS} simulated GPUs")
     with EmbeddedCluster(images=IMAGES, gpus_per_node=GPUS) as embedded:

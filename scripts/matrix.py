@@ -81,13 +81,14 @@ def environment(name: str) -> pathlib.Path:
     """The Python of the environment `name`, made where it is missing or its pins have changed."""
     pins, venv = PINS / f"{name}.txt", VENVS / name
     python, stamp = venv / "bin" / "python", venv / ".made-of"
-    made_of = hashlib.sha256(pins.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    projects = [ROOT / "pyproject.toml", ROOT / "embedded_cluster" / "pyproject.toml"]
+    made_of = hashlib.sha256(b"".join(file.read_bytes() for file in (pins, *projects))).hexdigest()
     if stamp.exists() and stamp.read_text() == made_of:
         return python
     say(f"{name}: making {venv.relative_to(ROOT)}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-    subprocess.run([*pip, "-r", str(pins), "-e", ".[pytest]"], cwd=ROOT, check=True)
+    subprocess.run([*pip, "-r", str(pins), "-e", "./embedded_cluster", "-e", ".[pytest]"], cwd=ROOT, check=True)
     stamp.write_text(made_of)
     return python
 

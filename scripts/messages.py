@@ -122,10 +122,10 @@ class Scope:
 
 
 class Code:
-    """The parsed modules of the package, without the embedded cluster."""
+    """The parsed modules of the package."""
 
     def __init__(self, package: Path = PACKAGE) -> None:
-        paths = [p for p in sorted(package.rglob("*.py")) if "local" not in p.relative_to(package).parts]
+        paths = sorted(package.rglob("*.py"))
         sources = {p.relative_to(package).with_suffix("").as_posix(): p.read_text() for p in paths}
         self.lines = {name: text.splitlines() for name, text in sources.items()}
         self.modules = {name: ast.parse(text) for name, text in sources.items()}

@@ -16,7 +16,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from airflow_provider_ktrain.local.node.gpus import devices  # noqa: E402
+from ktrain_embedded import devices  # noqa: E402
 
 MANIFEST = ROOT / "example_dags" / "manifests" / "pytorch_job_mnist_nccl.yaml"
 IMAGE, DIRECTORY = "pytorch-mnist", ROOT / "examples" / "mnist"

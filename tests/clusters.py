@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from ktrain_embedded import EmbeddedCluster
 
 REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
 IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "scratch") if REAL else "scratch"

@@ -32,7 +32,10 @@ from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "embedded_cluster/README.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
@@ -107,7 +110,7 @@ def commands() -> Iterator[tuple[str, str]]:
     """Each use of `ktrain` in a console block as one line: its location and its words."""
     for block in (param.values[0] for param in blocks("console")):
         for command in re.findall(r"^\$ (.*)$", block.text.replace("\\\n", " "), re.MULTILINE):
-            if match := re.search(r"(?:^|/| )ktrain (\w+.*?)(?: \||$)", command):
+            if match := re.search(r"(?:^|/| )ktrain[ -](\w+.*?)(?: \||$)", command):
                 yield block.place, match[1]
 
 
@@ -142,14 +145,18 @@ def test_links_resolve(page: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_and_tests_exist(page: pathlib.Path) -> None:
-    text = page.read_text() if page.parent != DOCS or page.name != "fidelity.md" else ""
+    text = page.read_text()
+    project = page.parent if page.parent.name == "embedded_cluster" else ROOT
     named = re.findall(r"(?<![\w./-])((?:example_dags|examples|tests|scripts|benchmarks|docs)/[\w./-]*\w)", text)
     for path in named:
-        assert (ROOT / path).exists(), f"{path} doesn't exist"
-    for path in re.findall(r"(?<![\w./-])((?:core|engine|hooks|operators|local)/\w+\.py)", text):
+        assert (project / path).exists(), f"{path} doesn't exist"
+    for path in re.findall(r"(?<![\w./-])((?:core|engine|hooks|operators)/\w+\.py)", text):
         assert (ROOT / "airflow_provider_ktrain" / path).exists(), f"{path} doesn't exist"
     tests = {
-        name for file in ROOT.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+        name
+        for folder in ("tests", "embedded_cluster/tests")
+        for file in (ROOT / folder).rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text())
     }
     for name in re.findall(r"(?:`|\.py::)(test_\w+)`", text):
         assert name in tests, f"{name} isn't a test"
@@ -263,7 +270,7 @@ def test_generated_parts_match_the_code() -> None:
     for name, part in (
         ("rules", "| `container-name` | error |"),
         ("categories", "`TrainingHangError`"),
-        ("commands", "usage: ktrain cluster start"),
+        ("commands", "usage: ktrain-cluster start"),
         ("options", "AIRFLOW__KTRAIN__DEPLOYMENT_ID"),
         ("rights", "pods/log"),
         ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),

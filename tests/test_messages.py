@@ -110,7 +110,7 @@ def problems(message: Message) -> Iterator[str]:
                 yield f"contains {found[0]!r}: {text}"
 
 
-PARTS = sorted(path.stem for path in PACKAGE.iterdir() if path.name != "local" and not path.name.startswith("__"))
+PARTS = sorted(path.stem for path in PACKAGE.iterdir() if not path.name.startswith("__"))
 
 
 @pytest.fixture(scope="module")  # to find them takes seconds

@@ -6,11 +6,14 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import airflow_provider_ktrain
+import ktrain_embedded
 from airflow_provider_ktrain import manifests, volumes
 
 LISTED = re.findall(
@@ -42,3 +45,8 @@ def test_public_helpers_import_no_airflow(module: str) -> None:
 @pytest.mark.parametrize("module", [volumes, manifests])
 def test_everything_in_all_exists(module: ModuleType) -> None:
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_both_distributions_of_a_release_have_the_same_version() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert airflow_provider_ktrain.__version__ == ktrain_embedded.__version__ == project["version"]

@@ -19,8 +19,9 @@ MODULE = "airflow_provider_ktrain.pytest_plugin"
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTEST"))}
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "embedded_cluster" / "src")))
     # on a loaded machine, a DAG may need longer than 30 s to be imported
-    return {**kept, "PYTHONPATH": str(ROOT), "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "300"}
+    return {**kept, "PYTHONPATH": paths, "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "300"}
 
 
 def test_the_entry_point_names_the_module() -> None:

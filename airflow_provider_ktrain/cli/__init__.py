@@ -14,7 +14,6 @@ from airflow_provider_ktrain import __version__
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. Each sets `run`, a function from arguments to exit code."""
     from airflow_provider_ktrain.cli import check, rbac, run
-    from airflow_provider_ktrain.local import cli as cluster
 
     made = argparse.ArgumentParser(prog="ktrain", description=__doc__)
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -22,7 +21,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_parser(subparsers)
     check.add_parser(subparsers)
     rbac.add_parser(subparsers)
-    cluster.add_parser(subparsers)
+    subparsers.add_parser(
+        "cluster", help="a cluster on this machine, for development and tests: the same as ktrain-cluster"
+    )
     return made
 
 
@@ -34,8 +35,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         argcomplete.autocomplete(made)
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["cluster"]:
+        return _cluster(words[1:])
     # argparse doesn't distinguish arguments before and after `--`
     program = words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
     args = made.parse_args(words[:program])
     args.program = words[program + 1 :]
     return int(args.run(args))
+
+
+def _cluster(words: Sequence[str]) -> int:
+    from airflow_provider_ktrain import embedded
+    from airflow_provider_ktrain.cli import exit_codes
+    from airflow_provider_ktrain.cli.console import Console
+    from airflow_provider_ktrain.core.errors import ClusterError
+
+    try:
+        return embedded.command(words)
+    except ClusterError as e:
+        Console().error(e)
+        return exit_codes.of_error(e)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT
 
@@ -30,3 +31,26 @@ def namespace(text: str) -> str:
     if not re.fullmatch(NAMESPACE, text):
         raise argparse.ArgumentTypeError(f"found {text!r}, expected the name of a namespace: {NAMESPACE_FORMAT}")
     return text
+
+
+def count(text: str) -> int:
+    """A whole number, 0 or more.
+
+    :raises ArgumentTypeError: it isn't one.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 0 or more")
+    return int(text)
+
+
+def image(text: str) -> tuple[str, str]:
+    """The two parts of NAME or NAME=DIR; DIR is absolute, or empty.
+
+    :raises ArgumentTypeError: there is no name, or DIR isn't a directory.
+    """
+    name, _, directory = text.partition("=")
+    if directory and not Path(directory).is_dir():
+        raise argparse.ArgumentTypeError(f"{directory!r} is not a directory")
+    if not name:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected NAME or NAME=DIR")
+    return name, str(Path(directory).resolve()) if directory else ""

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_objects
-from airflow_provider_ktrain.cli.arguments import duration
+from airflow_provider_ktrain.cli.arguments import count, duration, image
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode
 from airflow_provider_ktrain.cli.job_file import JobFile
 from airflow_provider_ktrain.cli.kubeconfig import Target
-from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, ManifestUnreadableError
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
 from airflow_provider_ktrain.core.text import counted
@@ -65,8 +65,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_program_options(group: Any) -> None:
-    from airflow_provider_ktrain.local.cli import count
-
     group.add_argument(
         "--code",
         metavar="DIR",
@@ -80,8 +78,6 @@ def _add_program_options(group: Any) -> None:
 
 
 def _add_local_options(group: Any) -> None:
-    from airflow_provider_ktrain.local.cli import count, image
-
     group.add_argument(
         "--local", action="store_true", help="run on an embedded cluster, which is started and stopped by this command"
     )
@@ -160,28 +156,22 @@ def _conflict(args: argparse.Namespace) -> str:
 def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], console: Console) -> Iterator[Target]:
     """A new embedded cluster.
 
-    :raises ClusterError: it doesn't start.
+    :raises ClusterError: it isn't installed, or it doesn't start.
     """
+    from airflow_provider_ktrain import embedded
     from airflow_provider_ktrain.core.manifest.resources import gpus_of
-    from airflow_provider_ktrain.local import cluster
-    from airflow_provider_ktrain.local.node import gpus
 
-    real = len(gpus.devices())
+    real = embedded.number_of_gpus()
     number = next(n for n in (args.gpus_per_node, real or None, gpus_of(manifest)) if n is not None)
     images = {"*": os.getcwd(), **dict(args.image)}
-    try:
-        embedded = cluster.EmbeddedCluster(
-            images, gpus_per_node=number, mpi_api=cluster.mpi_api_for(str(manifest.get("apiVersion")))
-        )
-        offered = counted(number, "GPU" if real else "simulated GPU")
-        where = "" if args.code is not None else f" Containers run in {images['*']}."
-        console.info(f"Starting an embedded cluster: 1 node, {offered}.{where}")
-        with embedded:
-            args.kubeconfig = str(embedded.kubeconfig)
-            yield kubeconfig.target(args)
-            console.info("Stopping the embedded cluster.")
-    except cluster.ClusterError as e:
-        raise ClusterError(str(e)) from None
+    offered = counted(number, "GPU" if real else "simulated GPU")
+    where = "" if args.code is not None else f" Containers run in {images['*']}."
+    console.info(f"Starting an embedded cluster: 1 node, {offered}.{where}")
+    mpi_api = embedded.mpi_api_for(str(manifest.get("apiVersion")))
+    with embedded.running(images, gpus_per_node=number, mpi_api=mpi_api) as cluster:
+        args.kubeconfig = str(cluster.kubeconfig)
+        yield kubeconfig.target(args)
+        console.info("Stopping the embedded cluster.")
 
 
 # the job

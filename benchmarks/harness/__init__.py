@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from ktrain_embedded import EmbeddedCluster
 
 Json = dict[str, Any]
 TICK = os.sysconf("SC_CLK_TCK")

@@ -16,6 +16,7 @@ from tests import clusters
 from tests.clusters import TestCluster
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "embedded_cluster" / "src")))  #: of this checkout
 SECONDS = 240  #: for a command to end or to print a line
 WITHOUT_AIRFLOW = """
 import sys
@@ -50,7 +51,7 @@ class Ktrain:
     """
 
     def __init__(self, *args: object, cwd: Path, env: dict[str, str] | None = None) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        environment = {**os.environ, "PYTHONPATH": PATHS, **(env or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-c", WITHOUT_AIRFLOW, *map(str, args)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd,

@@ -14,9 +14,11 @@ import yaml
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.cli.console import Console
-from tests.cli.conftest import ROOT
+from airflow_provider_ktrain.cli.exit_codes import ExitCode
+from tests.cli.conftest import PATHS
 from tests.core.manifests import pytorchjob
 
+MODULE = "airflow_provider_ktrain.cli"
 GOOD = yaml.safe_dump(pytorchjob())
 
 
@@ -68,34 +70,32 @@ def test_a_directory_without_jobs_is_a_usage_error(tmp_path: Path, capsys: pytes
     assert f"{tmp_path} contains no training job in a file that ends in .yaml" in capsys.readouterr().err
 
 
-def test_cluster_status_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_passes_its_arguments_to_ktrain_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "status", "--output", "json", "--state-dir", str(tmp_path)]) == 3
     assert json.loads(capsys.readouterr().out) == {"running": False}
-    assert main(["cluster", "start", "--state-dir", str(tmp_path)]) == 0
-    try:
-        capsys.readouterr()
-        assert main(["cluster", "status", "--output", "json", "--state-dir", str(tmp_path)]) == 0
-        state = json.loads(capsys.readouterr().out)
-        assert state["running"]
-        assert state["kubeconfig"] == str(tmp_path / "kubeconfig")
-        assert set(state) == {"running", "pid", "url", "kubeconfig", "ca_file"}  # no token
-    finally:
-        assert main(["cluster", "stop", "--state-dir", str(tmp_path)]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["cluster", "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ktrain-cluster")
+
+
+@pytest.mark.parametrize("words", [["cluster", "start"], ["run", "--local", "--", "true"]])
+def test_a_missing_embedded_cluster_is_named_with_the_extra_that_has_it(words: list[str]) -> None:
+    program = (
+        "import sys; sys.modules['ktrain_embedded'] = None; from airflow_provider_ktrain import cli; exit(cli.main())"
+    )
+    command, env = [sys.executable, "-c", program, *words], {**os.environ, "PYTHONPATH": PATHS}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == ExitCode.CLUSTER
+    assert "isn't installed; run: pip install 'airflow-provider-ktrain[local]'" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (
-            ["cluster", "start", "--gpus-per-node", "-3"],
-            "--gpus-per-node: found '-3', expected a whole number, 0 or more",
-        ),
-        (["cluster", "start", "--nodes", "0"], "--nodes: found '0', expected a whole number, 1 or more"),
-        (["cluster", "start", "--port", "70000"], "--port: found '70000', expected a port, 0 to 65535"),
-        (["cluster", "fault", "drop", "--seconds", "-1"], "--seconds: found '-1', expected a number of seconds"),
-        (["cluster", "fault", "drop", "--seconds", "nan"], "--seconds: found 'nan', expected a number of seconds"),
-        (["cluster", "fault", "status", "--status", "200"], "--status: found '200', expected an HTTP status, 400"),
-        (["cluster", "fault", "status", "--count", "0"], "--count: found '0', expected a whole number, 1 or more"),
+        (["run", "--workers", "-3"], "--workers: found '-3', expected a whole number, 0 or more"),
+        (["run", "--image", "=x"], "--image: 'x' is not a directory"),
+        (["run", "--image", ""], "--image: found '', expected NAME or NAME=DIR"),
         (["rbac", "-n", "My Team"], "found 'My Team', expected the name of a namespace: up to 63 lower-case"),
     ],
 )
@@ -111,16 +111,15 @@ def test_arguments_are_validated(args: list[str], message: str, capsys: pytest.C
     [
         ("ktrain c", {"check", "cluster"}),
         ("ktrain run --loc", {"--local"}),
-        ("ktrain cluster st", {"start", "stop", "status"}),
     ],
 )
 def test_shells_complete_commands_and_options(line: str, expected: set[str], tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     asked = {
         "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "PYTHONPATH": str(ROOT),
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "PYTHONPATH": PATHS,
     }  # fmt: skip
-    subprocess.run([sys.executable, "-m", "airflow_provider_ktrain.cli"], env={**os.environ, **asked}, check=True)
+    subprocess.run([sys.executable, "-m", MODULE], env={**os.environ, **asked}, check=True)
     assert {word.strip() for word in answer.read_text().split("\n")} == expected
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.conftest import ROOT, Start
+from tests.cli.conftest import PATHS, ROOT, Start
 from tests.cli.test_run import WAIT, job
 
 pytestmark = pytest.mark.embedded
@@ -72,7 +72,7 @@ def fake_gpus(tmp_path: Path) -> dict[str, str]:
     tools.mkdir()
     (tools / "nvidia-smi").write_text(NVIDIA_SMI)
     (tools / "nvidia-smi").chmod(0o755)
-    return {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": PATHS}
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

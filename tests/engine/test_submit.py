@@ -515,12 +515,8 @@ def test_only_rejected_manifests_forbid_retries(error: ApiStatusError, verb: str
     assert explain(error, verb, "pytorchjobs.kubeflow.org", "ns").final is final
 
 
-RECORDED = Path(__file__).parents[1] / "cluster" / "recorded" / "55-trainjob-rejected.json"
-REFUSED = {
-    name: answers[0]
-    for name, answers in json.loads(RECORDED.read_text())["answers"].items()
-    if answers[0]["status"] >= 400 and not name.startswith("update")
-}
+#: what a real cluster answered (recording 55-trainjob-rejected)
+REFUSED = json.loads((Path(__file__).parent / "data" / "trainjob-refusals.json").read_text())
 #: reasons to reject a create although the manifest is valid: the runtime doesn't exist, or lacks a job
 RETRYABLE = {"missing runtime", "missing namespaced runtime", "initializer without its job"}
 

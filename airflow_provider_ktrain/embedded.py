@@ -1,0 +1,75 @@
+"""The embedded cluster, which the extra `local` installs: no other module imports `ktrain_embedded`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ktrain.core.errors import ClusterError
+
+if TYPE_CHECKING:
+    from ktrain_embedded import EmbeddedCluster
+
+__all__ = ["EmbeddedCluster", "command", "mpi_api_for", "number_of_gpus", "running"]
+
+
+@contextlib.contextmanager
+def running(images: Mapping[str, Any], **options: Any) -> Iterator[EmbeddedCluster]:
+    """A cluster that runs until the end of the `with` block.
+
+    :param images: directory by image name; the name `*` is every other image.
+    :param options: of `EmbeddedCluster`.
+    :raises ClusterError: it isn't installed, or it doesn't start.
+    """
+    _check_installed()
+    import ktrain_embedded
+
+    try:
+        with ktrain_embedded.EmbeddedCluster(images, **options) as cluster:
+            yield cluster
+    except ktrain_embedded.ClusterError as e:
+        raise ClusterError(str(e)) from None
+
+
+def number_of_gpus() -> int:
+    """The number of this machine's GPUs, which containers use.
+
+    :raises ClusterError: the embedded cluster isn't installed.
+    """
+    _check_installed()
+    import ktrain_embedded
+
+    return len(ktrain_embedded.devices())
+
+
+def mpi_api_for(api_version: str) -> str:
+    """The version of MPIJob that a cluster must serve for a job.
+
+    :param api_version: of the job's manifest.
+    :raises ClusterError: the embedded cluster isn't installed.
+    """
+    _check_installed()
+    import ktrain_embedded
+
+    return ktrain_embedded.mpi_api_for(api_version)
+
+
+def command(arguments: Sequence[str]) -> int:
+    """Run `ktrain-cluster`; returns its exit status.
+
+    :param arguments: as `ktrain-cluster` gets them.
+    :raises ClusterError: it isn't installed.
+    """
+    _check_installed()
+    from ktrain_embedded.cli import main
+
+    return main(arguments)
+
+
+def _check_installed() -> None:
+    """Raise ClusterError where the provider was installed without its extra `local`."""
+    if importlib.util.find_spec("ktrain_embedded") is None:
+        remedy = "run: pip install 'airflow-provider-ktrain[local]'"
+        raise ClusterError(f"The embedded cluster (ktrain-cluster) isn't installed; {remedy}")

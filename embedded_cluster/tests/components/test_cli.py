@@ -1,0 +1,51 @@
+"""`ktrain-cluster`: its state as JSON, and validated arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ktrain_embedded.cli import main
+
+
+def test_status_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--output", "json", "--state-dir", str(tmp_path)]) == 3
+    assert json.loads(capsys.readouterr().out) == {"running": False}
+    assert main(["start", "--state-dir", str(tmp_path)]) == 0
+    try:
+        capsys.readouterr()
+        assert main(["status", "--output", "json", "--state-dir", str(tmp_path)]) == 0
+        state = json.loads(capsys.readouterr().out)
+        assert state["running"]
+        assert state["kubeconfig"] == str(tmp_path / "kubeconfig")
+        assert set(state) == {"running", "pid", "url", "kubeconfig", "ca_file"}  # no token
+    finally:
+        assert main(["stop", "--state-dir", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["start", "--gpus-per-node", "-3"], "--gpus-per-node: found '-3', expected a whole number, 0 or more"),
+        (["start", "--nodes", "0"], "--nodes: found '0', expected a whole number, 1 or more"),
+        (["start", "--port", "70000"], "--port: found '70000', expected a port, 0 to 65535"),
+        (["start", "--resource", "cpu=abc"], "--resource: cpu is not a quantity: 'abc'; expected a number"),
+        (["fault", "drop", "--seconds", "-1"], "--seconds: found '-1', expected a number of seconds"),
+        (["fault", "drop", "--seconds", "nan"], "--seconds: found 'nan', expected a number of seconds"),
+        (["fault", "status", "--status", "200"], "--status: found '200', expected an HTTP status, 400"),
+        (["fault", "status", "--count", "0"], "--count: found '0', expected a whole number, 1 or more"),
+    ],
+)
+def test_arguments_are_validated(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert ended.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_errors_name_the_command_that_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fault", "clear", "--state-dir", str(tmp_path)]) == 1
+    expected = "ktrain-cluster: no cluster is running; start one with: ktrain-cluster start\n"
+    assert capsys.readouterr().err == expected
