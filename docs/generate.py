@@ -118,7 +118,7 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
         "operators/submission",
     ),
     "Following a job": (
-        "core/state/crash_loop", "engine/follow", "triggers", "worker_host",
+        "core/diagnosis/crash_loop", "engine/follow", "triggers", "worker_host",
     ),
     "Causes of failures": ("core/diagnosis",),
     "Ends of jobs and tasks": ("core", "engine"),

@@ -52,7 +52,7 @@ REMEDY_OF = ("remedy", "resolution", "hint")
 RETURNED: Mapping[tuple[str, str], str] = {
     ("operators/airflow_settings", "without_retry"): "warning",
     ("operators/airflow_settings", "redelivered"): "warning",
-    ("core/state/crash_loop", "describe"): "warning",
+    ("core/diagnosis/crash_loop", "describe"): "warning",
     ("engine/follow/state", "describe"): "info",
     ("core/state/usage", "__str__"): "info",
     ("core/state/replica_status", "_line"): "info",

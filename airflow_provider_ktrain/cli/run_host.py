@@ -21,9 +21,9 @@ from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, delete_command
 from airflow_provider_ktrain.core.job_request import JobRequest
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable

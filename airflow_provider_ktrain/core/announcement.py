@@ -11,7 +11,8 @@ import yaml
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.lineage import of_manifest
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus, pod_of
+from airflow_provider_ktrain.core.manifest.resources import pod_of
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.text import clipped, counted
 
 MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of megabytes

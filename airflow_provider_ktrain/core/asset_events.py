@@ -43,8 +43,8 @@ def checkpoint_dir(kind: Kind, job: Mapping[str, Any]) -> str:
     """The value of KTRAIN_CHECKPOINT_DIR in a job; empty if it isn't set, or is set by a reference."""
     copied = {"spec": copy.deepcopy(dict(mapping(job.get("spec"))))}  # the kind adds missing fields
     with contextlib.suppress(ManifestError):
-        for role, template in kind.option_templates(copied):
-            program = kind.program(copied["spec"], template.get("spec") or {}, role)
+        for role, template in kind.form.option_templates(copied):
+            program = kind.form.program(copied["spec"], template.get("spec") or {}, role)
             for variable in program.get("env") or ():
                 if variable.get("name") == CHECKPOINT_DIR:
                     return str(variable.get("value") or "")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_ktrain.core.text import counted, readable_size
 
-#: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
-_CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
 #: where the file systems of fsspec have the time of the last change
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
@@ -19,11 +16,6 @@ def is_url(directory: str) -> bool:
     """Whether a worker may be able to list a directory: it isn't a path in the pods."""
     scheme, separator, _ = directory.partition("://")
     return bool(separator) and scheme not in ("file", "local")
-
-
-def without_connection(directory: str) -> str:
-    """The directory as the program gets it: without the id of an Airflow connection, `s3://CONNECTION@bucket/path`."""
-    return _CONNECTION.sub(r"\1://", directory)
 
 
 def describe_files(files: Mapping[str, Mapping[str, Any]], root: str) -> str:

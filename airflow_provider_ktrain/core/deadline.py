@@ -6,9 +6,9 @@ Airflow's timeout:
 
 1. `run_seconds`: the job may run for a little less than `execution_timeout`, so that it is released before Airflow ends
    the worker.
-2. When the job is created, its deadline is stored in an annotation of the job (`core/job_request.py`). A retry that
-   adopts the job finds it there, so the time also counts over retries. A job that was suspended gets a new deadline
-   when it is resumed (`engine/submit.py`).
+2. When the job is created, its deadline is stored in an annotation of the job (`core/job_request.py`).
+   A retry that adopts the job finds it there, so the time also counts over retries. A job that was suspended gets a new
+   deadline when it is resumed (`engine/submit.py`).
 3. `deadline_of` reads the annotation. The worker and the trigger get the deadline as `Options.deadline`. They treat it
    as one of the limits (`core/state/limits.py`): when it has passed, the job is released.
 4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job

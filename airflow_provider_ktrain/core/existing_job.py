@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.adoption import Action, Decision
 from airflow_provider_ktrain.core.identity import PREFIX, code_hash, label
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.task_variables import without_variables
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 MAX_PATHS = 20  #: that a message names
 _NEXT_STEPS = {

@@ -201,9 +201,9 @@ class JobRef:
     def pod_selector(self) -> str:
         """A label selector for this job's pods: our label if they certainly have it, else the operator's."""
         kind = kind_of(self.kind)
-        if self.submission and kind.labels_pods:
+        if self.submission and kind.behavior.labels_pods:
             return f"{SUBMISSION_LABEL}={self.submission}"
-        return f"{kind.pod_name_label}={self.name}"
+        return f"{kind.behavior.pod_name_label}={self.name}"
 
     @property
     def delete_command(self) -> str:

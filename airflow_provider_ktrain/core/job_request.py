@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.checkpoint_files import without_connection
 from airflow_provider_ktrain.core.deadline import backstop_seconds
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import (
@@ -23,13 +23,15 @@ from airflow_provider_ktrain.core.identity import (
 )
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
-from airflow_provider_ktrain.core.kinds.trainjob.patches import expand, limits_of, require_code
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name, run_with_code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.task_variables import task_variables
+
+#: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
+_CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,13 @@ class JobRequest:
         manifest = overlay(fitted, JobOptions(attempt=attempt, task=task))
         if self.avoid_nodes and self.can_avoid_nodes(served):
             manifest = avoid_nodes(manifest, list(self.avoid_nodes))
+        runtimes = self.kind.runtimes
         if self.code is not None:
-            if served is not None:
-                require_code(served)
+            if runtimes and served is not None:
+                runtimes.require_code(served)
             manifest = run_with_code(manifest, config_map_name(self.job_name, submission))
-        if served is not None:
-            manifest = expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
+        if runtimes and served is not None:
+            manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
             manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)
         labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now)
@@ -171,7 +174,7 @@ class JobRequest:
 
         :param served: as for `stamped`.
         """
-        return served is None or not limits_of(served)
+        return served is None or self.kind.runtimes is None or not self.kind.runtimes.limits_of(served)
 
     def annotations(self, fitted: Manifest | None, *, now: float) -> dict[str, str]:
         """The annotations that this task adds to its job.
@@ -192,3 +195,8 @@ class JobRequest:
 def manifest_hash(fitted: Mapping[str, Any]) -> str:
     """A hash of a manifest before name, labels, attempt and deadline are added: `reattach` compares it."""
     return hashlib.sha256(json.dumps(fitted, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def without_connection(directory: str) -> str:
+    """The directory as the program gets it: without the id of an Airflow connection, `s3://CONNECTION@bucket/path`."""
+    return _CONNECTION.sub(r"\1://", directory)

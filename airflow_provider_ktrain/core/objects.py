@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 from airflow_provider_ktrain.core.timestamps import epoch_seconds, parse_timestamp
 
 Json = Mapping[str, Any]
+NODE_NAME = "metadata.name"  #: the only field that matchFields of a node affinity may name
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
@@ -60,6 +62,27 @@ def has_ended(pod: Json) -> bool:
 def node_of(pod: Json) -> str:
     """The name of the pod's node; empty if it isn't scheduled."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def avoided_nodes(pod: Json) -> list[str]:
+    """The names of the nodes that every term of a pod's required node affinity excludes, sorted."""
+    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(REQUIRED_NODES) or {}).get("nodeSelectorTerms") or ()
+    excluded = [
+        {
+            str(name)
+            for field in term.get("matchFields") or ()
+            if avoids_node(field)
+            for name in field.get("values") or ()
+        }
+        for term in terms
+    ]
+    return sorted(set.intersection(*excluded)) if excluded else []
+
+
+def avoids_node(field: Json) -> bool:
+    """Whether an entry of matchFields excludes nodes by their names."""
+    return field.get("key") == NODE_NAME and field.get("operator") == "NotIn"
 
 
 def condition_of(obj: Json, type_: str) -> Json:
@@ -201,6 +224,21 @@ def failed_runs(container: Json, include_recovered: bool = False) -> list[Json]:
     runs = [s["terminated"] for s in (last, state) if s.get("terminated")]
     recovered = state.get("running") or (state.get("terminated") and not run_failed(state["terminated"]))
     return [] if recovered and not include_recovered else [run for run in runs if run_failed(run)]
+
+
+def failures_of(pod: Json, include_recovered: bool = False) -> list[tuple[bool, Json, list[Json]]]:
+    """The containers of a pod that failed by themselves: whether it is an init container, its status, its failed runs.
+
+    A pod that Kubernetes ended before any container failed has one entry, with an empty status and an empty run.
+
+    :param include_recovered: also containers that run again or have succeeded since. Default: False.
+    """
+    disruption, found = disruption_of(pod)[0], []
+    for is_init, container in with_init(pod):
+        failed = failed_runs(container, include_recovered)
+        if runs := [run for run in failed if disruption or not was_ended_by_deletion(run, pod)]:
+            found.append((is_init, container, runs))
+    return found or ([(False, {}, [{}])] if disruption else [])
 
 
 def _last_end(pod: Json) -> datetime | None:

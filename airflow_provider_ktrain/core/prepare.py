@@ -18,12 +18,12 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import PREFIX, code_hash
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE, PATCHES
-from airflow_provider_ktrain.core.manifest.avoidance import avoids_node
 from airflow_provider_ktrain.core.manifest.code import CODE_VOLUMES, without_start
 from airflow_provider_ktrain.core.manifest.loader import Document, plain
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, build, overlay
 from airflow_provider_ktrain.core.manifest.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.manifest.transform import modernize
+from airflow_provider_ktrain.core.objects import avoids_node
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 KUEUE_MANAGER = "kueue.x-k8s.io/manager"  #: of Kueue's entry of runtimePatches

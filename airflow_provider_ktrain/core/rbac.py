@@ -7,7 +7,8 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds import KINDS
 
 _RBAC = "rbac.authorization.k8s.io"
-_TRAINER = "trainer.kubeflow.org"
+_WITH_RUNTIMES = tuple((kind.group, kind.runtimes) for kind in KINDS.values() if kind.runtimes)
+_POD_OWNERS = tuple(kind.behavior.pod_owner for kind in KINDS.values())
 _JOB_VERBS = ("create", "get", "list", "watch", "patch", "delete")
 
 #: (API group, resources, verbs) of the engine's requests, each with their purpose
@@ -18,11 +19,11 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         for group in dict.fromkeys(k.group for k in KINDS.values())
     ),
     # optional: patch the pods of a TrainJob, and check it against its runtime
-    (_TRAINER, ("trainingruntimes",), ("get",)),
+    *((group, runtimes.in_namespaces, ("get",)) for group, runtimes in _WITH_RUNTIMES),
     # to whom pods without our label belong; without it, to the job of their name
     *(
         (group, (plural,), ("get",))
-        for group, _, plural in dict.fromkeys(tuple(k.pod_owner.split("/")) for k in KINDS.values() if k.pod_owner)
+        for group, _, plural in dict.fromkeys(tuple(owner.split("/")) for owner in _POD_OWNERS if owner)
     ),
     # follow; delete what a finished job that is kept left running
     ("", ("pods",), ("get", "list", "watch", "delete")),
@@ -78,8 +79,11 @@ def objects(
     """
     made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code))]
     if cluster_runtimes:
-        readable = {"apiGroups": [_TRAINER], "resources": ["clustertrainingruntimes"], "verbs": ["get"]}
-        made.append(_role("ClusterRole", {"name": f"{name}-runtimes-{namespace}"}, [readable]))
+        readable = [
+            {"apiGroups": [group], "resources": list(runtimes.in_cluster), "verbs": ["get"]}
+            for group, runtimes in _WITH_RUNTIMES
+        ]
+        made.append(_role("ClusterRole", {"name": f"{name}-runtimes-{namespace}"}, readable))
     if kueue:
         made.append(_role("ClusterRole", {"name": f"{name}-kueue-{namespace}"}, [_KUEUE_CLUSTER_RULE]))
     if not service_account:

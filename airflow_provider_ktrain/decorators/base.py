@@ -91,8 +91,8 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         built = super().build_manifest(source)
         if not self.pod_override:
             return built
-        for role, template in self.kind.templates(built):
-            program = self.kind.program(built["spec"], template.get("spec") or {}, role)
+        for role, template in self.kind.form.templates(built):
+            program = self.kind.form.program(built["spec"], template.get("spec") or {}, role)
             same = (program.get("command"), program.get("args")) == (self.command, [])
             sent = any(variable.get("name") == PROGRAM_VARIABLE for variable in program.get("env") or ())
             if self.kind.runs_program(role) and not (same and sent):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import RuntimeRef
+from airflow_provider_ktrain.core.kinds.runtimes import RuntimeRef
 
 
 def jobs(kind: Kind, version: str, namespace: str, name: str = "") -> str:
@@ -15,7 +15,7 @@ def jobs(kind: Kind, version: str, namespace: str, name: str = "") -> str:
 
 def pod_owner(ref: JobRef) -> str:
     """Path of the object between the job and its pods, for a kind that has one."""
-    group, version, plural = kind_of(ref.kind).pod_owner.split("/")
+    group, version, plural = kind_of(ref.kind).behavior.pod_owner.split("/")
     return f"/apis/{group}/{version}/namespaces/{ref.namespace}/{plural}/{ref.name}"
 
 

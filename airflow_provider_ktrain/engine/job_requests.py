@@ -174,7 +174,7 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
 
 async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
     """Whether the object between the job and its pods still exists. False: it doesn't, or it can't be read."""
-    if not kind_of(ref.kind).pod_owner:
+    if not kind_of(ref.kind).behavior.pod_owner:
         return False
     owner = await get(api, api_paths.pod_owner(ref), missing=(403, 404))
     return owner is not None and is_owned(owner, ref)
@@ -204,14 +204,14 @@ def shown_owner(pod: Mapping[str, Any], ref: JobRef) -> bool | None:
     """
     kind = kind_of(ref.kind)
     submission = (pod["metadata"].get("labels") or {}).get(SUBMISSION_LABEL)
-    if ref.submission and (submission or kind.labels_pods):
+    if ref.submission and (submission or kind.behavior.labels_pods):
         return bool(submission == ref.submission)
-    return kind.owns_pod(pod, ref.name, ref.uid)
+    return kind.behavior.owns_pod(pod, ref.name, ref.uid)
 
 
 def owner_of(pod: Mapping[str, Any], ref: JobRef) -> str:
     """The uid of the object between job and pod; empty if the pod doesn't have it, as before JobSet 0.10."""
-    return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).pod_owner_label, ""))
+    return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).behavior.pod_owner_label, ""))
 
 
 async def delete_fenced(api: Api, kind: Kind, path: str, job: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ async def delete_fenced(api: Api, kind: Kind, path: str, job: Mapping[str, Any])
     :raises ApiStatusError: 409 where the job has changed since, 404 where it does not exist.
     """
     fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
-    await api.request("DELETE", path, body={"propagationPolicy": kind.propagation, "preconditions": fence})
+    await api.request("DELETE", path, body={"propagationPolicy": kind.behavior.propagation, "preconditions": fence})
 
 
 async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
@@ -244,7 +244,7 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
                 FAILED_ANNOTATION: failure_note(job) if suspend else None,
             },
         },
-        "spec": kind_of(ref.kind).suspension(suspend),
+        "spec": kind_of(ref.kind).form.suspension(suspend),
     }
     return await api.request("PATCH", api_paths.job(ref), body=patch)
 

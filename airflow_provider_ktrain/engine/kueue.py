@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, label
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
-from airflow_provider_ktrain.core.state.kueue_status import Queues, workload_of
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, Queues, workload_of
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.job_requests import annotate
 

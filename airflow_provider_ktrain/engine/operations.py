@@ -47,9 +47,9 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         kind have a fixed size.
     """
     kind = kind_of(ref.kind)
-    if kind.fixed_size_reason:
+    if kind.scaling.fixed_size_reason:
         raise ManifestError(
-            f"{ref} can't be scaled: {kind.fixed_size_reason}",
+            f"{ref} can't be scaled: {kind.scaling.fixed_size_reason}",
             remedy=f"clear its task, or submit a new {kind.name} with another number of nodes",
         )
     end = time.monotonic() + timeout
@@ -59,9 +59,9 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         if "Worker" not in kind.replicas(job):
             have = ", ".join(kind.replicas(job))
             raise ManifestError(
-                f"{ref} has no Worker replicas", found=f"{kind.replica_specs} {have}", expected="Worker"
+                f"{ref} has no Worker replicas", found=f"{kind.form.replica_specs} {have}", expected="Worker"
             )
-        low, high = kind.worker_bounds(job)
+        low, high = kind.scaling.worker_bounds(job)
         if workers < low or (high is not None and workers > high):
             expected = f"at least {low}" if high is None else f"{low} to {high}, the elastic bounds of {ref}"
             raise ManifestError("outside the bounds of the job", where="workers", found=str(workers), expected=expected)
@@ -73,7 +73,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
             )
         if before != workers:
             fence = {"resourceVersion": job["metadata"]["resourceVersion"]}
-            body = {"metadata": fence, "spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}}
+            body = {"metadata": fence, "spec": {kind.form.replica_specs: {"Worker": {"replicas": workers}}}}
             await api.request("PATCH", api_paths.job(ref), body=body)
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
             return before, STARTS_WHEN_RESUMED
@@ -104,7 +104,7 @@ def keeps_world_size(kind: Kind, job: Object) -> bool:
     With a Master, the operator sets WORLD_SIZE when it creates a pod, and never updates it. An elastic program does not
     read it; any other program waits for the number of peers that it was started with.
     """
-    return "Master" in kind.replicas(job) and not kind.is_elastic(job)
+    return "Master" in kind.replicas(job) and not kind.scaling.is_elastic(job)
 
 
 async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:

@@ -199,7 +199,7 @@ class OwnedJob:
             successor=self._host.successor,
             hurried=self._host.seconds is not None and event in HURRIED,
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
-            restarts=seen is Seen.FAILED and kind_of(self.known_ref.kind).restarts_failed_jobs,
+            restarts=seen is Seen.FAILED and kind_of(self.known_ref.kind).behavior.restarts_failed_jobs,
         )
 
     def _owner_in(self, read: JobRead | None) -> Ownership:

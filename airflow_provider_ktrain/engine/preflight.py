@@ -72,7 +72,7 @@ async def preflight(
     fields = schema.published(published.body, kind.name, api_version)
     problems = check(manifest, schema=fields)
     answers = await _read_answers(api, kind, manifest, namespace)
-    is_old = kind.has_runtimes and fields is not None and "runtimePatches" not in schema.spec_fields(fields)
+    is_old = kind.runtimes and fields is not None and "runtimePatches" not in schema.spec_fields(fields)
     if answers.queue is not None and is_old:
         answers = replace(answers, old_trainer=await answer_to(api, KUEUE_DEPLOYMENT))
     problems += judge(manifest, answers)

@@ -22,8 +22,8 @@ from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted, node_of
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted, listed
 from airflow_provider_ktrain.engine import api_paths, kueue
@@ -253,7 +253,7 @@ class _Release:
         if mode is Mode.SUSPEND and _is_queued(job):
             return await self._pause(job)
         if mode is Mode.DELETE_PODS:
-            cleans_up = verify and kind_of(self._ref.kind).cleans_up_pods(job)
+            cleans_up = verify and kind_of(self._ref.kind).behavior.cleans_up_pods(job)
             self._deletes_pods_from = self.began + CLEANUP_SECONDS * cleans_up
             await self._delete_pods(self._pods)
             return mode, "kept without running pods", ""
@@ -329,7 +329,7 @@ class _Release:
         :return: the pods left at the end, and whether the job is gone if it must be.
         """
         gone = mode is not Mode.DELETE
-        late = mode is Mode.DELETE_PODS and kind_of(self._ref.kind).may_create_pods_late(self._job or {})
+        late = mode is Mode.DELETE_PODS and kind_of(self._ref.kind).behavior.may_create_pods_late(self._job or {})
         settled = self.began + LATE_PODS_SECONDS * late
         pause = FIRST_POLL_SECONDS if mode is not Mode.DELETE_PODS or any(map(_is_left, self._pods)) else 0.0
         while True:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError, ClusterError, ManifestError, NoRightError, UnreachableError
+from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ _QUOTA = re.compile(
 )
 _WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request(?:: | )(?P<why>.*)', re.DOTALL)
 #: webhooks of the operators of the job; the rules of other webhooks, such as Kueue's or a policy engine's, may change
-_OPERATORS_OWN = (".training-operator.kubeflow.org", ".trainer.kubeflow.org")
+_OPERATORS_OWN = tuple({kind.behavior.webhooks for kind in KINDS.values()})
 #: another object is the reason, such as the runtime of a TrainJob (recording 55), which may be created or changed
 _OTHER_OBJECT = re.compile(r"\bnot found\b|\bspec\.runtimeRef\b", re.IGNORECASE)
 _POLICY = "ValidatingAdmissionPolicy '"  # in the message if a policy of the cluster refuses the object, with any status

@@ -10,8 +10,7 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.server_rules import Answer
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.trainjob.patches import limits_of
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served, runtime_ref
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -42,12 +41,12 @@ async def read_served(
     :raises RuntimeMismatchError: the runtime does not exist.
     :raises AccessError, UnreachableError, ClusterError: a request fails.
     """
-    if not kind.has_runtimes:
+    if kind.runtimes is None:
         return None
     read = functools.partial(answer_to, api, end=time.monotonic() + patience, log=log)
     fields = await _spec_fields(read, kind, version)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
-    if ref := runtime_ref(manifest):
+    if ref := kind.runtimes.ref(manifest):
         found = await read(api_paths.runtime(kind, version, ref, namespace))
         if found.status == 404:
             where = f" in namespace {namespace}" if ref.namespaced else ""
@@ -63,7 +62,7 @@ async def read_served(
         else:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
     served = Served(fields, runtime, unreadable)
-    if log is not None and (limits := limits_of(served)):
+    if log is not None and (limits := kind.runtimes.limits_of(served)):
         log.info(limits)
     return served
 

@@ -197,7 +197,7 @@ class _Claim:
 
     async def without_pods(self) -> bool:
         """Wait until no pod of an earlier job has the claim's name. False: a job has it."""
-        if not self.kind.pods_outlive_job:
+        if not self.kind.behavior.pods_outlive_job:
             return True
         return await self.waiter.wait_for_earlier_pods(self.api, self.target)
 
@@ -207,7 +207,7 @@ class _Claim:
         There were none before, but another try may have created and deleted a job since. The deletion frees the name
         before the pods have ended. A job that another try has adopted by now isn't deleted.
         """
-        if not self.kind.pods_outlive_job:
+        if not self.kind.behavior.pods_outlive_job:
             return False
         selector, since = created.ref.pod_selector, created.job["metadata"].get("creationTimestamp", "")
         pods = await self.retry("list", lambda: list_pods(self.api, self.target.namespace, selector))
@@ -337,11 +337,11 @@ class _Claim:
         if workload is None:
             notes[SUSPENDED_ANNOTATION] = None
         if suspended:
-            # The operator sets a new startTime when a job is resumed. Its deadline (`core/deadline.py`) restarts, too.
+            # a resumed job gets a new startTime and a new deadline (`core/deadline.py`)
             notes[DEADLINE_ANNOTATION] = annotation(self.manifest, DEADLINE_ANNOTATION)
         patch: Object = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": notes}}
         if suspended and workload is None:
-            patch["spec"] = self.kind.suspension(False)
+            patch["spec"] = self.kind.form.suspension(False)
         try:
             job = await self.api.request("PATCH", api_paths.job(self.target), body=patch)
             ref = await self.ref(job)

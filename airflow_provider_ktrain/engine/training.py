@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.adoption import may_have_begun
-from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ownership, Rule, decide, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
+from airflow_provider_ktrain.core.state.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext

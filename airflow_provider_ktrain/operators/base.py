@@ -176,8 +176,8 @@ class TrainingJobOperator(JobParameters):
 
     def _end_after_deferral(self, deferral: Deferral, context: Context) -> Any:
         """Airflow's timeout of the deferral has expired: conclude a job that has ended, or release it."""
-        from airflow_provider_ktrain.core.diagnosis.model import Limit
         from airflow_provider_ktrain.core.ending import Event
+        from airflow_provider_ktrain.core.state.limits import Limit
         from airflow_provider_ktrain.engine.follow.following import Noticed
 
         seconds = self.execution_timeout.total_seconds() if self.execution_timeout is not None else 0.0

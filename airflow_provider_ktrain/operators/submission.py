@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapp
 from airflow_provider_ktrain.core.identity import JobRef, code_hash, delete_command
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.redaction import redacted
 from airflow_provider_ktrain.core.text import Verbatim, counted
 from airflow_provider_ktrain.engine.api import Api

@@ -273,7 +273,7 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
     where = f"--namespace {shlex.quote(job.get('namespace', ''))}"
     resource = f"{kind.plural}.{kind.group}"
     name = shlex.quote(job["name"])
-    selector = shlex.quote(f"{kind.pod_name_label}={job['name']}")
+    selector = shlex.quote(f"{kind.behavior.pod_name_label}={job['name']}")
     commands = [
         f"kubectl get {resource} {name} {where} --output yaml",
         f"kubectl get pods {where} --selector {selector} --output wide",

@@ -104,11 +104,11 @@ ENV = [{"name": "A", "value": "1"}, {"name": "KTRAIN_CHECKPOINT_DIR", "value": "
 
 
 def spec(kind: Kind, env: list[dict[str, Any]]) -> dict[str, Any]:
-    container = {"name": kind.container or "main", "image": "i", "env": env}
+    container = {"name": kind.form.container or "main", "image": "i", "env": env}
     role = kind.roles[0]
     if kind is TRAINJOB:
         return {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"env": env}}
-    return {kind.replica_specs: {role: {"replicas": 1, "template": {"spec": {"containers": [container]}}}}}
+    return {kind.form.replica_specs: {role: {"replicas": 1, "template": {"spec": {"containers": [container]}}}}}
 
 
 @pytest.mark.parametrize("kind", [PYTORCHJOB, MPIJOB, TRAINJOB], ids=lambda kind: kind.name)

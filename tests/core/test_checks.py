@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.checks import Problem, check, raise_errors, rules
 from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.manifest.schema import published, schema_of
 

@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchEr
 from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, MANIFEST_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.code import (
     ARCHIVE_DIRECTORY,
     CODE_DIRECTORY,
@@ -206,13 +206,13 @@ def programs(manifest: Manifest) -> dict[str, Any]:
     """The words of each role's command after the part that unpacks the code."""
     kind = kind_of(manifest["kind"])
     found = {}
-    for role, template in kind.templates(manifest):
+    for role, template in kind.form.templates(manifest):
         pod = template["spec"]
-        program = kind.program(manifest["spec"], pod, role)
+        program = kind.form.program(manifest["spec"], pod, role)
         assert program["command"][:3] == ["python3", "-I", "-c"]
         found[role] = program["command"][6:]
         assert [v["name"] for v in pod["volumes"]] == ["ktrain-archive", "ktrain-code"]
-        mounts = kind.main_container(manifest["spec"], pod, role)["volumeMounts"]
+        mounts = kind.form.main_container(manifest["spec"], pod, role)["volumeMounts"]
         assert [(m["mountPath"], m.get("readOnly", False)) for m in mounts] == [
             (ARCHIVE_DIRECTORY, True), (CODE_DIRECTORY, False),
         ]  # fmt: skip
@@ -338,7 +338,7 @@ def test_container_of_a_trainjob_gets_code_by_runtime_patches() -> None:
     assert [v["name"] for v in pod["volumes"]] == ["ktrain-archive", "ktrain-code"]
     assert pod["containers"][0]["name"] == "node"
     fitted = run_with_code(asked.fitted(asked.kind.api_versions[0]), "config-map")
-    others = [t for role, t in asked.kind.templates(fitted) if role == "dataset-initializer"]
+    others = [t for role, t in asked.kind.form.templates(fitted) if role == "dataset-initializer"]
     assert others == [{"spec": {"serviceAccountName": "reader"}}]
 
 

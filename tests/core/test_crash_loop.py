@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
-from airflow_provider_ktrain.core.objects import uid_of
-from airflow_provider_ktrain.core.state.crash_loop import (
+from airflow_provider_ktrain.core.diagnosis.crash_loop import (
     MAX_HANDED_OVER_CONTAINERS,
     SHORT_RUN_SECONDS,
     Restart,
     RestartHistory,
 )
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.objects import uid_of
 
 RECORDINGS = Path(__file__).parent / "data" / "restarts"
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)

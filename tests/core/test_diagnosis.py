@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
-from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
+from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, MAX_LINE_CHARS, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"

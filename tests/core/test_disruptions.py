@@ -10,12 +10,12 @@ import pytest
 
 from airflow_provider_ktrain.core.adoption import Action, decide
 from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit
-from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.disruptions import describe_silence, lost_replica, silent_nodes
-from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limits, clocks
+from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pod_state import SILENT, state_of_pod
 from airflow_provider_ktrain.core.state.replica_status import replica_status

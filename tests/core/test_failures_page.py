@@ -10,8 +10,9 @@ import pytest
 
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
-from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.ending import Event, Situation, decide, task_of, why_ended
+from airflow_provider_ktrain.core.state.limits import Limit
 
 from .test_diagnosis import RECORDINGS, cause_of, recording
 from .test_failures import CASES

@@ -112,8 +112,8 @@ def test_worker_bounds_of_a_pytorchjob_come_from_its_elastic_policy(
     policy: Any, expected: tuple[int, int | None]
 ) -> None:
     job = {"spec": {"elasticPolicy": policy}}
-    assert PYTORCHJOB.worker_bounds(job) == expected
-    assert PYTORCHJOB.is_elastic(job) is (policy is not None)
+    assert PYTORCHJOB.scaling.worker_bounds(job) == expected
+    assert PYTORCHJOB.scaling.is_elastic(job) is (policy is not None)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_worker_bounds_of_an_mpijob_count_processes(
 ) -> None:
     launcher = {"template": {"spec": {"containers": [{"command": command[:1], "args": command[1:]}]}}}
     job = {"spec": {"slotsPerWorker": slots, "mpiReplicaSpecs": {"Launcher": launcher}}}
-    assert MPIJOB.worker_bounds(job) == expected
-    assert MPIJOB.is_elastic(job) is (expected != (0, None))
+    assert MPIJOB.scaling.worker_bounds(job) == expected
+    assert MPIJOB.scaling.is_elastic(job) is (expected != (0, None))
 
 
 def test_a_job_with_a_master_and_no_elastic_policy_keeps_its_world_size() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.objects import restarts_of
-from airflow_provider_ktrain.core.state.limits import Limits, clocks
+from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.timestamps import epoch_seconds

@@ -90,8 +90,8 @@ def test_of_300_replicas_the_primary_and_the_256_with_the_highest_index_are_read
                 "jobset.sigs.k8s.io/replicatedjob-name": name,
                 "batch.kubernetes.io/job-completion-index": str(index),
             }
-        made["spec"]["containers"] = [{"name": kind.container or "trainer"}]
-        made["status"]["containerStatuses"] = [{"name": kind.container or "trainer", "state": RUNNING}]
+        made["spec"]["containers"] = [{"name": kind.form.container or "trainer"}]
+        made["status"]["containerStatuses"] = [{"name": kind.form.container or "trainer", "state": RUNNING}]
         return made
 
     pods = [of_kind(primary, 0), *(of_kind(role, index) for index in range(primary == role, 300))]

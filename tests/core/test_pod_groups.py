@@ -25,7 +25,7 @@ def at(second: int) -> str:
 
 
 def labels(kind: Kind, role: str, index: int, attempt: int) -> dict[str, str]:
-    if kind.reports_phases:
+    if kind.behavior.reports_phases:
         prefix = "training.kubeflow.org"
         return {f"{prefix}/replica-type": role, f"{prefix}/replica-index": str(index), f"{prefix}/job-role": role}
     return {

@@ -31,7 +31,7 @@ from airflow_provider_ktrain.core.identity import (
 )
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
@@ -65,15 +65,15 @@ def saved(manifest: Manifest, **more: Any) -> Manifest:
     }  # fmt: skip
     request = JobRequest(kind, owner, 1, read(manifest).manifest, **(asked | more))
     fitted = request.fitted(manifest["apiVersion"])
-    served = SERVED if kind.has_runtimes else None
+    served = SERVED if kind.runtimes else None
     job = request.stamped(fitted, "team", "s", attempt=4, now=CREATED_AT - 1.4, served=served)
     job["metadata"]["annotations"] |= {
         SUSPENDED_ANNOTATION: "ti", FAILED_ANNOTATION: json.dumps({"reason": "Failed", "message": "exit code 1"}),
     }  # fmt: skip
     job["metadata"] |= {"creationTimestamp": CREATED, "uid": "u", "resourceVersion": "7"}
-    holder = job["spec"] if kind.has_runtimes else job["spec"].setdefault("runPolicy", {})
+    holder = job["spec"] if kind.runtimes else job["spec"].setdefault("runPolicy", {})
     holder["suspend"] = True
-    if kind.has_runtimes:
+    if kind.runtimes:
         job["spec"]["runtimePatches"].append({"manager": "kueue.x-k8s.io/manager", "trainingRuntimeSpec": {}})
     job["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "Failed"}]}
     return job
@@ -83,7 +83,7 @@ def resubmitted(manifest: Manifest) -> Manifest:
     """The same manifest, as a cluster gets it from a task that adds nothing."""
     kind = kind_of(manifest["kind"])
     request = JobRequest(kind, Owner(TaskKey("a", "d", "t", "r"), 1, "ti"), 1, manifest)
-    served = SERVED if kind.has_runtimes else None
+    served = SERVED if kind.runtimes else None
     fitted = request.fitted(manifest["apiVersion"])
     job = request.stamped(fitted, "team", "s", attempt=1, now=0.0, served=served)
     del job["metadata"]["annotations"][MANIFEST_ANNOTATION]  # a saved manifest has more fields, such as its namespace

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
-from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.state.limits import Limits, clocks
+from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.status import Phase

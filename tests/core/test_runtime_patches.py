@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import TRAINJOB
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     ANY_JOB,
     MANAGER,
@@ -18,7 +19,6 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     expand,
     patched_template,
 )
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.transform import backstop, stamp
 from airflow_provider_ktrain.volumes import ClaimVolume, SharedMemory

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice,
 
 
 def job(kind: Kind, **replicas: int) -> dict[str, Any]:
-    return {"spec": {kind.replica_specs: {role: {"replicas": n} for role, n in replicas.items()}}}
+    return {"spec": {kind.form.replica_specs: {role: {"replicas": n} for role, n in replicas.items()}}}
 
 
 def chosen(choice: LogChoice, kind: Kind, made: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.crash_loop import RestartHistory
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, TRAINJOB
@@ -13,7 +14,6 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION
 from airflow_provider_ktrain.core.logs.selection import check_choice
 from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import backstop, fit
-from airflow_provider_ktrain.core.state.crash_loop import RestartHistory
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, shown_conditions
@@ -191,14 +191,14 @@ def test_trainer_is_always_sent() -> None:
 
 def test_nodes_and_processes() -> None:
     spec: dict[str, Any] = {}
-    TRAINJOB.set_replicas(spec, {"node": 3})
-    TRAINJOB.set_processes(spec, "2")
+    TRAINJOB.form.set_replicas(spec, {"node": 3}, TRAINJOB.roles)
+    TRAINJOB.form.set_processes(spec, "2")
     assert spec == {"trainer": {"numNodes": 3, "numProcPerNode": 2}}
     with pytest.raises(ManifestError, match="no replica type Worker"):
-        TRAINJOB.set_replicas(spec, {"Worker": 3})
+        TRAINJOB.form.set_replicas(spec, {"Worker": 3}, TRAINJOB.roles)
     with pytest.raises(ManifestError, match="must be a number"):
-        TRAINJOB.set_processes(spec, "gpu")
-    TRAINJOB.set_processes(spec, "auto")
+        TRAINJOB.form.set_processes(spec, "gpu")
+    TRAINJOB.form.set_processes(spec, "auto")
     assert spec == {"trainer": {"numNodes": 3}}
 
 
@@ -215,12 +215,12 @@ def test_names_leave_room_for_the_names_of_pods(role: str) -> None:
     assert 30 <= len(name) <= 33
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_pods_are_selected_by_our_label_only_where_they_certainly_have_it(kind: Any) -> None:
     ours = JobRef(kind.name, kind.versions[0], "ns", "train", "j", submission="s")
     theirs = JobRef(kind.name, kind.versions[0], "ns", "train", "j")
-    assert theirs.pod_selector == f"{kind.pod_name_label}=train"
-    assert ours.pod_selector == ("ktrain.airflow/submission=s" if kind.labels_pods else theirs.pod_selector)
+    assert theirs.pod_selector == f"{kind.behavior.pod_name_label}=train"
+    assert ours.pod_selector == ("ktrain.airflow/submission=s" if kind.behavior.labels_pods else theirs.pod_selector)
 
 
 def test_logs_of_roles_named_by_a_runtime() -> None:

@@ -208,7 +208,7 @@ class Cluster:
         self._compare(found, body.get("preconditions", {}) if method == "DELETE" else body["metadata"])
         self._rules.check_write(client, method, found, body)
         if method == "DELETE":
-            if body["propagationPolicy"] != self.kind.propagation:
+            if body["propagationPolicy"] != self.kind.behavior.propagation:
                 raise Broken(f"{client.actor} deletes a {self.kind.name} in the {body['propagationPolicy']}")
             self._request_deletion(found)
         else:
@@ -243,7 +243,7 @@ class Cluster:
         return copy.deepcopy(self._written(job))
 
     def _request_deletion(self, job: Object) -> None:
-        if self.kind.pods_outlive_job:
+        if self.kind.behavior.pods_outlive_job:
             self._removed(self.jobs, job)
         elif "deletionTimestamp" not in job["metadata"]:
             job["metadata"]["deletionTimestamp"] = self.stamp()
@@ -303,7 +303,7 @@ class Cluster:
         self._start_pods(rng)
         for job in list(self.jobs.values()):
             self._reconcile(job, rng)
-        if self.kind.pods_outlive_job:
+        if self.kind.behavior.pods_outlive_job:
             self._reconcile_jobsets(rng)
         uids = {obj["metadata"]["uid"] for obj in (*self.jobs.values(), *self.jobsets.values())}
         for pod in self.pods.values():
@@ -342,11 +342,11 @@ class Cluster:
                 self._late.add(meta["uid"])  # the operator's cache doesn't have the deletion yet
                 self._create_pods(job)
         elif phase.ended:
-            if self._cleans_up or self.kind.pods_outlive_job:
+            if self._cleans_up or self.kind.behavior.pods_outlive_job:
                 for pod in mine:
                     if not has_ended(pod):
                         self._terminate(pod)
-        elif wants_suspension(job) and not (self.kind.pods_outlive_job and meta["uid"] in self.over):
+        elif wants_suspension(job) and not (self.kind.behavior.pods_outlive_job and meta["uid"] in self.over):
             for pod in mine:
                 self._terminate(pod)
             self.over.pop(meta["uid"], None)  # it trains again when it is resumed
@@ -354,10 +354,10 @@ class Cluster:
         elif meta["uid"] in self.over:
             if self._clock() < self._over_at[meta["uid"]] + self.status_lag:
                 return
-            if not self.kind.pods_outlive_job:
+            if not self.kind.behavior.pods_outlive_job:
                 self._create_pods(job)  # a missing pod is created in the pass that observes the end
             self._condition(job, "Succeeded" if self.over[meta["uid"]] else "Failed")
-        elif not self.kind.pods_outlive_job:
+        elif not self.kind.behavior.pods_outlive_job:
             self._run(job)
 
     def _reconcile_jobsets(self, rng: random.Random) -> None:
@@ -391,7 +391,7 @@ class Cluster:
         jobset = self.jobsets.get(meta["name"])
         for index, labels in enumerate(_ROLES[self.kind.name]):
             uid = f"uid-{next(self._uids)}"
-            name = f"{meta['name']}-{index}" + f"-{uid}" * self.kind.pods_outlive_job
+            name = f"{meta['name']}-{index}" + f"-{uid}" * self.kind.behavior.pods_outlive_job
             if str(index) in known or name in self.pods:
                 continue
             ours = dict(meta.get("labels") or {}) if self._labels_pods else {}
@@ -402,12 +402,12 @@ class Cluster:
                     "name": name, "namespace": NAMESPACE, "uid": uid, "job": meta["uid"],
                     "creationTimestamp": self.stamp(),
                     "created": self.version, "ownerReferences": [{"uid": owner, "kind": self.kind.name, "name": ""}],
-                    "labels": {**ours, **labels, "index": str(index), self.kind.pod_name_label: meta["name"],
-                               **({self.kind.pod_owner_label: owner} if jobset is not None else {})},
+                    "labels": {**ours, **labels, "index": str(index), self.kind.behavior.pod_name_label: meta["name"],
+                               **({self.kind.behavior.pod_owner_label: owner} if jobset is not None else {})},
                 },
                 "spec": {
                     "terminationGracePeriodSeconds": 1,
-                    "containers": [{"name": self.kind.container or "node",
+                    "containers": [{"name": self.kind.form.container or "node",
                                     "resources": {"limits": {"nvidia.com/gpu": 1}}}],
                 },
                 "status": {"phase": "Pending"},
@@ -424,7 +424,7 @@ class Cluster:
             self._written(pod)
 
     def _condition(self, job: Object, kind: str) -> None:
-        if not self.kind.reports_phases:
+        if not self.kind.behavior.reports_phases:
             kind = {"Succeeded": "Complete", "Running": "", "Created": ""}.get(kind, kind)
         wanted = [kind] if kind else []
         if [c["type"] for c in job["status"]["conditions"]] == wanted:
@@ -433,7 +433,7 @@ class Cluster:
             "conditions": [{"type": kind, "status": "True", "lastTransitionTime": self.stamp()} for kind in wanted],
             "startTime": job["status"].get("startTime") or self.stamp(),
         }
-        if phase_of(job).ended and self.kind.reports_phases:
+        if phase_of(job).ended and self.kind.behavior.reports_phases:
             job["status"]["completionTime"] = self.stamp()
         owner = Owner.of(job)
         if phase_of(job) is Phase.SUCCEEDED and owner is not None:
@@ -497,7 +497,7 @@ class Cluster:
             ):
                 self.note(f"a user {'suspends' if suspend else 'resumes'} {job['metadata']['uid']}")
                 self.touched_by_users.add(job["metadata"]["uid"])
-                fields = self.kind.suspension(suspend)
+                fields = self.kind.form.suspension(suspend)
                 job["spec"] |= {k: v for k, v in fields.items() if k != "runPolicy"}
                 job["spec"].setdefault("runPolicy", {}).update(fields.get("runPolicy", {}))
                 self._written(job)
@@ -510,7 +510,7 @@ class Cluster:
                 self.orphaned.add(uid)
                 self.touched_by_users.add(uid)
                 self._removed(self.jobs, job)
-            elif propagation == self.kind.propagation:
+            elif propagation == self.kind.behavior.propagation:
                 self.touched_by_users.add(uid)
                 self._request_deletion(job)
 

@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.ending import Event, Successor, Task, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Reattach
-from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.core.state.limits import Limit, Limits
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed

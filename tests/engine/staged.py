@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.state.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
@@ -108,7 +108,7 @@ class Staged:
 
     def running(self) -> None:
         """The condition Running, of a kind that has it. A TrainJob runs if its pods do."""
-        if self.kind.reports_phases:
+        if self.kind.behavior.reports_phases:
             self.condition("Running")
 
     def ended(self, how: str = "Succeeded") -> None:
@@ -130,16 +130,16 @@ class Staged:
             "Failed": {"terminated": {"exitCode": 1, "startedAt": stamp(since), "finishedAt": stamp()}},
             "Pending": {"waiting": {"reason": "ContainerCreating"}},
         }
-        container = self.kind.container or "mpi"
+        container = self.kind.form.container or "mpi"
         status = {
             "name": container, "restartCount": restarts, "state": state or default[phase], "lastState": last or {},
             "ready": phase == "Running",
         }  # fmt: skip
         role_labels = {
-            f"{TRAINJOB.pod_name_label}": NAME, "jobset.sigs.k8s.io/replicatedjob-name": "node",
+            f"{TRAINJOB.behavior.pod_name_label}": NAME, "jobset.sigs.k8s.io/replicatedjob-name": "node",
             "jobset.sigs.k8s.io/jobset-uid": "jobset", "batch.kubernetes.io/job-completion-index": str(index),
         } if self.kind is TRAINJOB else {
-            self.kind.pod_name_label: NAME, "training.kubeflow.org/replica-type": self.role.lower(),
+            self.kind.behavior.pod_name_label: NAME, "training.kubeflow.org/replica-type": self.role.lower(),
             "training.kubeflow.org/replica-index": str(index), "training.kubeflow.org/job-role": self.role.lower(),
         }  # fmt: skip
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(since)}

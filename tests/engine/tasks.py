@@ -28,8 +28,9 @@ from airflow_provider_ktrain.core.identity import (
 )
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL, JobOptions, build
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
+from airflow_provider_ktrain.core.state.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine import submit as submitting

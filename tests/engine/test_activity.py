@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.state.limits import Clock
+from airflow_provider_ktrain.core.state.limits import Clock, Limit
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.activity import CONCURRENT_READS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.context import FollowContext

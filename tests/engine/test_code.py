@@ -37,7 +37,7 @@ def code_of(program: str) -> Code:
 async def run(task: Task, number: int, code: Code | None, *, api: Api | None = None, **how: Any) -> Submitted:
     """Submit a job whose program is a file of its code."""
     options = JobOptions(image=clusters.IMAGE, command=["sh", "train.sh"])
-    if task.kind.has_runtimes:
+    if task.kind.runtimes:
         options = replace(options, runtime={"kind": "TrainingRuntime", "name": task.name})
         with contextlib.suppress(ApiStatusError):
             runtimes = f"/apis/{task.kind.group}/{task.version}/namespaces/{task.namespace}/trainingruntimes"

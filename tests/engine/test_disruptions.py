@@ -66,7 +66,7 @@ class Replay:
             shown = {"spec": obj["spec"], "status": obj["status"]}
             self.api.change(self.kind.plural, NAME, lambda job: job.update(shown))
             return
-        labels = {**self.training.labels, **obj["metadata"]["labels"], self.kind.pod_name_label: NAME}
+        labels = {**self.training.labels, **obj["metadata"]["labels"], self.kind.behavior.pod_name_label: NAME}
         meta = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}
         owner = {"kind": self.kind.name, "name": NAME, "uid": self.training.ref.uid}
         obj["metadata"] = {**meta, "labels": labels, "ownerReferences": [owner]}

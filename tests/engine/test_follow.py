@@ -664,7 +664,7 @@ async def test_kill_deletes_the_job_and_does_not_wait_for_pods(task: Task) -> No
     assert outcome.cause["detail"] == f"{ref} deleted. Its pods are being terminated."
     assert await task.pods(ref)
     job = await task.job()
-    if task.kind.pods_outlive_job:
+    if task.kind.behavior.pods_outlive_job:
         assert job is None
     else:
         assert job is not None

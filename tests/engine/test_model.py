@@ -71,7 +71,7 @@ class Interleaving:
         cleans_up = rng.random() < 0.5
         kind = rng.choice(list(KINDS.values()))
         self.cluster = Cluster(
-            self, loop.wall_time, kind, cleans_up=cleans_up, labels_pods=kind.labels_pods or rng.random() < 0.8
+            self, loop.wall_time, kind, cleans_up=cleans_up, labels_pods=kind.behavior.labels_pods or rng.random() < 0.8
         )
         self.cluster.status_lag = rng.choice([0, 0, 1, 3, 10])
         self.cluster.no_nodes_until = loop.wall_time() + rng.choice([0, 3, 15, 40])
@@ -145,7 +145,7 @@ class Interleaving:
         """A process ends the job of its own try."""
         phase = phase_of(job)
         if phase.ended:
-            suspends = verb == "PATCH" and phase is Phase.FAILED and self.cluster.kind.restarts_failed_jobs
+            suspends = verb == "PATCH" and phase is Phase.FAILED and self.cluster.kind.behavior.restarts_failed_jobs
             interrupted = isinstance(process, Terminal) and process.stopped
             replaces = process.submitting and phase is Phase.FAILED
             if not (suspends or interrupted or replaces or process.has_stored_outcome):
@@ -646,7 +646,7 @@ async def _write_again(self: OwnedJob, rule: Rule, read: JobRead, *, verify: boo
 
 async def _delete_unfenced(api: Api, kind: Kind, path: str, job: Object) -> None:
     """A deletion that is fenced by the uid alone."""
-    body = {"propagationPolicy": kind.propagation, "preconditions": {"uid": job["metadata"]["uid"]}}
+    body = {"propagationPolicy": kind.behavior.propagation, "preconditions": {"uid": job["metadata"]["uid"]}}
     await api.request("DELETE", path, body=body)
 
 

@@ -63,12 +63,12 @@ def succeeds(training: Staged) -> None:
 
 
 def suspended(training: Staged) -> None:
-    training.spec(**training.kind.suspension(True))
+    training.spec(**training.kind.form.suspension(True))
     training.condition("Suspended", since=27.0)
 
 
 def admitted(training: Staged) -> None:
-    training.spec(**training.kind.suspension(False))
+    training.spec(**training.kind.form.suspension(False))
     starts(training)
 
 

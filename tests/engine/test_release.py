@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef, Owner
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.state.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths, job_requests
 from airflow_provider_ktrain.engine import release as releasing

@@ -6,9 +6,9 @@ import json
 import time
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, JobRef
-from airflow_provider_ktrain.core.state.limits import Clock
+from airflow_provider_ktrain.core.state.limits import Clock, Limit
 from airflow_provider_ktrain.core.state.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS

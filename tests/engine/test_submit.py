@@ -207,7 +207,7 @@ async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: 
     assert second.ref.uid == first.ref.uid
     await task.running(second.ref)
     (after,) = await task.pods(second.ref)
-    assert (after == before) is not task.kind.renames_pods(task.kind.roles[0]), (
+    assert (after == before) is not task.kind.behavior.renames_pods(task.kind.roles[0]), (
         "recreated, under another name only by a batch Job"
     )
 

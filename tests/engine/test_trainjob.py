@@ -37,7 +37,7 @@ STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 
 async def jobset(task: TrainTask) -> Object | None:
     try:
-        path = f"/apis/{TRAINJOB.pod_owner.rpartition('/')[0]}/namespaces/{task.namespace}/jobsets/{task.name}"
+        path = f"/apis/{TRAINJOB.behavior.pod_owner.rpartition('/')[0]}/namespaces/{task.namespace}/jobsets/{task.name}"
         return await task.api.request("GET", path)
     except ApiStatusError as e:
         if e.status == 404:

@@ -49,7 +49,7 @@ class Jobs:
         given: dict[str, Any] = {"image": IMAGE, "command": WAIT, "gpus": 1, **options}
         manifest = build(kind, JobOptions(**given), f"kubeflow.org/{version}")
         manifest["spec"] |= spec or {}
-        for _, template in kind_of(manifest["kind"]).templates(manifest):
+        for _, template in kind_of(manifest["kind"]).form.templates(manifest):
             template["spec"]["terminationGracePeriodSeconds"] = 1  # as the first process, a shell ignores SIGTERM
         manifest["metadata"] |= {"name": f"life-{secrets.token_hex(4)}", "namespace": self.namespace}
         return manifest

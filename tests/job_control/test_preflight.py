@@ -21,8 +21,9 @@ from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import Problem
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.loader import Document
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL, JobOptions
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import prepare
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.preflight import preflight
 from tests.clusters import TestCluster

@@ -65,15 +65,15 @@ async def test_a_kept_job_is_paused_and_the_next_try_activates_it(api: Api, repl
 async def test_program_that_exits_with_0_when_kueue_stops_it_has_not_succeeded(task: Task) -> None:
     """Either the job waits in its queue and trains on, or its success is doubtful."""
     ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait", queue="team-a")).ref
-    await task.patch({"spec": task.kind.suspension(False)})
+    await task.patch({"spec": task.kind.form.suspension(False)})
     following = asyncio.create_task(task.ended(ref, deleted=False))
     await task.running(ref)
     await until_seen(task, "is Running")
-    await task.patch({"spec": task.kind.suspension(True)})
+    await task.patch({"spec": task.kind.form.suspension(True)})
     await until_seen(task, "is Suspended", "is Queued", "is Succeeded")
     if "is Succeeded" not in str(task.log):
         await until(lambda: no_pods(task, ref))
-        await task.patch({"spec": task.kind.suspension(False)})
+        await task.patch({"spec": task.kind.form.suspension(False)})
         await task.running(ref)
         await task.delete()
     assert not (await following).succeeded, str(task.log)
@@ -116,7 +116,7 @@ async def test_without_the_right_to_patch_workloads_an_unfinished_job_is_deleted
 ) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
     await write_workload(api, (await task.job()) or {}, [])
-    await task.patch({"spec": task.kind.suspension(False)})
+    await task.patch({"spec": task.kind.form.suspension(False)})
     await task.running(ref)
     async with api_of(kueue, token=await account(api, task.namespace)) as limited:
         with pytest.raises(KtrainError, match=r"ktrain rbac --kueue"):

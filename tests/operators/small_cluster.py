@@ -63,7 +63,7 @@ class Operator:
         condition = {"type": phase, "status": "True", "lastTransitionTime": stamp()}
         job = self.api.change(JOBS, name, lambda job: job.update(status={"conditions": [condition]}))
         labels = {
-            **job["metadata"]["labels"], PYTORCHJOB.pod_name_label: name,
+            **job["metadata"]["labels"], PYTORCHJOB.behavior.pod_name_label: name,
             "training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0",
         }  # fmt: skip
         owners = [{"kind": job["kind"], "name": name, "uid": uid}]

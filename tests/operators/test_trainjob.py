@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.trainjob.patches import MANAGER
-from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
+from airflow_provider_ktrain.core.objects import avoided_nodes
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import TrainJobOperator
 from airflow_provider_ktrain.volumes import SharedMemory

@@ -11,9 +11,9 @@ from decimal import Decimal
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING
-from airflow_provider_ktrain.core.manifest.quantity import parse_quantity
 from airflow_provider_ktrain.core.manifest.schema import TYPES
 from airflow_provider_ktrain.core.state.kueue_status import MULTIKUEUE
+from airflow_provider_ktrain.core.state.quantity import parse_quantity
 
 MAX_LABEL = 63  #: characters of a DNS label: a Service's name, a label's value
 CLEAN_POD_POLICIES = ("All", "Running", "None")
@@ -110,7 +110,7 @@ def replica_types(job: Job) -> Iterator[Finding]:
 @rule("no-replicas", ERROR)
 def replicas_exist(job: Job) -> Iterator[Finding]:
     """The job has replicas."""
-    if job.kind.replica_specs and (job.replica_specs.value == {} or not job.replica_specs.present):
+    if job.kind.form.replica_specs and (job.replica_specs.value == {} or not job.replica_specs.present):
         roles = " and ".join(job.kind.roles)
         yield Finding(job.replica_specs, "the job has no replicas, so nothing runs", "nothing", roles, f"add {roles}")
 
@@ -136,7 +136,7 @@ def containers_exist(job: Job) -> Iterator[Finding]:
 @rule("container-name", ERROR)
 def container_name(job: Job) -> Iterator[Finding]:
     """One container of each pod has the name that the operator looks for."""
-    required = job.kind.container
+    required = job.kind.form.container
     for replica in job.replicas.values():
         names = [c["name"].text for c in replica.containers]
         if required and names and required not in names:
@@ -157,7 +157,7 @@ def image(job: Job) -> Iterator[Finding]:
         image = container["image"]
         if not isinstance(image.value, str | None):
             continue  # the schema reports it
-        if not image.text and job.kind.has_runtimes:
+        if not image.text and job.kind.runtimes:
             continue
         if not image.text:
             message = f"container {container['name'].text} has no image"

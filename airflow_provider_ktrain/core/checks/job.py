@@ -10,9 +10,9 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.base import OperatorVersion
-from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINER_FIELDS
-from airflow_provider_ktrain.core.manifest.resources import is_gpu
+from airflow_provider_ktrain.core.kinds.operators import OperatorVersion
+from airflow_provider_ktrain.core.kinds.trainjob.form import TRAINER_FIELDS
+from airflow_provider_ktrain.core.state.gpus import is_gpu
 from airflow_provider_ktrain.core.strategic_merge import member
 
 
@@ -160,13 +160,13 @@ class Job:
     @property
     def replica_specs(self) -> Field:
         """The mapping of roles to replica specs, whose key differs between the kinds."""
-        return self.spec[self.kind.replica_specs]
+        return self.spec[self.kind.form.replica_specs]
 
     @functools.cached_property
     def replicas(self) -> dict[str, Replica]:
         """The replica types by role. A replica spec that isn't a mapping is left to the schema check."""
-        container_name = self.kind.container or self.spec["mainContainer"].text
-        if self.kind.has_runtimes:
+        container_name = self.kind.form.container or self.spec["mainContainer"].text
+        if self.kind.runtimes:
             role, nodes = self.kind.primaries[-1], self.spec["trainer"]["numNodes"].number
             return {role: Trainer(role, self.spec["trainer"], 1 if nodes is None else nodes, container_name)}
         return {
@@ -178,7 +178,7 @@ class Job:
     @property
     def pod_templates(self) -> list[Field]:
         """The pod templates of the manifest, and the patches of a runtime's."""
-        patches = self.spec["runtimePatches"] if self.kind.has_runtimes else ()
+        patches = self.spec["runtimePatches"] if self.kind.runtimes else ()
         jobs = (r for p in patches for r in p["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"])
         return [*(r.at["template"] for r in self.replicas.values()), *(r["template"]["spec"]["template"] for r in jobs)]
 

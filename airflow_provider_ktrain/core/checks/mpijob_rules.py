@@ -46,7 +46,7 @@ def mpi_processes(job: Job) -> Iterator[Finding]:
     worker, launcher = job.replicas.get("Worker"), job.replicas.get("Launcher")
     if not worker or not launcher or not worker.count:
         return
-    per_pod = job.spec[MPIJOB.processes_field].number or 1
+    per_pod = job.spec[MPIJOB.form.processes_field].number or 1
     slots = per_pod * (worker.count + bool(job.spec["runLauncherAsWorker"].value))
     low = max(launcher.numbers(r"--?min[-_]np"), default=None, key=lambda number: number[0])
     high = max(launcher.numbers(r"--?max[-_]np"), default=None, key=lambda number: number[0])

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, all_patches, pod_patches
-from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINER_FIELDS
+from airflow_provider_ktrain.core.kinds.trainjob.form import TRAINER_FIELDS
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ANY_JOB, NODE, PATCHES
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
@@ -113,7 +113,7 @@ def _places(manifest: Mapping[str, Any], override: Mapping[str, Any]) -> Iterato
     """The places of the manifest that the parameter was merged into."""
     kind = KINDS[str(manifest.get("kind"))]
     job = Job(Field(manifest), kind)
-    if not job.kind.has_runtimes:
+    if not job.kind.runtimes:
         for role, replica in job.replicas.items():
             template = replica.at["template"]
             for path, patch in pod_patches(override, role):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import WARNING
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 #: variables of NCCL itself; those of its library's loading are matched by their value
@@ -38,7 +38,7 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
     configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
     users, others = ([r.role for r, _ in _using(job, backend)] for backend in ("nccl", "gloo"))
     for replica, at in [*using, *((r, env) for r, env in configured if r.role not in (*users, *others))]:
-        if _gpus(job, replica) or _claims_devices(job, replica) or job.kind.has_runtimes:
+        if _gpus(job, replica) or _claims_devices(job, replica) or job.kind.runtimes:
             continue
         verb = "uses" if replica.role in users else "configures"
         yield Finding(
@@ -70,7 +70,7 @@ def shared_memory(job: Job) -> Iterator[Finding]:
 
     NCCL between the processes of a pod, and DataLoader workers, share memory through /dev/shm.
     """
-    for replica, _ in [] if job.kind.has_runtimes else _using(job, "nccl"):
+    for replica, _ in [] if job.kind.runtimes else _using(job, "nccl"):
         for trained in _trained(job, replica):
             mounts = {m["mountPath"].text.rstrip("/") for m in trained.main["volumeMounts"]}
             if trained.gpus and "/dev/shm" not in mounts and not trained.pod["hostIPC"].value:
@@ -86,11 +86,13 @@ def shared_memory(job: Job) -> Iterator[Finding]:
 @rule("nproc", WARNING)
 def processes_per_pod(job: Job) -> Iterator[Finding]:
     """The number of processes in each pod is valid and doesn't exceed its GPUs."""
-    per_pod = job.spec[job.kind.processes_field]
+    per_pod = job.spec[job.kind.form.processes_field]
     elastic = job.spec["elasticPolicy"]["nProcPerNode"]
     if per_pod.text and not per_pod.number and per_pod.text not in ("auto", "gpu", "cpu"):
         expected = "a number from 1, auto, gpu or cpu"
-        yield Finding(per_pod, f"invalid {job.kind.processes_field}", per_pod.text, expected, "write auto, or a number")
+        yield Finding(
+            per_pod, f"invalid {job.kind.form.processes_field}", per_pod.text, expected, "write auto, or a number"
+        )
     for replica in job.training:
         fields = [at for at in (per_pod, elastic) if (at.number or 0) > replica.gpus > 0]
         for at in fields:
@@ -112,10 +114,10 @@ def world_size(job: Job) -> Iterator[Finding]:
 
     With a Master the argument is superfluous: PyTorch's env:// reads the WORLD_SIZE that the operator sets.
     """
-    if job.kind.has_runtimes:  # the number of nodes, or of processes, may be the runtime's
+    if job.kind.runtimes:  # the number of nodes, or of processes, may be the runtime's
         return
     pods = sum(r.count for r in job.training)
-    processes = pods * (job.spec[job.kind.processes_field].number or 1)
+    processes = pods * (job.spec[job.kind.form.processes_field].number or 1)
     is_set = "Master" in job.replicas
     for replica in job.programs:
         launched = [count for count, _ in replica.numbers(r"--nproc[-_]per[-_]node")]

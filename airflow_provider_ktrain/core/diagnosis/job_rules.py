@@ -13,9 +13,10 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.diagnosis import startup_rules
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
 from airflow_provider_ktrain.core.objects import created, deletion_requested_at, disruption_of, is_being_deleted
+from airflow_provider_ktrain.core.state.limits import Limit
 
 Rule = Callable[[Evidence], Cause | None]
 _NO_FAILURE_LEFT = "its last failure is no longer visible"
@@ -55,7 +56,7 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
     if limit is Limit.STARTUP and not evidence.pods and not evidence.conditions and not obstacle:
         description = "was not reconciled by any operator within {seconds} s ({limit})"
         resolution = f"Check that {evidence.operators} runs."
-        if not evidence.kind.reports_phases:  # its operator may have tried, which only events show
+        if not evidence.kind.behavior.reports_phases:  # its operator may have tried, which only events show
             description = "had no pods within {seconds} s ({limit})"
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     higher = "" if step is None else f" higher than {step:.10g}"
@@ -206,7 +207,7 @@ def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
 def _pod_deleted(evidence: Evidence) -> Cause | None:
     """Operators count a pod that is being deleted as failed; under restartPolicy Never the job fails with it."""
     failed = evidence.failed_condition
-    found = re.search(evidence.kind.failed_role, failed.message) if failed else None
+    found = re.search(evidence.kind.behavior.failed_role, failed.message) if failed else None
     role = found[1] if found else ""
     deletions = [(at, evidence.replica_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))]
     of_failed_role = [(at, replica) for at, replica in deletions if role and replica.startswith(role)]
@@ -262,7 +263,7 @@ def _suspended(evidence: Evidence) -> Cause | None:
 
 def _unknown(evidence: Evidence) -> Cause:
     """No rule found a cause."""
-    if not evidence.conditions and (evidence.kind.reports_phases or not evidence.job.get("status")):
+    if not evidence.conditions and (evidence.kind.behavior.reports_phases or not evidence.job.get("status")):
         return Cause(
             Category.UNKNOWN,
             f"{evidence.title} has no status: no operator has reconciled it",

@@ -86,17 +86,3 @@ class Cause:
         fields = asdict(self) | {"category": str(self.category)}
         del fields["last_lines"], fields["unquoted"]
         return fields
-
-
-class Limit(enum.StrEnum):
-    """The limits of a task, by the names of the operators' parameters."""
-
-    QUEUE = "queue_timeout"
-    SCHEDULE = "schedule_timeout"
-    STARTUP = "startup_timeout"
-    PARTIAL_START = "partial_start_timeout"
-    EXECUTION = "execution_timeout"
-    LOG_STALL = "log_stall_timeout"
-    PROGRESS = "progress_timeout"
-    RESTARTS = "max_restarts"
-    CRASH_LOOP = "crash_loop_limit"

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import Json
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 #: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.
@@ -118,7 +118,7 @@ def describe_exit_code(exit_code: int | None) -> str:
 def _replica_key(kind: Kind, pod: Json) -> str:
     """The same for a pod and its replacements: the name, except that each pod of a batch Job has another."""
     role, index = kind.pod_role(objects.labels_of(pod))
-    return kind.replica_name(role, index) if kind.renames_pods(role) else objects.name_of(pod)
+    return kind.replica_name(role, index) if kind.behavior.renames_pods(role) else objects.name_of(pod)
 
 
 def _creation_order(pod: Json) -> tuple[str, bool]:
@@ -131,14 +131,7 @@ def _failures_of_pod(
 ) -> Iterator[Failure]:
     role, index = kind.pod_role(objects.labels_of(pod))
     disruption, disruption_message, disrupted_at = objects.disruption_of(pod)
-    found: list[tuple[bool, Json, list[Json]]] = []
-    for is_init, container in objects.with_init(pod):
-        failed = objects.failed_runs(container, include_recovered)
-        if runs := [run for run in failed if disruption or not objects.was_ended_by_deletion(run, pod)]:
-            found.append((is_init, container, runs))
-    if disruption and not found:
-        found.append((False, {}, [{}]))  # the pod ended before any container failed
-    for is_init, container, runs in found:
+    for is_init, container, runs in objects.failures_of(pod, include_recovered):
         first, last = runs[0], runs[-1]
         name = str(container.get("name") or "")
         yield Failure(

@@ -15,8 +15,8 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
-from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
-from airflow_provider_ktrain.core.objects import Json
+from airflow_provider_ktrain.core.objects import Json, avoided_nodes
+from airflow_provider_ktrain.core.state.pod_groups import MAX_START_RESTARTS
 from airflow_provider_ktrain.core.text import clipped, counted, first_line
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
@@ -37,7 +37,6 @@ GRACE_SECONDS: dict[str, float] = {
     "refusal": 60,  # any event by which the API server or the operator refuses the job, a pod or another object
 }
 LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
-MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
 
 
 def find_startup_failure(evidence: Evidence, *, has_run: bool) -> Cause | None:
@@ -95,11 +94,6 @@ def find_unstartable_command(evidence: Evidence) -> Cause | None:
             given_up = _given_up(cause, f"{failure.restarts + 1} attempts")
             return replace(given_up, replica=failure.replica).with_short_summary()
     return None
-
-
-def restarted_often(pod: Json) -> bool:
-    """Whether `find_unstartable_command` may find a container of this pod."""
-    return any(restarts >= MAX_START_RESTARTS for restarts in objects.restarts_of(pod))
 
 
 def find_obstacle(evidence: Evidence) -> Cause | None:

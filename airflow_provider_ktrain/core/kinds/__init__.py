@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL, OPERATOR_LABEL, Kind
+from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
+from airflow_provider_ktrain.core.kinds.operators import JOB_NAME_LABEL, OPERATOR_LABEL
 from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
 from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINJOB
 

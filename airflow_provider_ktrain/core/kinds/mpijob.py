@@ -8,8 +8,12 @@ from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.base import Kind, OperatorVersion
+from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds.form import ManifestForm
+from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion
+from airflow_provider_ktrain.core.kinds.scaling import Scaling
 
+_REPLICA_SPECS, _SLOTS = "mpiReplicaSpecs", "slotsPerWorker"  #: keys of `spec`
 _MIN_FLAGS = ("--min-np", "--min-num-proc")  # of horovodrun
 _MAX_FLAGS = ("--max-np", "--max-num-proc")
 
@@ -24,21 +28,6 @@ class MPIJob(Kind):
         """The Workers, and the Launcher only with `runLauncherAsWorker` (v2beta1)."""
         return role != "Launcher" or bool(spec.get("runLauncherAsWorker"))
 
-    def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
-        """Slots are a number: unlike a PyTorchJob's nprocPerNode, they can't be `auto` or `gpu`."""
-        if not str(count).isdigit():
-            raise ManifestError(
-                "nproc_per_node of an MPIJob must be a number",
-                found=repr(count),
-                expected=f"a number ({self.processes_field})",
-            )
-        spec[self.processes_field] = int(count)
-
-    def is_elastic(self, job: Mapping[str, Any]) -> bool:
-        """horovodrun is elastic with `--min-np` or `--max-np`."""
-        words = self._launcher_words(job)
-        return any(_flag(words, flags) is not None for flags in (_MIN_FLAGS, _MAX_FLAGS))
-
     def runs_on(self, job: Mapping[str, Any]) -> bool:
         """After an eviction of Workers, the job ends with its Launcher (recording 101-mpi-ephemeral-storage-worker)."""
         failed = true_conditions(job).get("Failed")
@@ -49,17 +38,42 @@ class MPIJob(Kind):
         ended = status.get("completionTime") or launcher.get("failed")
         return not ended and self.operator_of(str(job.get("apiVersion"))).recreates_pods
 
+
+class _Form(ManifestForm):
+    """Processes are slots."""
+
+    def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        """Slots are a number: unlike a PyTorchJob's nprocPerNode, they can't be `auto` or `gpu`."""
+        if not str(count).isdigit():
+            raise ManifestError(
+                "nproc_per_node of an MPIJob must be a number",
+                found=repr(count),
+                expected=f"a number ({self.processes_field})",
+            )
+        spec[self.processes_field] = int(count)
+
+
+class _Scaling(Scaling):
+    """By horovodrun's arguments."""
+
+    def is_elastic(self, job: Mapping[str, Any]) -> bool:
+        """horovodrun is elastic with `--min-np` or `--max-np`."""
+        words = _launcher_words(job)
+        return any(_flag(words, flags) is not None for flags in (_MIN_FLAGS, _MAX_FLAGS))
+
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
         """From horovodrun's arguments, which count processes: slotsPerWorker in each Worker. 0 Workers are allowed."""
-        words = self._launcher_words(job)
-        slots = int((job.get("spec") or {}).get(self.processes_field) or 1)
+        words = _launcher_words(job)
+        slots = int((job.get("spec") or {}).get(_SLOTS) or 1)
         low, high = (_flag(words, flags) for flags in (_MIN_FLAGS, _MAX_FLAGS))
         return -(-low // slots) if low else 0, high // slots if high else None
 
-    def _launcher_words(self, job: Mapping[str, Any]) -> list[str]:
-        template = self.replicas(job).get("Launcher", {}).get("template") or {}
-        containers = (template.get("spec") or {}).get("containers") or [{}]
-        return [str(w) for key in ("command", "args") for w in containers[0].get(key) or ()]
+
+def _launcher_words(job: Mapping[str, Any]) -> list[str]:
+    launcher = ((job.get("spec") or {}).get(_REPLICA_SPECS) or {}).get("Launcher") or {}
+    template = launcher.get("template") or {}
+    containers = (template.get("spec") or {}).get("containers") or [{}]
+    return [str(w) for key in ("command", "args") for w in containers[0].get(key) or ()]
 
 
 def _flag(words: list[str], flags: tuple[str, ...]) -> int | None:
@@ -107,23 +121,28 @@ MPIJOB = MPIJob(
     name="MPIJob",
     plural="mpijobs",
     operators=(_MPI_OPERATOR, _TRAINING_OPERATOR),
-    replica_specs="mpiReplicaSpecs",
+    form=_Form(
+        replica_specs=_REPLICA_SPECS,
+        container=None,
+        processes_field=_SLOTS,
+        schema_types={
+            "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
+            "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
+            "runPolicy:RunPolicy",
+            "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
+            "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
+            "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
+            "mpiImplementation:OpenMPI|Intel|MPICH",
+        },
+    ),
     roles=("Launcher", "Worker"),
     primaries=("Launcher",),
-    container=None,
-    processes_field="slotsPerWorker",
-    schema_types={
-        "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
-        "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
-        "runPolicy:RunPolicy",
-        "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
-        "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
-        "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
-        "mpiImplementation:OpenMPI|Intel|MPICH",
-    },
     required_roles=("Launcher", "Worker"),
     empty_roles=("Worker",),
     launchers=("Launcher",),
     auxiliary_roles=("Worker",),  # mpirun of the Launcher starts the processes in them
     single_roles=("Launcher",),
+    # under v2beta1 the launcher's pod is owned by a batch Job, which creates another one
+    behavior=OperatorBehavior(renamed_roles=("Launcher",), launcher_job="-launcher"),
+    scaling=_Scaling(),
 )

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
-from airflow_provider_ktrain.core.kinds.base import Kind, OperatorVersion
+from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds.form import ManifestForm
+from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion
+from airflow_provider_ktrain.core.kinds.scaling import Scaling
 
 
-class PyTorchJob(Kind):
+class _Form(ManifestForm):
     """A Master and Workers, or Workers alone."""
 
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
@@ -26,10 +29,18 @@ class PyTorchJob(Kind):
         if "Master" in specs and (specs.get("Worker") or {}).get("replicas") == 0:
             spec[self.replica_specs] = {"Master": specs["Master"]}
 
+
+class _Behavior(OperatorBehavior):
+    """It replaces pods that it has lost, also at the end of the job."""
+
     def may_create_pods_late(self, job: Mapping[str, Any]) -> bool:
         """A new Master came 0.1 s after the end, and trained on, in recordings 103 and 105c (Failed) and 107c."""
         true = true_conditions(job)
         return "Restarting" in true or ("Failed" in true and "backoff limit" in true["Failed"].message)
+
+
+class _Scaling(Scaling):
+    """By an elasticPolicy."""
 
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
         """With an elasticPolicy, torchrun continues with the Workers that are left."""
@@ -52,24 +63,28 @@ _TRAINING_OPERATOR = OperatorVersion(
     expires=True,  # recording 12-pt-ttl
 )
 
-PYTORCHJOB = PyTorchJob(
+PYTORCHJOB = Kind(
     name="PyTorchJob",
     plural="pytorchjobs",
     operators=(_TRAINING_OPERATOR,),
-    replica_specs="pytorchReplicaSpecs",
+    form=_Form(
+        replica_specs="pytorchReplicaSpecs",
+        container="pytorch",
+        processes_field="nprocPerNode",
+        schema_types={
+            "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
+            "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
+            "nprocPerNode:s",  # it can be auto, cpu or gpu
+            "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s "
+            "rdzvConf:[RdzvConf] standalone:b nProcPerNode:i maxRestarts:i metrics:any",
+            "RdzvConf": "key:s value:s",
+        },
+    ),
     roles=("Master", "Worker"),
     primaries=("Master", "Worker"),
-    container="pytorch",
-    processes_field="nprocPerNode",
-    schema_types={
-        "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
-        "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
-        "nprocPerNode:s",  # it can be auto, cpu or gpu
-        "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s "
-        "rdzvConf:[RdzvConf] standalone:b nProcPerNode:i maxRestarts:i metrics:any",
-        "RdzvConf": "key:s value:s",
-    },
     main_containers=("pytorch",),
+    behavior=_Behavior(),
+    scaling=_Scaling(),
     # kubeflow/community-distribution, pull request 3540
     platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "
     "PyTorchJobs. Their training jobs are TrainJobs (TrainJobOperator)",

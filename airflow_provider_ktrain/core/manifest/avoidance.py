@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, add_to_node_terms, mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
-
-NODE_NAME = "metadata.name"  #: the only field that matchFields may name
+from airflow_provider_ktrain.core.objects import NODE_NAME
 
 
 def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
@@ -23,30 +22,6 @@ def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     kind = kind_of(result.get("kind"))
     # an entry of matchFields has one value (ValidateNodeFieldSelectorRequirement in Kubernetes' core/validation)
     entries = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in names]
-    for _, template in kind.option_templates(result):
+    for _, template in kind.form.option_templates(result):
         add_to_node_terms(mapping_at(template, "spec"), "matchFields", entries)
     return result
-
-
-def avoided_nodes(pod: Mapping[str, Any]) -> list[str]:
-    """The names of the nodes that every term of a pod's required node affinity excludes, sorted.
-
-    :param pod: a pod.
-    """
-    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get(REQUIRED_NODES) or {}).get("nodeSelectorTerms") or ()
-    excluded = [
-        {
-            str(name)
-            for field in term.get("matchFields") or ()
-            if avoids_node(field)
-            for name in field.get("values") or ()
-        }
-        for term in terms
-    ]
-    return sorted(set.intersection(*excluded)) if excluded else []
-
-
-def avoids_node(field: Mapping[str, Any]) -> bool:
-    """Whether an entry of matchFields excludes nodes by their names."""
-    return field.get("key") == NODE_NAME and field.get("operator") == "NotIn"

@@ -181,15 +181,15 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
         {"name": archive, "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
         {"name": code, "mountPath": CODE_DIRECTORY},
     )
-    for role, template in kind.option_templates(result):
+    for role, template in kind.form.option_templates(result):
         pod = mapping_at(template, "spec")
-        container, program = kind.main_container(spec, pod, role), kind.program(spec, pod, role)
+        container, program = kind.form.main_container(spec, pod, role), kind.form.program(spec, pod, role)
         needs_command = program.get("args") or kind.runs_program(role)
         command = program.get("command") or ([] if needs_command else peer_command)
         if not command:
             raise ManifestError(
                 "code needs a command, because the image's own ENTRYPOINT isn't known",
-                where=f"$.spec.{kind.replica_specs}.{role}" if kind.replica_specs else "$.spec.trainer",
+                where=f"$.spec.{kind.form.replica_specs}.{role}" if kind.form.replica_specs else "$.spec.trainer",
                 found="no command",
                 expected='a command, such as ["python", "train.py"]',
                 remedy="set command",

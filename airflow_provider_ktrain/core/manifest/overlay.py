@@ -12,10 +12,9 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, a
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.task_variables import ATTEMPT
 from airflow_provider_ktrain.core.manifest.volumes import Volume
+from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 HOSTNAME = "kubernetes.io/hostname"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 CHECKPOINT_DIR = "KTRAIN_CHECKPOINT_DIR"
 
 Json = Any
@@ -110,7 +109,7 @@ def roles_without_manifest(known: Kind, options: JobOptions) -> list[str]:
     """
     kind = known.name
     roles = [known.primaries[0], *(["Worker"] if options.workers or options.replicas.get("Worker") else [])]
-    if not options.image and not known.has_runtimes:
+    if not options.image and not known.runtimes:
         raise ManifestError(
             f"a {kind} without a manifest needs an image", expected="image=...", remedy="set image or manifest"
         )
@@ -139,25 +138,25 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     workers = {} if options.workers is None else {"Worker": options.workers}
     if options.runtime is not None:
         spec["runtimeRef"] = {"name": options.runtime} if isinstance(options.runtime, str) else dict(options.runtime)
-    kind.set_replicas(spec, {**workers, **options.replicas})
+    kind.form.set_replicas(spec, {**workers, **options.replicas}, kind.roles)
     if options.nproc_per_node is not None:
-        kind.set_processes(spec, options.nproc_per_node)
+        kind.form.set_processes(spec, options.nproc_per_node)
     metadata = mapping_at(result, "metadata")
     kueue = {QUEUE_LABEL: options.queue, PRIORITY_LABEL: options.workload_priority_class}
     _merge(metadata, "labels", {**options.labels, **{key: value for key, value in kueue.items() if value}})
     _merge(metadata, "annotations", options.annotations)
-    for role, template in kind.option_templates(result):
+    for role, template in kind.form.option_templates(result):
         _over_template(template, options)
         pod = mapping_at(template, "spec")
         _over_pod(pod, options)
         for volume in options.volumes:
-            _put(kind.main_container(spec, pod, role), "volumeMounts", volume.mount(), same="mountPath")
-        program = kind.program(spec, pod, role)
+            _put(kind.form.main_container(spec, pod, role), "volumeMounts", volume.mount(), same="mountPath")
+        program = kind.form.program(spec, pod, role)
         _over_program(program, options, runs_program=kind.runs_program(role))
         if kind.trains(spec, role):
-            _set_resources(program, kind.resources_field, options)
+            _set_resources(program, kind.form.resources_field, options)
     if options.pod_override:
-        kind.override_pods(result, plain(options.pod_override))
+        kind.form.override_pods(result, plain(options.pod_override))
     return result
 
 

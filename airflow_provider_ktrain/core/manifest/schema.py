@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.strategic_merge import member
 
 Schema = Mapping[str, Any]
 
-TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, fields in kind.schema_types.items()} | {
+TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, fields in kind.form.schema_types.items()} | {
     "RunPolicy": "cleanPodPolicy:s ttlSecondsAfterFinished:i activeDeadlineSeconds:i backoffLimit:i "
     "schedulingPolicy:SchedulingPolicy suspend:b managedBy:s",
     "SchedulingPolicy": "minAvailable:i queue:s minResources:{q} priorityClass:s scheduleTimeoutSeconds:i",

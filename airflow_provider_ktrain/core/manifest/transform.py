@@ -13,8 +13,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served
+from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.loader import plain
 
 TTL = "ttlSecondsAfterFinished"
@@ -89,7 +88,7 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
             remedy=(kind.operator_of(served).rewrite_hint if kind else "") or f"write the manifest for {served}",
         )
     if kind and isinstance(spec, dict):
-        kind.fit(spec)
+        kind.form.fit(spec)
         for key, value in kind.operator_of(served).defaults.items():
             if spec.get(key) is None:
                 spec[key] = copy.deepcopy(value)
@@ -127,7 +126,7 @@ def stamp(
         "labels": {**(kept.get("labels") or {}), **(labels or {})},
         "annotations": {**notes, **(annotations or {})},
     }
-    for _, template in kind_of(result.get("kind")).templates(result):
+    for _, template in kind_of(result.get("kind")).form.templates(result):
         # `creationTimestamp: null`, which tools write into templates, is an unknown field to a strict server
         inner = {k: v for k, v in (template.get("metadata") or {}).items() if v is not None and k not in _SERVER_FIELDS}
         template["metadata"] = {**inner, "labels": {**(inner.get("labels") or {}), **(labels or {})}}
@@ -137,15 +136,16 @@ def stamp(
 def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | None = None) -> Manifest:
     """Let the cluster end the job by itself after some time, in case no task is left to do it.
 
-    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `Kind.set_backstop`; why:
-    `core/deadline.py`. A Trainer that doesn't serve the field for it gets the manifest unchanged.
+    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `ManifestForm.set_backstop`; why:
+    `core/deadline.py`. A cluster that doesn't serve the field for it gets the manifest unchanged.
 
     :param seconds: from the job's start to its deadline.
     :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
     """
     result: Manifest = plain(manifest)
-    if served is None or DEADLINE in (served.fields or ()):
-        kind_of(result.get("kind")).set_backstop(result, seconds)
+    kind = kind_of(result.get("kind"))
+    if served is None or kind.runtimes is None or kind.runtimes.can_end_job(served):
+        kind.form.set_backstop(result, seconds)
     return result
 
 

@@ -14,12 +14,20 @@ from typing import Any
 
 from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.conditions import ended_at
-from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.objects import Json, created, labels_of, node_of, uid_of
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Replica = tuple[str, int]
+#: reasons of the condition DisruptionTarget: what happened to the pod, and whether its node is to blame
+#: (https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions)
+REASONS = {
+    "PreemptionByScheduler": ("it was preempted by a pod of higher priority", False),
+    "EvictionByEvictionAPI": ("it was evicted from {node}", False),
+    "TerminationByKubelet": ("it was evicted from {node}", True),
+    "DeletionByTaintManager": ("it lost its node", True),
+    "DeletionByPodGC": ("it lost its node", True),
+}
 
 
 @dataclass(frozen=True)
@@ -98,13 +106,12 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     if at is None or objects.run_failed(ended) or (finished is not None and finished < at):
         return None
     reason = str(objects.condition_of(pod, "DisruptionTarget").get("reason")) if disrupted is not None else ""
-    known = failure_patterns.first_match(failure_patterns.DISRUPTIONS, reason) if reason else None
+    why, blames_node = REASONS.get(reason, ("its pod was deleted", False))
     node = node_of(pod)
-    why = "its pod was deleted" if known is None else f"it {known.description}".replace("from its node", f"from {node}")
     replica = kind.replica_name(role, index)
     how = f"ended with exit code {ended['exitCode']} after" if ended else "had not ended when"
-    blamed = node if known is not None and known.blames_node else ""
-    return Interruption(role, index, uid_of(pod), created(pod), f"{replica} {how} {why}", blamed)
+    text = f"{replica} {how} {why.format(node=node)}"
+    return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "")
 
 
 def _disrupted_at(pod: Json) -> float | None:

@@ -12,7 +12,7 @@ import enum
 import re
 from decimal import Decimal
 
-from airflow_provider_ktrain.core.manifest.quantity import parse_quantity
+from airflow_provider_ktrain.core.state.quantity import parse_quantity
 from airflow_provider_ktrain.core.text import counted
 
 _POD_SET = re.compile(r"(?:; )?couldn't assign flavors to pod set [^:\s]+: ")

@@ -13,13 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import condition_of, created, has_condition, metadata_of
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase, blocking_queue, explain, is_bypassed
 from airflow_provider_ktrain.core.text import with_short_first_line
 
 Workload = Mapping[str, Any]
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PREEMPTED = "Preempted"
 _CHECKS = "AdmissionCheck"
 _POD_TIMEOUTS = "RequeuingLimitExceeded"

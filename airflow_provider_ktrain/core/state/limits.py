@@ -5,11 +5,11 @@ A clock starts at a timestamp of the cluster, so it is the same for every proces
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.conditions import true_conditions
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.objects import Json, condition_of, created_at, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
@@ -17,6 +17,20 @@ from airflow_provider_ktrain.core.state.status import Phase, runs_on, wants_susp
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 RUNS_ON_SECONDS = 300.0  #: without a line, after which a job is over that has failed and runs on: see `Kind.runs_on`
+
+
+class Limit(enum.StrEnum):
+    """The limits of a task, by the names of the operators' parameters."""
+
+    QUEUE = "queue_timeout"
+    SCHEDULE = "schedule_timeout"
+    STARTUP = "startup_timeout"
+    PARTIAL_START = "partial_start_timeout"
+    EXECUTION = "execution_timeout"
+    LOG_STALL = "log_stall_timeout"
+    PROGRESS = "progress_timeout"
+    RESTARTS = "max_restarts"
+    CRASH_LOOP = "crash_loop_limit"
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ def clocks(
     :param groups: its existing pods.
     :param phase: phase of the job.
     :param limits: the task's limits.
-    :param deadline: when the whole execution must end, in epoch seconds (`core/deadline.py`); None for no deadline.
+    :param deadline: when the whole execution must end (`core/deadline.py`), in epoch seconds; None: never.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param progress_since: from when on the job makes no progress, in epoch seconds: see `progress.py`. Default: None,
         this doesn't count.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import Json
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -76,7 +76,7 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
         return kind.pod_role(objects.labels_of(pod))
 
     workers = sum(role_of(pod)[0] == "Worker" for pod in placed)
-    if not starts or (kind.is_elastic(job) and workers >= kind.worker_bounds(job)[0]):
+    if not starts or (kind.scaling.is_elastic(job) and workers >= kind.scaling.worker_bounds(job)[0]):
         return None
     ordered = sorted(waiting, key=role_of)
     return PartialStart(

@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from airflow_provider_ktrain.core.diagnosis.startup_rules import restarted_often
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.objects import created_at, is_being_deleted, labels_of, node_of
+from airflow_provider_ktrain.core.objects import created_at, is_being_deleted, labels_of, node_of, restarts_of
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.partial_start import find_partial_start, scheduled_at
 from airflow_provider_ktrain.core.state.pod_state import state_of_pod
 
 Pod = Mapping[str, Any]
+MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
 
 
 class State(NamedTuple):
@@ -32,7 +32,7 @@ class State(NamedTuple):
     :param is_gated: whether a queue holds it back.
     :param has_gpus: whether it requests GPUs.
     :param is_later_attempt: whether it belongs to a later attempt of the job: see `Kind.is_restarting`.
-    :param restarted_often: see `startup_rules.restarted_often`.
+    :param restarted_often: see `restarted_often`.
     """
 
     role: str
@@ -135,9 +135,16 @@ def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | No
     :param groups: its pods.
     """
     partial = find_partial_start(job, groups.examples())
-    if partial is not None and kind_of(job.get("kind")).is_elastic(job):  # whether it has its minimum takes all pods
+    if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(
+        job
+    ):  # whether it has its minimum takes all pods
         partial = find_partial_start(job, groups.pods.values())
     return None if partial is None else partial.since
+
+
+def restarted_often(pod: Pod) -> bool:
+    """Whether a container of the pod may be found to have a command that can't be started."""
+    return any(restarts >= MAX_START_RESTARTS for restarts in restarts_of(pod))
 
 
 def _place_of(kind: Kind, pod: Pod) -> tuple[State, float]:

@@ -9,10 +9,9 @@ from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.objects import created, labels_of, restarts_of
+from airflow_provider_ktrain.core.objects import created, failures_of, labels_of, restarts_of
 from airflow_provider_ktrain.core.state.interruption import Interruption, find_interruptions, requested_at
 from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.usage import Span, Usage, usage
@@ -146,7 +145,7 @@ class PodHistory:
 
     def _count(self, pods: list[Pod]) -> int:
         replaced = itertools.chain.from_iterable(self._replaced(pods))
-        return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(self._failed, replaced))
+        return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(_failed, replaced))
 
     def _drop_old_pods(self, now: datetime) -> None:
         for replaced in self._replaced(self.all):
@@ -154,7 +153,7 @@ class PodHistory:
             for pod in deleted[:-MAX_REPLACED_PODS]:
                 del self._known[pod["metadata"]["uid"]]
                 self._requested.pop(pod["metadata"]["uid"], None)
-                self._dropped_restarts += sum(restarts_of(pod)) + self._failed(pod)
+                self._dropped_restarts += sum(restarts_of(pod)) + _failed(pod)
                 self._dropped_usage = _plus(self._dropped_usage, usage([pod], now, evicted=self._evicted))
 
     def _replaced(self, pods: list[Pod]) -> list[list[Pod]]:
@@ -169,9 +168,10 @@ class PodHistory:
         role, index = self._kind.pod_role(labels_of(pod))
         return f"{role} {index}" if self._kind.has_role(role) else str(pod["metadata"]["name"])
 
-    def _failed(self, pod: Pod) -> bool:
-        """Whether the pod failed, and not because it was deleted."""
-        return (pod.get("status") or {}).get("phase") == "Failed" and bool(find_failures(self._kind, [pod], {}))
+
+def _failed(pod: Pod) -> bool:
+    """Whether the pod failed, and not because it was deleted."""
+    return (pod.get("status") or {}).get("phase") == "Failed" and bool(failures_of(pod))
 
 
 def _plus(one: Usage, other: Usage) -> Usage:

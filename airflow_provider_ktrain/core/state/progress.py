@@ -35,7 +35,9 @@ class RunStarts:
             uid = uid_of(pod)
             found = known.get(uid)
             self._known[uid] = found if found and found[0] is pod else (pod, _started_at(kind, job, pod))
-        if not kind.is_elastic(job) and any(at is None and not has_ended(pod) for pod, at in self._known.values()):
+        if not kind.scaling.is_elastic(job) and any(
+            at is None and not has_ended(pod) for pod, at in self._known.values()
+        ):
             return None
         return max((at for _, at in self._known.values() if at is not None), default=None)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import interruption_note, true_conditions
-from airflow_provider_ktrain.core.diagnosis.exit_code import find_ended_primary
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.objects import node_of
+from airflow_provider_ktrain.core.state.exit_code import find_ended_primary
 
 
 class Phase(enum.StrEnum):
@@ -66,17 +66,19 @@ def phase_of(
         return Phase.SUCCEEDED
     if kind.runs_on(job):
         return Phase.RUNNING
-    if "Failed" in true or (earlier is Phase.FAILED and not kind.reports_phases):
+    if "Failed" in true or (earlier is Phase.FAILED and not kind.behavior.reports_phases):
         return Phase.FAILED
     if "Suspended" in true or wants_suspension(job):
-        started = (job.get("status") or {}).get("startTime") or (earlier in _STARTED and not kind.reports_phases)
+        started = (job.get("status") or {}).get("startTime") or (
+            earlier in _STARTED and not kind.behavior.reports_phases
+        )
         return Phase.SUSPENDED if started else Phase.QUEUED
     if "Restarting" in true:
         return Phase.RESTARTING
     known = list(pods)
     if "Running" in true or kind.is_running(job, known):
         return Phase.RUNNING
-    if not kind.reports_phases and (earlier in _RAN or kind.is_restarting(known)):
+    if not kind.behavior.reports_phases and (earlier in _RAN or kind.is_restarting(known)):
         return Phase.RESTARTING
     if known and all(map(node_of, known)):
         return Phase.STARTING
@@ -97,14 +99,14 @@ def runs_on(job: Mapping[str, Any]) -> bool:
 def shown_conditions(job: Mapping[str, Any], phase: Phase) -> set[str]:
     """The types of the job's true conditions, and of those that a kind without them would have in this phase."""
     shown = set(true_conditions(job))
-    if _kind_of(job).reports_phases or phase is Phase.GONE:
+    if _kind_of(job).behavior.reports_phases or phase is Phase.GONE:
         return shown
     return shown | {"Created", CONDITION_OF_PHASE.get(phase, str(phase))}
 
 
 def _kind_of(job: Mapping[str, Any]) -> Kind:
     """The job's kind; any kind whose operator reports phases for a job that names none."""
-    return KINDS.get(str(job.get("kind"))) or next(kind for kind in KINDS.values() if kind.reports_phases)
+    return KINDS.get(str(job.get("kind"))) or next(kind for kind in KINDS.values() if kind.behavior.reports_phases)
 
 
 def wants_suspension(job: Mapping[str, Any]) -> bool:

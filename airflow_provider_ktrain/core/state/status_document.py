@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.formats import VERSION
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import created, labels_of, name_of, node_of, restarts_of
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
 from airflow_provider_ktrain.core.text import shown

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 
 from airflow_provider_ktrain.core import objects
-from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.objects import Json
+from airflow_provider_ktrain.core.state.gpus import pod_gpus
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
-from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.state.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted, listed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.core.state.disruptions import describe_silence, lost_replica, silent_nodes
+from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 
 

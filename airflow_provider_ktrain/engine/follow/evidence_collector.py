@@ -8,11 +8,11 @@ from collections.abc import Container, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
 from airflow_provider_ktrain.core.objects import failed_runs
-from airflow_provider_ktrain.core.state.crash_loop import Restart
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable

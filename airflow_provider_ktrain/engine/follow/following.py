@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
-from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
+from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.ending import Event
-from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
-from airflow_provider_ktrain.core.state.limits import Clock, clocks
+from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
 from airflow_provider_ktrain.core.text import shown_log
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe

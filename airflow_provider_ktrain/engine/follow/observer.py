@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.objects import created
+from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -219,7 +219,7 @@ class OwnPods:
         """Ask the API server to which job pods belong that don't show it, once for each new owner."""
         ref, taken = self._state.ref, self._pods.take_changed()
         self._unseen |= dict.fromkeys(taken)
-        if not self._state.kind.pod_owner_label:
+        if not self._state.kind.behavior.pod_owner_label:
             return
         self._unasked |= dict.fromkeys(taken)
         changed = [pod for uid in self._unasked if (pod := self._pods.objects.get(uid)) is not None]

@@ -30,7 +30,7 @@ class Outcome:
     :param result: the result that the primary printed: see `core.logs.result`. Default: None.
     :param result_error: what is wrong with the result. Default: "".
     :param metrics: seconds per phase, log lines and bytes, and watch requests, of all processes that followed the job.
-    :param exit_code: with which the primary replica of a failed job ended: see `core.diagnosis.exit_code`. Default:
+    :param exit_code: with which the primary replica of a failed job ended: see `core.state.exit_code`. Default:
         None, unknown.
     :param training_metrics: last and best value of each metric that the program reported. Default: none.
     :param status: for the training page: see `core.state.status_document`. Default: empty.

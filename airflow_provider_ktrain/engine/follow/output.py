@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.logs.selection import chooser, is_followed
+from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text import counted

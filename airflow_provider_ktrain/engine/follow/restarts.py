@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.state.crash_loop import CrashLoop, Restart, RestartHistory
+from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop, Restart, RestartHistory
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 

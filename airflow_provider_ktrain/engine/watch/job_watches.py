@@ -21,7 +21,7 @@ def watches_of(api: Api, ref: JobRef, *, shared: bool) -> list[tuple[SharedInfor
     if shared and ref.submission:
         selector, field_selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}", ""
         # pods that may lack our labels are selected by the operator's label, whatever its value
-        of_pods = selector if kind.labels_pods else kind.pod_name_label
+        of_pods = selector if kind.behavior.labels_pods else kind.behavior.pod_name_label
     label, _, value = ref.pod_selector.partition("=")
     job = shared_informer(api, jobs, label_selector=selector, field_selector=field_selector)
     return [

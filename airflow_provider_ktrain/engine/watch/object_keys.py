@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.state.kueue_status import equality_key, verdic
 Object = dict[str, Any]
 Key = tuple[str, ...]
 #: labels by which objects can be found: those in `JobRef.pod_selector`. Others would only take memory, for each object
-INDEXED_LABELS = frozenset({SUBMISSION_LABEL, *(kind.pod_name_label for kind in KINDS.values())})
+INDEXED_LABELS = frozenset({SUBMISSION_LABEL, *(kind.behavior.pod_name_label for kind in KINDS.values())})
 
 
 def by_uid(uid: str) -> Key:

@@ -13,11 +13,19 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
-from airflow_provider_ktrain.core.kinds.trainjob.runtime import Served, node_count, policy_of, require_policy
+from airflow_provider_ktrain.core.kinds.runtimes import Served
+from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
+    RUNTIMES,
+    node_count,
+    policy_of,
+    require_policy,
+    runtime_ref,
+)
 from airflow_provider_ktrain.core.strategic_merge import merged
 
 MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
@@ -363,3 +371,20 @@ def pod_of(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
 def node_container(replicated: Mapping[str, Any]) -> dict[str, Any] | None:
     """The container `node` of a replicated job; None if it has none."""
     return next((c for c in _items(pod_of(replicated), "containers") if c.get("name") == NODE), None)
+
+
+@dataclass(frozen=True)
+class TrainJobRuntimes:
+    """The ClusterTrainingRuntimes and TrainingRuntimes of Kubeflow Trainer, as `Runtimes` describes them."""
+
+    in_namespaces = tuple(plural for plural, namespaced in RUNTIMES.values() if namespaced)
+    in_cluster = tuple(plural for plural, namespaced in RUNTIMES.values() if not namespaced)
+    ref = staticmethod(runtime_ref)
+    limits_of = staticmethod(limits_of)
+    require_code = staticmethod(require_code)
+    expand = staticmethod(expand)
+
+    @staticmethod
+    def can_end_job(served: Served) -> bool:
+        """Whether this cluster's Trainer has a timer: 2.2 and newer."""
+        return DEADLINE in (served.fields or ())

@@ -6,11 +6,11 @@ The policy determines the number of nodes, and what starts the program there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
+from airflow_provider_ktrain.core.kinds.runtimes import RuntimeRef
 
 RUNTIME_GROUP = "trainer.kubeflow.org"
 CLUSTER_RUNTIME = "ClusterTrainingRuntime"
@@ -36,39 +36,6 @@ SUPPORT_LABEL, DEPRECATED = "trainer.kubeflow.org/support", "deprecated"  #: of 
 SOURCES = (TORCH, "mpi", "jax", "xgboost", "flux")  #: keys of mlPolicy that say how the nodes find each other
 #: words of commands that start one process group on all nodes
 _LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "mpirun", "tune ")
-
-
-@dataclass(frozen=True)
-class RuntimeRef:
-    """The runtime that a job refers to: an object that holds the job's pod templates.
-
-    :param kind: its kind: ClusterTrainingRuntime.
-    :param plural: the resource's path segment.
-    :param namespaced: whether it is in the job's namespace.
-    :param name: its name.
-    """
-
-    kind: str
-    plural: str
-    namespaced: bool
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
-
-
-@dataclass(frozen=True)
-class Served:
-    """What the cluster serves for one job.
-
-    :param fields: the fields of the job's `spec` in the served schema. None: the schema can't be read.
-    :param runtime: the runtime that the job refers to. None: the connection can't read it.
-    :param unreadable: why schema or runtime can't be read. Default: empty.
-    """
-
-    fields: frozenset[str] | None = None
-    runtime: Mapping[str, Any] | None = None
-    unreadable: str = ""
 
 
 def runtime_ref(manifest: Mapping[str, Any]) -> RuntimeRef | None:

@@ -182,7 +182,7 @@ class RestartHistory:
             if uid_of(pod) in gone:
                 self._note_loss(pod, gone=True)
         changed = sorted(pods.values(), key=created)
-        self._is_elastic = self._kind.is_elastic(job)
+        self._is_elastic = self._kind.scaling.is_elastic(job)
         for pod in changed:
             self._count_ousted(pod)
         restarts = [restart for pod in changed for restart in self._replace(pod)]
@@ -284,7 +284,11 @@ class RestartHistory:
         replica, why = self._replica(pod), _why_lost(pod, gone=gone)
         if not why or replica in self._lost or not self._is_current(pod):
             return
-        if why == POD_DELETED and self._kind.failure_deletes_peers and any(map(_has_failed, self._pods.values())):
+        if (
+            why == POD_DELETED
+            and self._kind.behavior.failure_deletes_peers
+            and any(map(_has_failed, self._pods.values()))
+        ):
             return  # the deletion is the effect of that failure, which is counted
         self._lost.add(replica)
         self._running_since.pop(replica, None)
@@ -308,7 +312,7 @@ class RestartHistory:
             self._running_since[replica] = min(began)
 
     def _start_counting(self, job: Json) -> None:
-        if self._since is None and not self._kind.is_elastic(job):
+        if self._since is None and not self._kind.scaling.is_elastic(job):
             expected = self._kind.size(job)
             if 0 < expected <= len(self._running_since):
                 self._since = max(self._running_since.values())
