@@ -22,7 +22,7 @@ from airflow.sdk import configuration
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
-from airflow_provider_ktrain.core.text import add_host_masker, clean, shown
+from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, BaseSensorOperator, Context
     from airflow.sdk.types import TaskInstanceKey
 
-    from airflow_provider_ktrain.core.identity import TaskInstanceId
+    from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
     Admit = Callable[[Callable[..., Any], str, dict[str, Any]], bool]
 

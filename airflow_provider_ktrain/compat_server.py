@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, TRIES_STATE
-from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
 SHOWN_PARTS = ("TASK_INSTANCE", "XCOM")  #: of a DAG, that the pages show: names of Airflow's `DagAccessEntity`

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.text import shown, with_short_first_line
+from airflow_provider_ktrain.core.text.output import shown, with_short_first_line
 
 #: The exception of each category, in the order of their definition; `unknown` has none of its own.
 BY_CATEGORY: dict[Category, type[TrainingJobError]] = {}

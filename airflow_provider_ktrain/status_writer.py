@@ -25,9 +25,9 @@ from typing import Any, Self
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, VERSION, mapping
-from airflow_provider_ktrain.core.identity import TaskInstanceId
-from airflow_provider_ktrain.core.text import shown, shown_log
-from airflow_provider_ktrain.engine.threads import in_thread
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
+from airflow_provider_ktrain.core.text.output import shown, shown_log
+from airflow_provider_ktrain.engine.api.threads import in_thread
 
 log = shown_log(__name__)
 

@@ -14,19 +14,19 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event, Successor
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import Log
+from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.owned_job import Submission
-from airflow_provider_ktrain.engine.submit import Submitted
-from airflow_provider_ktrain.engine.threads import in_thread
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.engine.training import Stopped, Training
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, question

@@ -120,8 +120,8 @@ class Recorder:
 
 async def ours(parameters: Json) -> Json:
     """LogFollower, which gets changes of pods from an informer, as in `follow`."""
-    from airflow_provider_ktrain.engine.wakeup import Wakeup
     from airflow_provider_ktrain.engine.watch.object_keys import by_name
+    from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 
     news = Wakeup()
     texts: list[str] = []
@@ -194,7 +194,7 @@ async def logger_alone(parameters: Json) -> Json:
 
 async def flood(parameters: Json) -> Json:
     """Two containers; one writes more than the rate limit passes on."""
-    from airflow_provider_ktrain.engine.wakeup import Wakeup
+    from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 
     late: list[float] = []
     flooded = 0
@@ -238,7 +238,7 @@ async def streams(parameters: Json) -> Json:
     """Enough followers for 300 streams, and a watch and deletes in the same process."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
-    from airflow_provider_ktrain.engine.wakeup import Wakeup
+    from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 
     news = Wakeup()
     counted: Counter[str] = Counter()

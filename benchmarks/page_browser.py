@@ -27,8 +27,8 @@ from typing import Any
 from harness import machine, quantile, table
 from harness.api_server import ApiServer, api_server
 
-from airflow_provider_ktrain.core.state.status_document import TrainingStatus
-from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
+from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

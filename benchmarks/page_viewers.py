@@ -30,8 +30,8 @@ import aiohttp
 from harness import cpu, machine, quantile, table
 from harness.api_server import ApiServer, api_server
 
-from airflow_provider_ktrain.core.state.status_document import TrainingStatus
-from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
+from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 
 REPLICAS = 256
 FASTEST, SLOWEST, SLOWER = 5.0, 30.0, 1.5  # seconds between two requests of the page's script, and its backoff

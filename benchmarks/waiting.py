@@ -48,7 +48,7 @@ Fired = Callable[[str], None]
 
 async def ours(parameters: Json, name: str, uid: str, fired: Fired) -> None:
     """TrainingJobTrigger with the operator's arguments. The job is kept, as by KubernetesJobOperator."""
-    from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
+    from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
     from airflow_provider_ktrain.engine.follow.options import Options
     from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 

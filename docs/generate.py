@@ -105,7 +105,7 @@ def rules() -> str:
 
 def rights() -> str:
     """The rules of the Role that `ktrain rbac` prints."""
-    from airflow_provider_ktrain.core.rbac import RULES
+    from airflow_provider_ktrain.core.checks.rbac import RULES
 
     rows = ((f"`{g}`" if g else "core", ", ".join(r), ", ".join(v)) for g, r, v in RULES)
     return table(("API group", "resources", "verbs"), rows)
@@ -113,23 +113,17 @@ def rights() -> str:
 
 ROOMS = {  # the headings of the messages, with the beginnings of the modules under them; the longest one decides
     "Operators": ("",),
-    "Submission": (
-        "core/adoption", "core/existing_job", "core/identity", "engine/submit", "engine/deletion_waiter",
-        "operators/submission",
-    ),
+    "Submission": ("core/identity", "engine/submit", "operators/submission"),
     "Following a job": (
         "core/diagnosis/crash_loop", "engine/follow", "triggers", "worker_host",
     ),
     "Causes of failures": ("core/diagnosis",),
     "Ends of jobs and tasks": ("core", "engine"),
     "Logs": ("engine/logs",),
-    "Results": ("core/asset_events", "core/logs/result", "core/xcom_values", "operators/asset_events"),
+    "Results": ("core/reporting/asset_events", "core/logs/result", "core/text/xcom_values", "operators/asset_events"),
     "Sensors": ("sensors",),
-    "Reaper": ("operators/reaper", "core/reaping"),
-    "Connections and requests": (
-        "hooks", "engine/api", "engine/connection_pools", "engine/job_requests", "engine/preflight",
-        "engine/request_errors", "engine/watch",
-    ),
+    "Reaper": ("operators/reaper", "core/identity/reaping"),
+    "Connections and requests": ("hooks", "engine/api", "engine/submit/preflight", "engine/watch"),
     "Manifests and functions": ("core/manifest", "core/kinds", "decorators"),
     "Checks": ("core/checks", "cli/check"),
     "Command line": ("cli", "embedded"),
@@ -161,7 +155,7 @@ def messages() -> str:
 
 def metrics() -> str:
     """The metrics of tasks, with their types, units and tags."""
-    from airflow_provider_ktrain.core.task_metrics import METRICS, PREFIX, TASK_TAGS
+    from airflow_provider_ktrain.core.reporting.task_metrics import METRICS, PREFIX, TASK_TAGS
 
     def row(metric: Any) -> tuple[str, ...]:
         first, *others = metric.names

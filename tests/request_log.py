@@ -15,7 +15,7 @@ import yaml
 from aiohttp import web
 from kubernetes_asyncio import client, config
 
-from airflow_provider_ktrain.engine.connection_pools import READ_BUFFER_BYTES
+from airflow_provider_ktrain.engine.api.connection_pools import READ_BUFFER_BYTES
 from tests.clusters import TestCluster
 
 VERBS = {"POST": "create", "GET": "get", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}

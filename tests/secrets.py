@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.secret_rules import RULES
+from airflow_provider_ktrain.core.text.secret_rules import RULES
 
 SECRET = "hunter2hunter2"
 EXAMPLES = tuple(rule.example.replace("SECRET", SECRET) for rule in RULES)

@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_ktrain.core.adoption import decide
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.ending import RULES, Event, Successor, why_ended
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.existing_job import describe_existing
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, judge
+from airflow_provider_ktrain.core.identity.adoption import decide
+from airflow_provider_ktrain.core.identity.existing_job import describe_existing
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
+from airflow_provider_ktrain.core.identity.reaping import ENDED_TASK_STATES, judge
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
 from airflow_provider_ktrain.engine.release import describe_freed
 from airflow_provider_ktrain.exceptions import TrainingJobError
 from scripts.message_texts import Placeholder, Text, has_words, shown, variants

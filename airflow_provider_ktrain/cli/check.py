@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.loader import SUFFIXES, parse, the_job, unknown, unrendered
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
-from airflow_provider_ktrain.core.text import counted, shown
+from airflow_provider_ktrain.core.text.output import counted, shown
 
 JOB = re.compile(rf"""\bkind["']?\s*:\s*["']?({"|".join(KINDS)})\b""")  #: in a file of a directory
 
@@ -162,8 +162,8 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
     """
     import asyncio
 
-    from airflow_provider_ktrain.engine.api import Api
-    from airflow_provider_ktrain.engine.preflight import preflight
+    from airflow_provider_ktrain.engine.api.client import Api
+    from airflow_provider_ktrain.engine.submit.preflight import preflight
 
     chosen = kubeconfig.target(args)
 

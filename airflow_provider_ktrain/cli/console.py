@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from airflow_provider_ktrain.core.text import shown
+from airflow_provider_ktrain.core.text.output import shown
 
 _RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ClusterError
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api.job_calls import Log
 
 
 async def create(api: Api, namespace: str, objects: Iterable[Mapping[str, Any]], log: Log) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from airflow_provider_ktrain.cli.arguments import namespace
-from airflow_provider_ktrain.core import rbac
+from airflow_provider_ktrain.core.checks import rbac
 
 
 def add_parser(subparsers: Any) -> None:

@@ -26,8 +26,8 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
-from airflow_provider_ktrain.core.text import counted, shown
-from airflow_provider_ktrain.engine.code_directory import read_code
+from airflow_provider_ktrain.core.text.output import counted, shown
+from airflow_provider_ktrain.engine.submit.code_directory import read_code
 
 KIND = "PyTorchJob"  #: of a job without a file
 WORKERS = 1  #: of a job without a file, beside its Master
@@ -226,7 +226,7 @@ async def _follow(
     target: Target, args: argparse.Namespace, prepared: Prepared, code: Code | None, console: Console
 ) -> int:
     from airflow_provider_ktrain.cli.run_host import InterruptedTwice, RunHost
-    from airflow_provider_ktrain.engine.api import Api
+    from airflow_provider_ktrain.engine.api.client import Api
 
     namespace, document = target.namespace_of(prepared.manifest), prepared.document
     api = Api(target.make_client)

@@ -15,27 +15,27 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from airflow_provider_ktrain.core.deadline import deadline_of
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
-from airflow_provider_ktrain.core.identity import JobRef, delete_command
-from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.identity.names import JobRef, delete_command
 from airflow_provider_ktrain.core.kinds.runtimes import Served
-from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
-from airflow_provider_ktrain.core.state.gpus import pod_gpus
+from airflow_provider_ktrain.core.manifest.deadline import deadline_of
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
+from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import Log, read_training, served_version
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import Log, read_training, served_version
-from airflow_provider_ktrain.engine.runtimes import read_served
-from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from airflow_provider_ktrain.engine.training import Stopped, Training
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: that delete the job
 LIMITS = Limits(startup=3600, partial_start=3600, crash_loop=6)  #: those of an operator without parameters

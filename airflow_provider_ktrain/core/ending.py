@@ -2,8 +2,9 @@
 
 The owner of a life (`engine/training.py`) reads the job and its pods whenever something may end the training, describes
 what it knows as a `Situation`, and carries out the ending that `decide` returns. Nothing else decides an end.
-A try has no part in the life of a job that it finds under its name: `core/adoption.py` decides whether it takes that
-job, replaces it, or, with invalid parameters, takes it or fails. That needs a read, too, which fences what is written.
+A try has no part in the life of a job that it finds under its name: `core/identity/adoption.py` decides whether it
+takes that job, replaces it, or, with invalid parameters, takes it or fails. That needs a read, too, which fences what
+is written.
 docs/guarantees.md contains this list as a table, which `scripts/endings.py` generates.
 
 A watch only shows when to look. Where a rule names what was `seen`, that is a read from the API server made for this
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.state.status import Seen
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, SUGGESTION, shown
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, SUGGESTION, shown
 
 
 class KtrainError(Exception):

@@ -1,7 +1,7 @@
 """The one path from what a user writes to a checked manifest: of operators, `ktrain run` and `ktrain check`.
 
-`core/job_request.py` then fits the manifest to the cluster and stamps it. A manifest is input, not evidence: what
-another job's submission has added to it says nothing about the new job, and is removed.
+`core/manifest/job_request.py` then fits the manifest to the cluster and stamps it. A manifest is input, not evidence:
+what another job's submission has added to it says nothing about the new job, and is removed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check
 from airflow_provider_ktrain.core.checks.pod_override import name_paths
-from airflow_provider_ktrain.core.deadline import backstop_seconds, deadline_of
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity import PREFIX, code_hash
+from airflow_provider_ktrain.core.identity.names import PREFIX, code_hash
+from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE, PATCHES
 from airflow_provider_ktrain.core.manifest.code import CODE_VOLUMES, without_start
+from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds, deadline_of
 from airflow_provider_ktrain.core.manifest.loader import Document, plain
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, build, overlay
-from airflow_provider_ktrain.core.manifest.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.manifest.transform import modernize
-from airflow_provider_ktrain.core.objects import avoids_node
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.state.pods.objects import avoids_node
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 KUEUE_MANAGER = "kueue.x-k8s.io/manager"  #: of Kueue's entry of runtimePatches
 SAVED = "this manifest was saved from a job of ktrain, and what had been added to that job is left out"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
-    from airflow_provider_ktrain.core.job_request import JobRequest
+    from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 
 
 class _TrainJobDecoratedOperator(FunctionOperator, TrainJobOperator):

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION, interruption_note
 from airflow_provider_ktrain.core.ending import (
     HURRIED,
     Action,
@@ -29,14 +28,16 @@ from airflow_provider_ktrain.core.ending import (
     why_ended,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.identity.names import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION, interruption_note
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, annotate, read_training
+from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, annotate, read_training
 from airflow_provider_ktrain.engine.release import (
     Released,
     ReleaseError,
@@ -44,8 +45,7 @@ from airflow_provider_ktrain.engine.release import (
     release_now,
     release_others,
 )
-from airflow_provider_ktrain.engine.request_errors import retry_transient
-from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
+from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
 
 Object = dict[str, Any]
 FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping

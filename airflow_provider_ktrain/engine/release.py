@@ -17,18 +17,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted, node_of
-from airflow_provider_ktrain.core.state.gpus import pod_gpus
+from airflow_provider_ktrain.core.kinds.conditions import true_conditions
+from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.core.text import counted, listed
-from airflow_provider_ktrain.engine import api_paths, kueue
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.job_requests import (
+from airflow_provider_ktrain.core.text.output import counted, listed
+from airflow_provider_ktrain.engine.api import api_paths, kueue
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
     delete_fenced,
@@ -38,7 +38,7 @@ from airflow_provider_ktrain.engine.job_requests import (
     read_training,
     set_suspended,
 )
-from airflow_provider_ktrain.engine.request_errors import retry_transient
+from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")

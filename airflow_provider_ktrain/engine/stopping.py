@@ -15,10 +15,10 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Situation, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, read_job
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log, read_job
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
 
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends

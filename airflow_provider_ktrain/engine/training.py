@@ -16,16 +16,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from airflow_provider_ktrain.core.adoption import may_have_begun
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ownership, Rule, decide, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.adoption import may_have_begun
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
-from airflow_provider_ktrain.core.state.exit_code import EndedPrimary
+from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.state.status import Seen
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
@@ -33,11 +34,10 @@ from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead, Log
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.stopping import Stopping
-from airflow_provider_ktrain.engine.submit import CodeRefusedError, Submitted
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.submit.create_or_adopt import CodeRefusedError, Submitted
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
 T = TypeVar("T")
 RETRY_SECONDS = 5.0  #: between two attempts to follow a job

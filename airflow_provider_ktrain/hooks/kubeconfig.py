@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
-from airflow_provider_ktrain.engine.threads import in_thread
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine.api.threads import in_thread
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.engine.threads import in_thread
+from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.hooks import kubeconfig
 
 if TYPE_CHECKING:
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
     from kubernetes_asyncio.client import ApiClient
 
-    from airflow_provider_ktrain.core.identity import JobRef
-    from airflow_provider_ktrain.engine.api import Api
+    from airflow_provider_ktrain.core.identity.names import JobRef
+    from airflow_provider_ktrain.engine.api.client import Api
 
 _Key = tuple[str, str | None, str]
 _reading: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Mapping[str, Any]]]] = WeakKeyDictionary()
@@ -87,7 +87,7 @@ class TrainingHook:
 
     def _new_api(self) -> Api:
         """An API whose first client may reuse an exec plugin's credential. A rebuilt one doesn't: it may be refused."""
-        from airflow_provider_ktrain.engine.api import Api
+        from airflow_provider_ktrain.engine.api.client import Api
 
         built = itertools.count()
         return Api(lambda: self.make_client(renew=next(built) > 0), self.changed)
@@ -136,8 +136,8 @@ class TrainingHook:
         :param ref: a job in this cluster. Default: None, the cluster isn't checked.
         :raises AccessError: the connection now leads to another cluster than that of the job.
         """
-        from airflow_provider_ktrain.engine import api_paths
-        from airflow_provider_ktrain.engine.job_requests import check_cluster
+        from airflow_provider_ktrain.engine.api import api_paths
+        from airflow_provider_ktrain.engine.api.job_calls import check_cluster
 
         key = (self.conn_id, self.cluster_context, await _content(await self._read()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})

@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 from airflow.sdk import BaseOperatorLink
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.text import shown_log
+from airflow_provider_ktrain.core.text.output import shown_log
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from airflow_provider_ktrain import compat
 
 if TYPE_CHECKING:
-    from airflow_provider_ktrain.core.identity import JobRef
+    from airflow_provider_ktrain.core.identity.names import JobRef
     from airflow_provider_ktrain.operators.job_parameters import JobParameters
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from airflow_provider_ktrain.core import asset_events
-from airflow_provider_ktrain.core.text import clipped
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.core.reporting import asset_events
+from airflow_provider_ktrain.core.text.output import clipped
+from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.operators import task_state
 
 if TYPE_CHECKING:

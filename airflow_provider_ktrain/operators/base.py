@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
-from airflow_provider_ktrain.core.identity import JobRef, TaskInstanceId, code_hash
-from airflow_provider_ktrain.core.text import clipped, with_short_first_line
+from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
+from airflow_provider_ktrain.core.text.output import clipped, with_short_first_line
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
     from airflow_provider_ktrain.engine.follow.options import Options
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
-    from airflow_provider_ktrain.engine.submit import Submitted
+    from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
     from airflow_provider_ktrain.operators.submission import Submission
     from airflow_provider_ktrain.worker_host import WorkerHost
 
@@ -126,7 +126,7 @@ class TrainingJobOperator(JobParameters):
 
         :param host: the host that is responsible for the job until Airflow's TaskDeferred leaves it. Default: None.
         """
-        from airflow_provider_ktrain.core.deadline import deferral_timeout
+        from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout
         from airflow_provider_ktrain.operators import task_state
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
@@ -335,7 +335,7 @@ class TrainingJobOperator(JobParameters):
 
     def _count(self, outcome: Outcome, context: Context) -> None:
         """Add this try to the counters of Airflow's metrics, unless another try owns the job now."""
-        from airflow_provider_ktrain.core.task_metrics import PREFIX, counts
+        from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts
         from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE
 
         if outcome.superseded:
@@ -346,7 +346,7 @@ class TrainingJobOperator(JobParameters):
 
     def _push_outcome(self, outcome: Outcome, context: Context) -> None:
         """Push usage, metrics, and the last status for the training page, and set the gauges of Airflow's metrics."""
-        from airflow_provider_ktrain.core.task_metrics import PREFIX, gauges
+        from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, gauges
 
         xcoms = {STATUS_XCOM: outcome.status}
         if self.do_xcom_push:
@@ -420,7 +420,7 @@ class TrainingJobOperator(JobParameters):
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
         """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
-        from airflow_provider_ktrain.core.xcom_values import storable_outputs
+        from airflow_provider_ktrain.core.text.xcom_values import storable_outputs
 
         if not outcome.succeeded:
             return outcome

@@ -12,15 +12,15 @@ from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.exceptions import as_airflow_errors
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.core.identity import JobRef
-    from airflow_provider_ktrain.engine.api import Api
+    from airflow_provider_ktrain.core.identity.names import JobRef
+    from airflow_provider_ktrain.engine.api.client import Api
 
 
 class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
@@ -72,7 +72,7 @@ class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
 
     async def _act_on_job(self, api: Api, default_namespace: str) -> str:
         """Find the job by its name and change it."""
-        from airflow_provider_ktrain.engine.job_requests import find, served_version
+        from airflow_provider_ktrain.engine.api.job_calls import find, served_version
 
         kind = kind_of(self.kind)
         namespace = self.namespace or default_namespace
@@ -115,7 +115,7 @@ class ScaleTrainingJobOperator(_JobControlOperator):
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         """Return when exactly `workers` Workers run."""
-        from airflow_provider_ktrain.engine.operations import scale
+        from airflow_provider_ktrain.engine.job_control import scale
 
         return await scale(api, ref, self.workers, timeout=timeout)
 
@@ -137,7 +137,7 @@ class SuspendTrainingJobOperator(_JobControlOperator):
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         """Return when the job's pods are gone."""
-        from airflow_provider_ktrain.engine.operations import suspend
+        from airflow_provider_ktrain.engine.job_control import suspend
 
         return await suspend(api, ref, timeout=timeout)
 
@@ -159,7 +159,7 @@ class ResumeTrainingJobOperator(_JobControlOperator):
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         """Return when the operator has created pods again."""
-        from airflow_provider_ktrain.engine.operations import resume
+        from airflow_provider_ktrain.engine.job_control import resume
 
         return await resume(api, ref, timeout=timeout)
 
@@ -189,6 +189,6 @@ class DeleteTrainingJobOperator(_JobControlOperator):
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         """Return when the job and its pods are gone; with `force`, also delete a job that a task owns."""
-        from airflow_provider_ktrain.engine.operations import delete
+        from airflow_provider_ktrain.engine.job_control import delete
 
         return (await delete(api, ref, force=self.force, timeout=timeout)).text

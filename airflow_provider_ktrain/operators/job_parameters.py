@@ -15,7 +15,7 @@ from airflow.sdk import BaseOperator
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey
+from airflow_provider_ktrain.core.identity.names import OnFinishAction, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
@@ -25,8 +25,8 @@ from airflow_provider_ktrain.parse_checks import ParseChecks
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.core.job_request import JobRequest
     from airflow_provider_ktrain.core.manifest.code import Code
+    from airflow_provider_ktrain.core.manifest.job_request import JobRequest
     from airflow_provider_ktrain.core.manifest.overlay import JobOptions
     from airflow_provider_ktrain.core.prepare import Prepared
     from airflow_provider_ktrain.engine.follow.options import Options
@@ -190,7 +190,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
         :raises ManifestError: they can't be read, or are too large.
         """
-        from airflow_provider_ktrain.engine.code_directory import is_missing, read_code
+        from airflow_provider_ktrain.engine.submit.code_directory import is_missing, read_code
 
         if self.code is None:
             return None
@@ -268,7 +268,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
         :param with_code: whether the code's directory is read, for its hash.
         """
-        from airflow_provider_ktrain.core import lineage
+        from airflow_provider_ktrain.core.reporting import lineage
 
         namespace = {"namespace": self.namespace} if self.namespace else {}
         found: dict[str, Any] = {"job": {"kind": self.kind.name, **namespace}}
@@ -283,8 +283,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _request(self, context: Context) -> JobRequest:
         """The job that this try requests. It contains the error of an invalid parameter: see `JobRequest.invalid`."""
-        from airflow_provider_ktrain.core.deadline import run_seconds
-        from airflow_provider_ktrain.core.job_request import JobRequest
+        from airflow_provider_ktrain.core.manifest.deadline import run_seconds
+        from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 
         source, manifest, code, invalid = None, None, None, None
         try:
@@ -333,7 +333,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _owner(self, context: Context) -> tuple[Owner, int]:
         """This try as an owner, and the first try since the task was last cleared."""
-        from airflow_provider_ktrain.core.adoption import first_try_since_clear
+        from airflow_provider_ktrain.core.identity.adoption import first_try_since_clear
 
         ti = context["ti"]
         index = -1 if ti.map_index is None else ti.map_index
@@ -379,7 +379,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
         :param job: the job, with the annotation of its deadline.
         """
-        from airflow_provider_ktrain.core.deadline import deadline_of
+        from airflow_provider_ktrain.core.manifest.deadline import deadline_of
         from airflow_provider_ktrain.core.state.limits import Limits
         from airflow_provider_ktrain.engine.follow.options import Options
 

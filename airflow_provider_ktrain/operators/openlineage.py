@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import __version__
-from airflow_provider_ktrain.core import lineage as facts
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.text import shown
+from airflow_provider_ktrain.core.reporting import lineage as facts
+from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 if TYPE_CHECKING:

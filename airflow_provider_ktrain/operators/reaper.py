@@ -16,20 +16,20 @@ from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, OperatorMissingError
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
+from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, Owner, label_value
+from airflow_provider_ktrain.core.identity.reaping import ENDED_TASK_STATES, is_kept, judge
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.objects import has_ended
-from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, is_kept, judge
+from airflow_provider_ktrain.core.state.pods.objects import has_ended
 from airflow_provider_ktrain.core.state.status import phase_of
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.exceptions import as_airflow_errors
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.api import Api
-    from airflow_provider_ktrain.engine.job_requests import JobRead
+    from airflow_provider_ktrain.engine.api.client import Api
+    from airflow_provider_ktrain.engine.api.job_calls import JobRead
     from airflow_provider_ktrain.worker_host import WorkerHost
 
 Object = dict[str, Any]
@@ -157,8 +157,8 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
 
     async def _find(self, deployment: str, api: Api, default: str) -> tuple[list[tuple[JobRef, Object]], str]:
         """The jobs of the deployment, and a text that names the namespaces: `default` if the parameter is empty."""
-        from airflow_provider_ktrain.engine import api_paths
-        from airflow_provider_ktrain.engine.job_requests import served_version
+        from airflow_provider_ktrain.engine.api import api_paths
+        from airflow_provider_ktrain.engine.api.job_calls import served_version
 
         given = [self.namespaces] if isinstance(self.namespaces, str) and self.namespaces else list(self.namespaces)
         namespaces = list(dict.fromkeys(given or [default]))
@@ -181,7 +181,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
 
     async def _check_namespace(self, api: Api, namespace: str) -> None:
         """Fail if the namespace doesn't exist. A misspelled namespace would look as if no job were left over there."""
-        from airflow_provider_ktrain.engine.api import ApiStatusError
+        from airflow_provider_ktrain.engine.api.client import ApiStatusError
 
         try:
             await api.request("GET", f"/api/v1/namespaces/{quote(namespace, safe='')}")
@@ -206,7 +206,7 @@ def _task_state(owner: Owner) -> str:
 
 async def _active_pods(ref: JobRef, api: Api, namespace: str) -> int:
     """The number of the job's pods that have not ended."""
-    from airflow_provider_ktrain.engine.job_requests import job_pods
+    from airflow_provider_ktrain.engine.api.job_calls import job_pods
 
     return sum(not has_ended(pod) for pod in await job_pods(api, ref))
 

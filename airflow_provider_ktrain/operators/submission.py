@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.announcement import describe_job, manifest_text
-from airflow_provider_ktrain.core.asset_events import checkpoint_dir
 from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
-from airflow_provider_ktrain.core.identity import JobRef, code_hash, delete_command
-from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.identity.names import JobRef, code_hash, delete_command
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.runtimes import Served
-from airflow_provider_ktrain.core.redaction import redacted
-from airflow_provider_ktrain.core.text import Verbatim, counted
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.job_requests import Log, check_cluster, served_version
-from airflow_provider_ktrain.engine.preflight import preflight
-from airflow_provider_ktrain.engine.runtimes import read_served
-from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
+from airflow_provider_ktrain.core.reporting.announcement import describe_job, manifest_text
+from airflow_provider_ktrain.core.reporting.asset_events import checkpoint_dir
+from airflow_provider_ktrain.core.reporting.redaction import redacted
+from airflow_provider_ktrain.core.text.output import Verbatim, counted
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import Log, check_cluster, served_version
+from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.submit.preflight import preflight
+from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from airflow_provider_ktrain.operators import task_state
 from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 

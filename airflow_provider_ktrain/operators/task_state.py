@@ -26,7 +26,7 @@ from airflow_provider_ktrain.core.formats import (
     with_failed_nodes,
     with_try,
 )
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.engine.follow.deferral import Deferral
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from airflow_provider_ktrain import compat, compat_server
-from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.links.training import PREFIX
 from airflow_provider_ktrain.plugin import views
 from airflow_provider_ktrain.plugin.running import RunningTrainings

@@ -16,10 +16,10 @@ from urllib.parse import quote
 from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
+from airflow_provider_ktrain.core.reporting.success_summary import format_duration
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
-from airflow_provider_ktrain.core.success_summary import format_duration
-from airflow_provider_ktrain.core.text import shown
+from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.links.training import page_query
 
 STALE_SECONDS = 180.0  #: after which the data of a training that runs counts as old

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.compat import JOB_SOURCE, StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.state.awaited import Awaited, describe_state, look_for
@@ -27,7 +27,7 @@ from airflow_provider_ktrain.parse_checks import ParseChecks
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.api import Api
+    from airflow_provider_ktrain.engine.api.client import Api
     from airflow_provider_ktrain.engine.follow.options import Options
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.worker_host import WorkerHost
@@ -233,7 +233,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job by its name. The second value is None if it doesn't exist."""
-        from airflow_provider_ktrain.engine.job_requests import find, served_version
+        from airflow_provider_ktrain.engine.api.job_calls import find, served_version
 
         version = await served_version(api, self.kind)
         ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")

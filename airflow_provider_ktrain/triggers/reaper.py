@@ -11,7 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
 from airflow_provider_ktrain.core.formats import VERSION, mapping
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text.output import clean
 
 
 class SecondLookTrigger(BaseTrigger):

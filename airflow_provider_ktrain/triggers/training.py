@@ -16,9 +16,9 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog, storable_log, supervisor_connection
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
-from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.text import clean
-from airflow_provider_ktrain.engine.threads import in_thread
+from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, question
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, PREFIX
+from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, PREFIX
+from airflow_provider_ktrain.core.identity.reaping import judge
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.core.reaping import judge
 from tests.cli.conftest import SECONDS, Start
 from tests.clusters import IMAGE, TestCluster
 from tests.core.manifests import trainjob

@@ -13,14 +13,14 @@ from airflow_provider_ktrain.cli import main, run
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.run_host import RunHost
 from airflow_provider_ktrain.core.errors import NoRightError
-from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack, run_with_code
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.prepare import CODE_HINT
-from airflow_provider_ktrain.engine.api import ApiStatusError
-from airflow_provider_ktrain.engine.job_requests import find
+from airflow_provider_ktrain.engine.api.client import ApiStatusError
+from airflow_provider_ktrain.engine.api.job_calls import find
 from tests import clusters
 from tests.cli.conftest import Start
 from tests.cli.test_run import job

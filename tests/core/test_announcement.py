@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from airflow_provider_ktrain.core.announcement import MAX_MANIFEST_CHARS, describe_job, manifest_text
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.reporting.announcement import MAX_MANIFEST_CHARS, describe_job, manifest_text
 
 
 def ref(kind: Kind) -> JobRef:

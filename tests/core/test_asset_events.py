@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.asset_events import (
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.reporting.asset_events import (
     LEFT_OUT,
     MAX_EXTRA_BYTES,
     checkpoint_dir,
     event_extra,
     model_uri,
 )
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
-from airflow_provider_ktrain.core.redaction import redacted
+from airflow_provider_ktrain.core.reporting.redaction import redacted
 
 JOB = {"kind": "PyTorchJob", "namespace": "team", "name": "train-1", "uid": "5"}
 USAGE = {"requested": 8.0, "queued": 2.0, "held": 6.0, "wasted": 1.0, "gpus": 2}

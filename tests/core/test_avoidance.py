@@ -17,16 +17,16 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import (
 )
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, failed_nodes, with_failed_nodes
-from airflow_provider_ktrain.core.identity import Owner
-from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.identity.names import Owner
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import patched_template
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
-from airflow_provider_ktrain.core.objects import avoided_nodes
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.state.pods.objects import avoided_nodes
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 from .manifests import pytorchjob
 from .test_diagnosis import failed, logs, pod, time

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.checkpoint_files import describe_files, is_url
-from airflow_provider_ktrain.core.job_request import without_connection
+from airflow_provider_ktrain.core.manifest.job_request import without_connection
+from airflow_provider_ktrain.core.reporting.checkpoint_files import describe_files, is_url
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.adoption import may_have_begun
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
-from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, MANIFEST_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.identity.adoption import may_have_begun
+from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, MANIFEST_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.code import (
@@ -34,6 +33,7 @@ from airflow_provider_ktrain.core.manifest.code import (
     pack,
     run_with_code,
 )
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.volumes import ClaimVolume

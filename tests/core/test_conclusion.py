@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.conclusion import IDENTITY, MAX_BYTES, Conclusion
 from airflow_provider_ktrain.exceptions import TrainingTimeoutError, failure
 

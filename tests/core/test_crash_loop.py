@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.diagnosis.crash_loop import (
     RestartHistory,
 )
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
-from airflow_provider_ktrain.core.objects import uid_of
+from airflow_provider_ktrain.core.state.pods.objects import uid_of
 
 RECORDINGS = Path(__file__).parent / "data" / "restarts"
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)

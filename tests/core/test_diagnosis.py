@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Categ
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, MAX_LINE_CHARS, clean
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, MAX_LINE_CHARS, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
 CONTAINERD = "dial tcp: lookup registry.example.invalid on 10.255.255.53:53: no such host"
@@ -866,7 +866,7 @@ def test_importing_core_imports_no_clients() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
         "import airflow_provider_ktrain.core.manifest.transform, airflow_provider_ktrain.core.checks\n"
-        "import airflow_provider_ktrain.core.diagnosis.job_rules, airflow_provider_ktrain.core.state.usage\n"
+        "import airflow_provider_ktrain.core.diagnosis.job_rules, airflow_provider_ktrain.core.state.pods.usage\n"
         "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

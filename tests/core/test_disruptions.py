@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.adoption import Action, decide
-from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
+from airflow_provider_ktrain.core.identity.adoption import Action, decide
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limit, Limits, clocks
-from airflow_provider_ktrain.core.state.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.pod_state import SILENT, state_of_pod
-from airflow_provider_ktrain.core.state.replica_status import replica_status
+from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
+from airflow_provider_ktrain.core.state.pods.pod_state import SILENT, state_of_pod
+from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, seen_in
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from tests.core.disruptions import FOLDER, NOW, at_the_end, changes, replay, until
 
 # a success that is none

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_ktrain.core.ending import CONDITIONS, RULES, Rule, Task, decide, deletes, task_of
-from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.state.status import Seen
 from tests.core.ending_properties import PROPERTIES, SCENARIOS, Scenario, broken, situations
 

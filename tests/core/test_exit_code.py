@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
-from airflow_provider_ktrain.core.state.exit_code import primary_exit_code
+from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 
 from .test_diagnosis import pod, time
 

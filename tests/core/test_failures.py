@@ -13,8 +13,8 @@ from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS, find_unstartable_command
-from airflow_provider_ktrain.core.state.pod_groups import MAX_START_RESTARTS
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS
+from airflow_provider_ktrain.core.state.pods.pod_groups import MAX_START_RESTARTS
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
 
 from .test_diagnosis import assert_sentences, failed, pod
 

@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.formats import (
     stored_outcome,
     with_try,
 )
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner
+from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover

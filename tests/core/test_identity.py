@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.adoption import Action, cleared, decide, first_try_since_clear
-from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION, failure_note, true_conditions
-from airflow_provider_ktrain.core.existing_job import differences
-from airflow_provider_ktrain.core.identity import (
+from airflow_provider_ktrain.core.identity.adoption import Action, cleared, decide, first_try_since_clear
+from airflow_provider_ktrain.core.identity.existing_job import differences
+from airflow_provider_ktrain.core.identity.names import (
     DEPLOYMENT_LABEL,
     OWNER_ANNOTATION,
     SUBMISSION_LABEL,
@@ -26,6 +25,7 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
     label_value,
 )
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note, true_conditions
 from tests.core.trainjobs import trainjob
 
 KEY = TaskKey("prod", "mnist", "train", "manual__2026-11-21T10:00:00+00:00")

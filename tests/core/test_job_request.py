@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.deadline import deadline_of, deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.errors import ManifestError, VersionNotServedError
-from airflow_provider_ktrain.core.identity import (
+from airflow_provider_ktrain.core.identity.names import (
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
@@ -18,8 +17,9 @@ from airflow_provider_ktrain.core.identity import (
     Owner,
     TaskKey,
 )
-from airflow_provider_ktrain.core.job_request import JobRequest, manifest_hash
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Manifest
+from airflow_provider_ktrain.core.manifest.deadline import deadline_of, deferral_timeout, run_seconds
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest, manifest_hash
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import fit
 from tests.core.manifests import pytorchjob

@@ -11,7 +11,7 @@ import pytest
 import airflow_provider_ktrain
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS, MPIJOB, PYTORCHJOB, Kind, kind_of
-from airflow_provider_ktrain.engine.operations import keeps_world_size
+from airflow_provider_ktrain.engine.job_control import keeps_world_size
 
 from .manifests import mpijob, pytorchjob
 

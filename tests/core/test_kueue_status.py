@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
-from airflow_provider_ktrain.core.state.kueue_status import (
+from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.queue.kueue_status import (
     FAILS_AFTER_SECONDS,
     Eviction,
     Queues,

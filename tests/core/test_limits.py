@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.objects import restarts_of
 from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
-from airflow_provider_ktrain.core.state.pod_groups import PodGroups
+from airflow_provider_ktrain.core.state.pods.objects import restarts_of
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 CREATED, SUSPENDED, SCHEDULED = "2026-11-21T10:00:00Z", "2026-11-21T10:00:10Z", "2026-11-21T10:01:00Z"
 ALL = Limits(queue=60, schedule=120, startup=300, log_stall=600)

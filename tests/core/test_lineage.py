@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.lineage import dataset
+from airflow_provider_ktrain.core.reporting.lineage import dataset
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.activity import containers_to_read, timed_lines
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 T0 = epoch_seconds("2026-11-21T10:00:00Z") or 0.0
 RUNNING = {"running": {"startedAt": "2026-11-21T09:00:00Z"}}

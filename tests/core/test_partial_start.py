@@ -11,10 +11,10 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
-from airflow_provider_ktrain.core.state.partial_start import PartialStart, find_partial_start, warning_due
-from airflow_provider_ktrain.core.state.pod_groups import PodGroups
+from airflow_provider_ktrain.core.state.pods.partial_start import PartialStart, find_partial_start, warning_due
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 from .test_diagnosis import time
 

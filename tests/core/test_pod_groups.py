@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
-from airflow_provider_ktrain.core.state.partial_start import find_partial_start
-from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
-from airflow_provider_ktrain.core.state.pod_state import state_of_pod
+from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
+from airflow_provider_ktrain.core.state.pods.pod_state import state_of_pod
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 LIMITS = Limits(schedule=120, startup=300, partial_start=600)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
-from airflow_provider_ktrain.core.state.pod_history import MAX_REPLACED_PODS, PodHistory
-from airflow_provider_ktrain.core.state.usage import usage
+from airflow_provider_ktrain.core.state.pods.pod_history import MAX_REPLACED_PODS, PodHistory
+from airflow_provider_ktrain.core.state.pods.usage import usage
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
 

@@ -13,10 +13,10 @@ from kubernetes_asyncio.client import V1LocalObjectReference, V1PodSpec, V1PodTe
 
 from airflow_provider_ktrain.core.checks.pod_override import check_pod_override
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
-from airflow_provider_ktrain.core.job_request import manifest_hash
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import expand, patched_template
+from airflow_provider_ktrain.core.manifest.job_request import manifest_hash
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.decorators.mpijob import _MPIJobDecoratedOperator
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator

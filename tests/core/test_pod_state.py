@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.state.pod_state import passes_by_itself, state_of_pod
+from airflow_provider_ktrain.core.state.pods.pod_state import passes_by_itself, state_of_pod
 
 
 def container(name: str = "pytorch", **state: Any) -> dict[str, Any]:

@@ -19,24 +19,24 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.cli import main, run
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.core.checks import Problem
-from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION
-from airflow_provider_ktrain.core.deadline import deadline_of
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity import (
+from airflow_provider_ktrain.core.identity.names import (
     DEADLINE_ANNOTATION,
     MANIFEST_ANNOTATION,
     SUSPENDED_ANNOTATION,
     Owner,
     TaskKey,
 )
-from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
+from airflow_provider_ktrain.core.manifest.deadline import deadline_of
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
-from airflow_provider_ktrain.core.text import shown
+from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 
 from .manifests import JSON, mpijob, pytorchjob, trainjob

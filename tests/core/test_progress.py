@@ -14,10 +14,10 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
-from airflow_provider_ktrain.core.state.pod_groups import PodGroups
-from airflow_provider_ktrain.core.state.progress import RunStarts
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.core.state.steps.progress import RunStarts
+from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 
 from .test_diagnosis import time
 from .test_partial_start import ELASTIC, T0, job

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import (
+from airflow_provider_ktrain.core.identity.names import (
     FINISH_ANNOTATION,
     OWNER_ANNOTATION,
     SUSPENDED_ANNOTATION,
     Owner,
     TaskKey,
 )
-from airflow_provider_ktrain.core.reaping import is_kept, judge
+from airflow_provider_ktrain.core.identity.reaping import is_kept, judge
 
 OWNER = Owner(TaskKey("prod", "dag", "train", "run-1"), 1, "ti-1")
 ENDED_STATES = ["success", "failed", "upstream_failed", "skipped", "removed", "absent"]

@@ -11,9 +11,8 @@ from hypothesis import given
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
-from airflow_provider_ktrain.core.redaction import MAX_VALUE_CHARS, redacted
-from airflow_provider_ktrain.core.secret_rules import RULES
-from airflow_provider_ktrain.core.text import (
+from airflow_provider_ktrain.core.reporting.redaction import MAX_VALUE_CHARS, redacted
+from airflow_provider_ktrain.core.text.output import (
     MAX_LINE_CHARS,
     Verbatim,
     clipped,
@@ -21,6 +20,7 @@ from airflow_provider_ktrain.core.text import (
     shown,
     with_short_first_line,
 )
+from airflow_provider_ktrain.core.text.secret_rules import RULES
 from tests.secrets import SECRET, texts_with_a_secret
 
 MESSAGES = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "messages.md"

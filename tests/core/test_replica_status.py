@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.state.pod_groups import PodGroups
-from airflow_provider_ktrain.core.state.replica_status import replica_status
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
+from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 
 NOW = datetime(2026, 11, 21, 10, 0, 26, tzinfo=UTC)
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 3}}}}

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from airflow_provider_ktrain.core.formats import step_of_tries
-from airflow_provider_ktrain.core.state.reported_steps import ReportedSteps
-from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
+from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 
 
 def reported(before: float | None, *steps: float) -> ReportedSteps:

@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.logs.result import (
     find_result,
     keep_result_line,
 )
-from airflow_provider_ktrain.core.xcom_values import MAX_DEPTH
+from airflow_provider_ktrain.core.text.xcom_values import MAX_DEPTH
 
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.conditions import true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 TYPES = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Complete")

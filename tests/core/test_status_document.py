@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.status_document import (
+from airflow_provider_ktrain.core.reporting.status_document import (
     MAX_BYTES,
     MAX_LINE_CHARS,
     MAX_LINES,
@@ -22,8 +22,8 @@ from airflow_provider_ktrain.core.state.status_document import (
     last_lines,
     replica_rows,
 )
-from airflow_provider_ktrain.core.state.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
+from airflow_provider_ktrain.core.text.output import clean
 
 MAX_ESCAPED = 12  # bytes of JSON for one character
 JOB = {"kind": "PyTorchJob", "namespace": "train", "name": "mnist", "uid": "u1"}

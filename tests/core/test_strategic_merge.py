@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.strategic_merge import merged, removals
+from airflow_provider_ktrain.core.kinds.strategic_merge import merged, removals
 
 Json = dict[str, Any]
 A, B = {"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}

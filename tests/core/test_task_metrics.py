@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.reporting.task_metrics import (
+    METRICS,
+    PREFIX,
+    TASK_TAGS,
+    Metric,
+    Sample,
+    counts,
+    gauges,
+)
+from airflow_provider_ktrain.core.state.pods.usage import Usage
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.state.usage import Usage
-from airflow_provider_ktrain.core.task_metrics import METRICS, PREFIX, TASK_TAGS, Metric, Sample, counts, gauges
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "examples" / "grafana" / "ktrain.json").read_text())

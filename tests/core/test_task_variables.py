@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.checks import check
-from airflow_provider_ktrain.core.identity import MANIFEST_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.identity.names import MANIFEST_ANNOTATION, Owner, TaskKey
+from airflow_provider_ktrain.core.identity.task_variables import without_variables
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.manifest.task_variables import without_variables
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from tests.core.manifests import mpijob, pytorchjob, trainjob
 
 KEY = TaskKey("prod", "nightly", "train", "scheduled__2026-11-22T00:00:00+00:00", 3)

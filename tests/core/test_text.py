@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean, clipped, readable_size
+from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clean, clipped, readable_size
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 NESTED = st.recursive(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.timestamps import epoch_seconds, parse_timestamp
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, parse_timestamp
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.state.training_metrics import (
+from airflow_provider_ktrain.core.state.steps.training_metrics import (
     MAX_HANDOVER_BYTES,
     MAX_NAMES,
     MAX_POINTS,

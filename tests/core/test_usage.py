@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.state.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.usage import Usage, usage
+from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
+from airflow_provider_ktrain.core.state.pods.usage import Usage, usage
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
 RECORDINGS = Path(__file__).parent / "recordings"

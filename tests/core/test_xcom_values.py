@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.xcom_values import storable_outputs
+from airflow_provider_ktrain.core.text.xcom_values import storable_outputs
 
 
 @pytest.mark.parametrize("key", ["loss", "a b", "é", "x" * 512, "train/loss", "a.b", "..a", ".hidden/x"])

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kubernetes import client
 
-from airflow_provider_ktrain.core.identity import PREFIX
+from airflow_provider_ktrain.core.identity.names import PREFIX
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, descendants, title

@@ -11,7 +11,7 @@ import urllib3
 from kubernetes import client, config, watch
 from kubernetes.stream import stream
 
-from airflow_provider_ktrain.core.identity import PREFIX, label_value
+from airflow_provider_ktrain.core.identity.names import PREFIX, label_value
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
 from tests.e2e.airflow import wait_for
 

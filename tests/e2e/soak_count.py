@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from airflow_provider_ktrain.core.conditions import interruption_note
-from airflow_provider_ktrain.core.identity import PREFIX
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.identity.names import PREFIX
+from airflow_provider_ktrain.core.kinds.conditions import interruption_note
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from tests.e2e.scenario import terminal
 
 Object = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from tests.e2e.soak_count import LABELS, Count, Observed, counted, read_records
 
 SUCCESS: dict[str, Any] = {"state": "success", "try_number": 1, "dag_id": "same", "map_index": 9}

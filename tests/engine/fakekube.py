@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from airflow_provider_ktrain.engine.api import Api, MakeClient
+from airflow_provider_ktrain.engine.api.client import Api, MakeClient
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/ns/pods"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.engine.logs.log_socket import LogSocket, log_socket
 
 READ_BYTES = 4096  # as a supervisor does

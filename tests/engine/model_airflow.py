@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.adoption import first_try_since_clear
-from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.identity.adoption import first_try_since_clear
+from airflow_provider_ktrain.core.identity.names import JobRef, Owner
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome

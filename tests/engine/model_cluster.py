@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from airflow_provider_ktrain.core.identity import (
+from airflow_provider_ktrain.core.identity.names import (
     DEPLOYMENT_LABEL,
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
@@ -27,10 +27,10 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
-from airflow_provider_ktrain.core.objects import has_ended, is_being_deleted
+from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from tests.engine.model_watches import History, Stream, WatchingApi, selects
 
 Object = dict[str, Any]

@@ -16,18 +16,18 @@ from typing import Any, cast
 
 from airflow_provider_ktrain.core.ending import Event, Successor, Task, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Reattach
+from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, Reattach
 from airflow_provider_ktrain.core.state.limits import Limit, Limits
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options, StatusSink
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.training import Stopped, Training
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.engine.model_airflow import OVER, Airflow, Deferral, Sink, Try
 from tests.engine.model_cluster import NAME, NAMESPACE, Broken, Client, Cluster, manifest
 

@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes_asyncio import client
 
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
 
 Object = dict[str, Any]
 NAMESPACE = "ns"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.ending import Successor
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
-from airflow_provider_ktrain.core.state.kueue_status import QUEUE_LABEL
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.core.state.queue.kueue_status import QUEUE_LABEL
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options

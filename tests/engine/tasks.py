@@ -18,7 +18,7 @@ from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
 from airflow_provider_ktrain.core.ending import Mode, Successor
-from airflow_provider_ktrain.core.identity import (
+from airflow_provider_ktrain.core.identity.names import (
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
     JobRef,
@@ -30,20 +30,20 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
-from airflow_provider_ktrain.core.state.kueue_status import QUEUE_LABEL
+from airflow_provider_ktrain.core.state.queue.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine import submit as submitting
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, Log, job_pods, read_training
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options, StatusSink
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import JobChanged, Log, job_pods, read_training
 from airflow_provider_ktrain.engine.release import Released, release
-from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
+from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
+from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
 from airflow_provider_ktrain.engine.training import Training
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests import clusters
 from tests.clusters import TestCluster
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.activity import CONCURRENT_READS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover

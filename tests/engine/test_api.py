@@ -15,7 +15,7 @@ import pytest
 from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.engine.api import REBUILD_AFTER_FAILURES, Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import REBUILD_AFTER_FAILURES, Api, ApiStatusError, ApiUnavailable
 
 from .fakekube import PODS, FakeKube, clients, serving
 

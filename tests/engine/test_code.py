@@ -13,14 +13,14 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import NoRightError, UnreachableError
-from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, SUBMISSION_LABEL, JobRef
-from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, SUBMISSION_LABEL, JobRef
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, CodeFile, config_map_name, pack
+from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.runtimes import read_served
-from airflow_provider_ktrain.engine.submit import Submitted
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
+from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import MeddledApi, Task, api_of, of_each_kind, release_job, submit, torch_runtime, until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.engine.code_directory import MAX_FILES, MAX_UNPACKED_BYTES, read_code
+from airflow_provider_ktrain.engine.submit.code_directory import MAX_FILES, MAX_UNPACKED_BYTES, read_code
 
 
 def write(root: Path, *names: str) -> None:

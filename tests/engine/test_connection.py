@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from kubernetes_asyncio.client import ApiClient
 
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.connection_pools import environment_proxy
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.connection_pools import environment_proxy
 
 from .fakekube import PODS, FakeKube, clients, serving
 from .tasks import occupied_threads

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine import operations
+from airflow_provider_ktrain.engine import job_control as operations
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome

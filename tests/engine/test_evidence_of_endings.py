@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Situation, Successor, decide
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, JobRef, OnFinishAction
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, JobRef, OnFinishAction
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
-from airflow_provider_ktrain.engine.api import ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import ApiUnavailable
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink

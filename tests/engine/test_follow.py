@@ -13,15 +13,15 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, OnFinishAction, Owner
+from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine.api.job_calls import set_suspended
 from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.job_requests import set_suspended
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import (
     TRAINS,

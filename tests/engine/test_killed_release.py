@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
-from airflow_provider_ktrain.engine.request_errors import retry_transient
 from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
 from tests import clusters
 from tests.clusters import TestCluster

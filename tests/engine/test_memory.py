@@ -6,9 +6,9 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.evidence_collector import TAIL_LINES, EvidenceCollector

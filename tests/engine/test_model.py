@@ -18,26 +18,26 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_provider_ktrain.core import adoption
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, Rule, decide
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
+from airflow_provider_ktrain.core.identity import adoption
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import owned_job, stopping
 from airflow_provider_ktrain.engine import release as releasing
-from airflow_provider_ktrain.engine import submit as submitting
 from airflow_provider_ktrain.engine import training as owning
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.job_requests import JobChanged, JobRead
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 from airflow_provider_ktrain.engine.release import release_others
 from airflow_provider_ktrain.engine.stopping import Stopping
+from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
 from airflow_provider_ktrain.engine.training import STATUS_LAG_SECONDS, Training
 from tests.engine.model_airflow import OVER, RETRIES, Airflow
 from tests.engine.model_cluster import (

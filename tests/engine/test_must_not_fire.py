@@ -17,8 +17,8 @@ import pytest
 
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.kueue_status import FAILS_AFTER_SECONDS
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.core.state.queue.kueue_status import FAILS_AFTER_SECONDS
 from airflow_provider_ktrain.engine.follow.options import Options
 from tests.engine.fakekube import until
 from tests.engine.small_api import stamp

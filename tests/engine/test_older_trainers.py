@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from airflow_provider_ktrain.engine.api.job_calls import job_pods
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.job_requests import job_pods
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, TrainTask, api_of, until
 

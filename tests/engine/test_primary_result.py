@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import PART_BYTES, PART_MARKER, keep_result_line
-from airflow_provider_ktrain.engine.api import ApiStatusError
+from airflow_provider_ktrain.engine.api.client import ApiStatusError
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, PrimaryResult

@@ -15,11 +15,11 @@ import pytest
 from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api.job_calls import served_version
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.submit import Submitted
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Object, Task, TrainTask, api_of, soon, until

@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.identity import Owner, TaskKey
+from airflow_provider_ktrain.core.identity.names import Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import served_version
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.submit import Submitted
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, api_of, follow, submit

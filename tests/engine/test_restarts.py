@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_ktrain.core.errors import ClusterError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
-from airflow_provider_ktrain.engine.runtimes import read_served
+from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from tests.clusters import TestCluster
 from tests.core.manifests import pytorchjob, trainjob
 from tests.engine.tasks import Lines, api_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover

@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, JobRef
+from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, JobRef
+from airflow_provider_ktrain.core.reporting.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
-from airflow_provider_ktrain.core.state.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
-from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
+from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter

@@ -23,12 +23,12 @@ from airflow_provider_ktrain.core.errors import (
     OperatorMissingError,
     UnreachableError,
 )
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.request_errors import explain
-from airflow_provider_ktrain.engine.submit import Submitted
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import served_version
+from airflow_provider_ktrain.engine.api.request_errors import explain
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from tests.clusters import TestCluster
 from tests.engine.tasks import (
     TRAINS,

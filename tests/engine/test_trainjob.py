@@ -12,12 +12,14 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
+from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
-from airflow_provider_ktrain.engine import api_paths, operations
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine import job_control as operations
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api.job_calls import job_pods, list_pods
 from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
@@ -25,7 +27,6 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.job_requests import job_pods, list_pods
 from tests.clusters import TestCluster
 from tests.core.trainjobs import CREATED, jobs_status, pod, trainjob
 from tests.engine.tasks import TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, release_job, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 
 
 async def test_wait_returns_at_once_if_it_was_set_before() -> None:

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine.api import Api, MakeClient
+from airflow_provider_ktrain.engine.api.client import Api, MakeClient
+from airflow_provider_ktrain.engine.api.job_calls import job_pods
 from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.job_requests import job_pods
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, MeddledApi, Task, api_of, until
 from tests.engine.test_rbac import token_with

@@ -15,9 +15,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
 
-from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
-from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.watch import informer
 from airflow_provider_ktrain.engine.watch.informer import (
     BACKOFF_SECONDS,
@@ -27,6 +26,7 @@ from airflow_provider_ktrain.engine.watch.informer import (
     shared_informer,
 )
 from airflow_provider_ktrain.engine.watch.object_keys import by_label, by_name, by_owner, by_uid
+from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 from .fakekube import PODS, FakeKube, clients, cutter, serving, until

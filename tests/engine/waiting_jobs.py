@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.training import Training
 from tests.engine.large_job import AT, STEPS_UNTIL_IDLE, Stream, nobody

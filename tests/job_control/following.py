@@ -7,9 +7,9 @@ from collections.abc import Callable
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.manifest.transform import stamp
-from airflow_provider_ktrain.engine.api import Api, MakeClient
+from airflow_provider_ktrain.engine.api.client import Api, MakeClient
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.engine.tasks import Lines, follow, release_job
 from tests.job_control.jobs import Jobs, Object

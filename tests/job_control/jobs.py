@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kubernetes import client, config
 
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, kind_of
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from tests.clusters import IMAGE, TestCluster

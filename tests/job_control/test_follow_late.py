@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.engine.api import Api, MakeClient
+from airflow_provider_ktrain.engine.api.client import Api, MakeClient
 from tests.job_control.following import Lines, follow_to_the_end, owned
 from tests.job_control.jobs import Jobs
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef
-from airflow_provider_ktrain.engine import operations as verbs
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, JobRef
+from airflow_provider_ktrain.engine import job_control as verbs
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.job_control import (
     DeleteTrainingJobOperator,

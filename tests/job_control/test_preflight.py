@@ -17,15 +17,14 @@ import yaml
 from kubernetes import client, config
 
 from airflow_provider_ktrain.cli import job_file, kubeconfig, main
-from airflow_provider_ktrain.core import rbac
-from airflow_provider_ktrain.core.checks import Problem
+from airflow_provider_ktrain.core.checks import Problem, rbac
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import prepare
-from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.preflight import preflight
+from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.submit.preflight import preflight
 from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob
 from tests.job_control.conftest import Check

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
 from tests.clusters import IMAGE, REAL, TestCluster, cluster
 from tests.engine.tasks import Task, api_of
 

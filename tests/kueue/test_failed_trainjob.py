@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from airflow_provider_ktrain.core.ending import Mode
-from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
-from airflow_provider_ktrain.engine import kueue as requests
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api import kueue as requests
+from airflow_provider_ktrain.engine.api.client import Api
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, TrainTask, release_job
 

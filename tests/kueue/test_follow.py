@@ -8,10 +8,10 @@ import time
 import pytest
 
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, TrainTask, api_of, of_each_kind
 

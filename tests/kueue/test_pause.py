@@ -8,10 +8,10 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
-from airflow_provider_ktrain.engine import operations
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.job_requests import job_pods
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef
+from airflow_provider_ktrain.engine import job_control as operations
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import job_pods
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, release_job, until
 

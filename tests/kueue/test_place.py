@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine import kueue as requests
+from airflow_provider_ktrain.engine.api import kueue as requests
 from airflow_provider_ktrain.engine.follow import queueing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.engine import operations
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine import job_control as operations
+from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.kueue import queue_of
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.kueue import queue_of
-from airflow_provider_ktrain.engine.wakeup import StopSignal
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.engine.tasks import Task, release_job
 
 from . import library

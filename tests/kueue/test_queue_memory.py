@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine import kueue as requests
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api import kueue as requests
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow import queueing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
 from tests.engine.tasks import TRAINS, Sink, Task, follow, until
 
 from .workloads import write_workload

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine import kueue as requests
+from airflow_provider_ktrain.engine.api import kueue as requests
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from airflow_provider_ktrain.core.rbac import rules
-from airflow_provider_ktrain.engine import kueue as requests
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.core.checks.rbac import rules
+from airflow_provider_ktrain.engine.api import kueue as requests
+from airflow_provider_ktrain.engine.api.client import Api
 
 
 async def write_workload(

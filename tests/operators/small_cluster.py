@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 
 from airflow_provider_ktrain.core.ending import Successor
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.training import Training
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests.clusters import TestCluster

@@ -20,7 +20,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from kubernetes import client, config
 from pydantic import JsonValue, TypeAdapter
 
-from airflow_provider_ktrain.core.identity import PREFIX, TaskKey, label_value
+from airflow_provider_ktrain.core.identity.names import PREFIX, TaskKey, label_value
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.operators.training import (

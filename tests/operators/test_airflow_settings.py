@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.operators import airflow_settings
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.operators.task_instance import Instance

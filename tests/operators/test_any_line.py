@@ -24,7 +24,7 @@ import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, TaskDeferred
 
-from airflow_provider_ktrain.core.reaping import judge
+from airflow_provider_ktrain.core.identity.reaping import judge
 from tests.clusters import TestCluster
 from tests.engine.small_api import Object
 from tests.operators.conftest import set_connection

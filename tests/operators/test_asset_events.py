@@ -10,7 +10,7 @@ from airflow.sdk import Asset, AssetAlias
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.log import mask_secret
 
-from airflow_provider_ktrain.core.asset_events import MAX_EXTRA_BYTES
+from airflow_provider_ktrain.core.reporting.asset_events import MAX_EXTRA_BYTES
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.objects import avoided_nodes
+from airflow_provider_ktrain.core.state.pods.objects import avoided_nodes
 from airflow_provider_ktrain.exceptions import TrainingInfrastructureError, TrainingUserCodeError
 from tests.operators.task_instance import Instance
 

@@ -14,7 +14,7 @@ from airflow.sdk.io import attach
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from airflow_provider_ktrain.core import text
+from airflow_provider_ktrain.core.text import output as text
 from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 from tests.operators.task_instance import Instance
 

@@ -12,8 +12,8 @@ from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowTaskTerminated, TaskDeferred
 
 from airflow_provider_ktrain.core.errors import ClusterError
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
+from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
+from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.worker_host import WorkerHost

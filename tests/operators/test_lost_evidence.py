@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
-from airflow_provider_ktrain.core.reaping import judge
+from airflow_provider_ktrain.core.identity.reaping import judge
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from tests.clusters import TestCluster

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.observability import stats
 
-from airflow_provider_ktrain.core.task_metrics import METRICS, PREFIX
+from airflow_provider_ktrain.core.reporting.task_metrics import METRICS, PREFIX
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from tests.operators.task_instance import Instance
 

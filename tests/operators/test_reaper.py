@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import TriggerEvent
 from kubernetes import client, config
 
-from airflow_provider_ktrain.core.rbac import objects
+from airflow_provider_ktrain.core.checks.rbac import objects
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _release
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger

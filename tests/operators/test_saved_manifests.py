@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION
-from airflow_provider_ktrain.core.deadline import deadline_of
-from airflow_provider_ktrain.core.identity import DEADLINE_ANNOTATION, SUSPENDED_ANNOTATION, annotation
+from airflow_provider_ktrain.core.identity.names import DEADLINE_ANNOTATION, SUSPENDED_ANNOTATION, annotation
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION
+from airflow_provider_ktrain.core.manifest.deadline import deadline_of
 from airflow_provider_ktrain.exceptions import TrainingJobError
 from tests import clusters
 from tests.clusters import TestCluster

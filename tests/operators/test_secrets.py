@@ -25,13 +25,13 @@ from hypothesis import given
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.cli.console import Console
-from airflow_provider_ktrain.core.asset_events import event_extra
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import OUTCOME_STATE, STATUS_XCOM, TRIES_STATE
+from airflow_provider_ktrain.core.reporting.asset_events import event_extra
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
-from airflow_provider_ktrain.core.state.status_document import TrainingStatus
-from airflow_provider_ktrain.core.text import Verbatim, shown_log
+from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
+from airflow_provider_ktrain.core.text.output import Verbatim, shown_log
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
 from airflow_provider_ktrain.operators import openlineage, task_state

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
-from airflow_provider_ktrain.engine.api import ApiStatusError
+from airflow_provider_ktrain.engine.api.client import ApiStatusError
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError, as_airflow_errors, failure

@@ -12,7 +12,7 @@ import yaml
 from airflow.sdk.bases.operator import TriggerFailureReason
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner
 from airflow_provider_ktrain.exceptions import (
     TrainingClusterError,
     TrainingConfigurationError,

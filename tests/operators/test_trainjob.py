@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from airflow_provider_ktrain.core import rbac
-from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
+from airflow_provider_ktrain.core.checks import rbac
+from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.trainjob.patches import MANAGER
-from airflow_provider_ktrain.core.objects import avoided_nodes
+from airflow_provider_ktrain.core.state.pods.objects import avoided_nodes
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import TrainJobOperator
 from airflow_provider_ktrain.volumes import SharedMemory

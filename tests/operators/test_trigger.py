@@ -21,7 +21,7 @@ from airflow.secrets.environment_variables import EnvironmentVariablesBackend
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingJobError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.compat_server import TaskRecord
-from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.plugin.running import MAX_ROWS, RunningTrainings
 
 NOW = 1000.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import SetXCom, XComResult
 
-from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.status_writer import (
     CONCLUSION_SECONDS,
     TRIGGER,

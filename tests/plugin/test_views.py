@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jinja2 import Environment, PackageLoader
 
 from airflow_provider_ktrain.compat_server import TaskRecord
-from airflow_provider_ktrain.core.identity import TaskInstanceId
-from airflow_provider_ktrain.core.state.status_document import TrainingStatus
-from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
+from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
+from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, printable, running_row, training_view
 
 KEY = TaskInstanceId("dag", "run+1", "train")

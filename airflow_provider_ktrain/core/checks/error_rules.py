@@ -12,8 +12,8 @@ from decimal import Decimal
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING
 from airflow_provider_ktrain.core.manifest.schema import TYPES
-from airflow_provider_ktrain.core.state.kueue_status import MULTIKUEUE
 from airflow_provider_ktrain.core.state.quantity import parse_quantity
+from airflow_provider_ktrain.core.state.queue.kueue_status import MULTIKUEUE
 
 MAX_LABEL = 63  #: characters of a DNS label: a Service's name, a label's value
 CLEAN_POD_POLICIES = ("All", "Running", "None")

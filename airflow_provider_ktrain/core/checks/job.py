@@ -11,9 +11,9 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.operators import OperatorVersion
+from airflow_provider_ktrain.core.kinds.strategic_merge import member
 from airflow_provider_ktrain.core.kinds.trainjob.form import TRAINER_FIELDS
-from airflow_provider_ktrain.core.state.gpus import is_gpu
-from airflow_provider_ktrain.core.strategic_merge import member
+from airflow_provider_ktrain.core.state.pods.gpus import is_gpu
 
 
 @dataclass(frozen=True)

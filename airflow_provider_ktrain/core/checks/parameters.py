@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level, Problem, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity import PREFIX, OnFinishAction
+from airflow_provider_ktrain.core.identity.names import PREFIX, OnFinishAction
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 

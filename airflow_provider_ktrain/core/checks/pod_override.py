@@ -10,14 +10,14 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.job import Field, Job
 from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity import PREFIX
+from airflow_provider_ktrain.core.identity.names import PREFIX
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, all_patches, pod_patches
+from airflow_provider_ktrain.core.kinds.strategic_merge import MERGE_KEYS, identity_of, member, merged
 from airflow_provider_ktrain.core.kinds.trainjob.form import TRAINER_FIELDS
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ANY_JOB, NODE, PATCHES
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
-from airflow_provider_ktrain.core.strategic_merge import MERGE_KEYS, identity_of, member, merged
 
 RESERVED_VARIABLES = "KTRAIN_"  #: environment variables with this prefix are set by the task
 _TOKEN = re.compile(r"\.([A-Za-z_][\w-]*)|\['(.*?)'\]|\[(\d+)\]")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.text import SUGGESTION
+from airflow_provider_ktrain.core.text.output import SUGGESTION
 
 NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 NAMESPACE_FORMAT = "up to 63 lower-case letters, digits and -"

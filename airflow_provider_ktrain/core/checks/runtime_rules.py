@@ -1,4 +1,4 @@
-"""What a runtime means for a TrainJob that isn't created yet. The engine reads it (`engine/preflight.py`)."""
+"""What a runtime means for a TrainJob that isn't created yet. The engine reads it (`engine/submit/preflight.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     node_count,
     policy_of,
 )
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text.output import counted
 
 LAUNCHER = "launcher"
 SLOW_SECONDS = 60  #: a program that fails at once, but whose job takes longer to fail, is reported

@@ -1,4 +1,4 @@
-"""What a cluster's responses mean for a job that isn't created yet. `engine/preflight.py` sends the requests."""
+"""What a cluster's responses mean for a job that isn't created yet. `engine/submit/preflight.py` sends the requests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING, Problem
-from airflow_provider_ktrain.core.objects import condition_of, labels_of
-from airflow_provider_ktrain.core.rbac import CODE_RULES
-from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.checks.rbac import CODE_RULES
+from airflow_provider_ktrain.core.state.pods.objects import condition_of, labels_of
+from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 #: without them a job runs; only some causes of failures, or the reasons of Kueue, are missing
 _OPTIONAL_RESOURCES = {"events", "workloads.kueue.x-k8s.io", "localqueues.kueue.x-k8s.io"}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import WARNING
-from airflow_provider_ktrain.core.manifest.task_variables import UNHASHED_VARIABLES
+from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
-from airflow_provider_ktrain.core.state.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 #: variables of NCCL itself; those of its library's loading are matched by their value

@@ -19,16 +19,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core import objects
-from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.objects import Json, created, name_of, uid_of
+from airflow_provider_ktrain.core.kinds.conditions import true_conditions
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.objects import Json, created, name_of, uid_of
 from airflow_provider_ktrain.core.state.status import wants_suspension
-from airflow_provider_ktrain.core.text import with_short_first_line
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.output import with_short_first_line
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 POD_DELETED = "its pod was deleted"  #: why a replica lost its pod
 SHORT_RUN_SECONDS = 600.0  #: a failed run that took at least as long does not belong to a crash loop

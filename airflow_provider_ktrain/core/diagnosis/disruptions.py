@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
-from airflow_provider_ktrain.core.objects import Json, node_of, silent_since
+from airflow_provider_ktrain.core.state.pods.objects import Json, node_of, silent_since
 
 
 def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_ktrain.core.conditions import Condition, true_conditions
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, find_failures, likely_causes
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.objects import Json, created, labels_of, metadata_of, name_of
+from airflow_provider_ktrain.core.kinds.conditions import Condition, true_conditions
+from airflow_provider_ktrain.core.state.pods.objects import Json, created, labels_of, metadata_of, name_of
 
 
 @dataclass(frozen=True)

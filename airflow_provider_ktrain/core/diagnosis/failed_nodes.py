@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
 from airflow_provider_ktrain.core.diagnosis.replica_rules import find_known_message
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_start_error
-from airflow_provider_ktrain.core.objects import main_containers, node_of, state_of
+from airflow_provider_ktrain.core.state.pods.objects import main_containers, node_of, state_of
 
 
 def find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:

@@ -15,8 +15,13 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
-from airflow_provider_ktrain.core.objects import created, deletion_requested_at, disruption_of, is_being_deleted
 from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.state.pods.objects import (
+    created,
+    deletion_requested_at,
+    disruption_of,
+    is_being_deleted,
+)
 
 Rule = Callable[[Evidence], Cause | None]
 _NO_FAILURE_LEFT = "its last failure is no longer visible"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import reports_peer_loss
-from airflow_provider_ktrain.core.text import clipped
+from airflow_provider_ktrain.core.text.output import clipped
 
 MAX_QUOTED_LINES = 20  #: last lines of a log that a cause quotes
 PATTERN_WINDOW_LINES = 15  #: last lines of a log in which a known message can explain the end of a program

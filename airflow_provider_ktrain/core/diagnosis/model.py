@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clipped, shown
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, shown
 
 MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.objects import Json
-from airflow_provider_ktrain.core.state.gpus import pod_gpus
-from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.objects import Json
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 #: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.
 PEER_LOSS_DELAY = timedelta(minutes=15)

@@ -13,9 +13,9 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
-from airflow_provider_ktrain.core.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
-from airflow_provider_ktrain.core.text import first_line
-from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.state.pods.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
+from airflow_provider_ktrain.core.text.output import first_line
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 
 def diagnose_replica(evidence: Evidence) -> Cause | None:

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from airflow_provider_ktrain.core import objects
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
-from airflow_provider_ktrain.core.objects import Json, avoided_nodes
-from airflow_provider_ktrain.core.state.pod_groups import MAX_START_RESTARTS
-from airflow_provider_ktrain.core.text import clipped, counted, first_line
-from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.objects import Json, avoided_nodes
+from airflow_provider_ktrain.core.state.pods.pod_groups import MAX_START_RESTARTS
+from airflow_provider_ktrain.core.text.output import clipped, counted, first_line
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 #: How long a problem may last before the job is given up, by the reason of a waiting container or of an event. A
 #: registry may come back, a Secret may still be created, and a webhook or a runtime may be corrected.

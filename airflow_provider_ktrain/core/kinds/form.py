@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
-from airflow_provider_ktrain.core.strategic_merge import merged
+from airflow_provider_ktrain.core.kinds.strategic_merge import merged
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.kinds.form import ManifestForm
 from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion
 from airflow_provider_ktrain.core.kinds.scaling import Scaling

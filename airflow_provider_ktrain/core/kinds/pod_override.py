@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.strategic_merge import member
+from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 POD_OVERRIDE = "pod_override"  #: name of the parameter, with which paths in it begin
 POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: other keys of a `pod_override` are roles

@@ -19,8 +19,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.text import clipped, shown
-from airflow_provider_ktrain.core.xcom_values import MAX_DEPTH, storable
+from airflow_provider_ktrain.core.text.output import clipped, shown
+from airflow_provider_ktrain.core.text.xcom_values import MAX_DEPTH, storable
 
 MARKER_PREFIX = "KTRAIN_RESULT"  #: of both markers
 RESULT_MARKER = "KTRAIN_RESULT "

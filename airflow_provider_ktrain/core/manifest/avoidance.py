@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
-from airflow_provider_ktrain.core.objects import NODE_NAME
+from airflow_provider_ktrain.core.state.pods.objects import NODE_NAME
 
 
 def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
-from airflow_provider_ktrain.core.text import counted, readable_size
+from airflow_provider_ktrain.core.text.output import counted, readable_size
 
 MAX_BYTES = 700 * 1024  #: of the packed files: Kubernetes takes 1 MiB in a ConfigMap, and etcd 1.5 MiB in base64
 ARCHIVE = "code.tar.gz"  #: key in the ConfigMap

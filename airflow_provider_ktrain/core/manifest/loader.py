@@ -20,7 +20,7 @@ import yaml
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest
-from airflow_provider_ktrain.core.strategic_merge import member
+from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 TEXT = "manifest"  #: what messages call text that was not read from a file
 SUFFIXES = (".yaml", ".yml", ".json")

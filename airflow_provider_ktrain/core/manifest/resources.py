@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.loader import load
-from airflow_provider_ktrain.core.state.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
 
 
 def gpus_of(source: object) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.strategic_merge import member
+from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 Schema = Mapping[str, Any]
 

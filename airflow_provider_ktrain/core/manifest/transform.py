@@ -137,7 +137,7 @@ def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | No
     """Let the cluster end the job by itself after some time, in case no task is left to do it.
 
     A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `ManifestForm.set_backstop`; why:
-    `core/deadline.py`. A cluster that doesn't serve the field for it gets the manifest unchanged.
+    `core/manifest/deadline.py`. A cluster that doesn't serve the field for it gets the manifest unchanged.
 
     :param seconds: from the job's start to its deadline.
     :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.

@@ -1,1 +1,1 @@
-"""What leaves for Airflow."""
+"""What leaves for Airflow and its users: log messages, XCom values, asset events, metrics, lineage."""

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, json_size, known_fields, mapping
-from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, shown
+from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, shown
 
 MAX_BYTES = 4 * 1024  #: of a conclusion's JSON, other characters than ASCII escaped
 OF_CAUSE = ("category", "summary", "resolution", "replica", "failed_nodes")  #: fields that say why

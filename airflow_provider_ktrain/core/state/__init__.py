@@ -1,1 +1,1 @@
-"""What a job's objects show over time: phase, limits, pod history, restarts and usage."""
+"""What a read of a job and its objects shows."""

@@ -9,12 +9,12 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.core.conditions import true_conditions
-from airflow_provider_ktrain.core.objects import Json, condition_of, created_at, is_being_deleted, node_of
-from airflow_provider_ktrain.core.state.partial_start import scheduled_at
-from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
+from airflow_provider_ktrain.core.kinds.conditions import true_conditions
+from airflow_provider_ktrain.core.state.pods.objects import Json, condition_of, created_at, is_being_deleted, node_of
+from airflow_provider_ktrain.core.state.pods.partial_start import scheduled_at
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, runs_on, wants_suspension
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 RUNS_ON_SECONDS = 300.0  #: without a line, after which a job is over that has failed and runs on: see `Kind.runs_on`
 
@@ -90,7 +90,7 @@ def clocks(
     :param groups: its existing pods.
     :param phase: phase of the job.
     :param limits: the task's limits.
-    :param deadline: when the whole execution must end (`core/deadline.py`), in epoch seconds; None: never.
+    :param deadline: when the whole execution must end (`core/manifest/deadline.py`), in epoch seconds; None: never.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param progress_since: from when on the job makes no progress, in epoch seconds: see `progress.py`. Default: None,
         this doesn't count.

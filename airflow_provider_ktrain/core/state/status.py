@@ -10,10 +10,10 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.conditions import interruption_note, true_conditions
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.objects import node_of
-from airflow_provider_ktrain.core.state.exit_code import find_ended_primary
+from airflow_provider_ktrain.core.kinds.conditions import interruption_note, true_conditions
+from airflow_provider_ktrain.core.state.pods.exit_code import find_ended_primary
+from airflow_provider_ktrain.core.state.pods.objects import node_of
 
 
 class Phase(enum.StrEnum):

@@ -11,11 +11,12 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.state.exit_code import primary_exit_code
+from airflow_provider_ktrain.core.reporting.success_summary import summary_of_success
+from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
-from airflow_provider_ktrain.core.success_summary import summary_of_success
-from airflow_provider_ktrain.core.text import counted, listed
-from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.text.output import counted, listed
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
+from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.observer import Observer
@@ -25,7 +26,6 @@ from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.emitter import Tally
 from airflow_provider_ktrain.engine.logs.follower import DrainReport
-from airflow_provider_ktrain.engine.threads import in_thread
 
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
 SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near

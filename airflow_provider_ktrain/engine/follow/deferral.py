@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.trigger_arguments import fitted
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.engine.follow.options import Options
 
 

@@ -12,10 +12,10 @@ from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
-from airflow_provider_ktrain.core.objects import failed_runs
-from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.core.state.pods.objects import failed_runs
+from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clipped
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.logs.emitter import Inspect

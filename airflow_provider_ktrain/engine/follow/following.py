@@ -18,7 +18,8 @@ from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
-from airflow_provider_ktrain.core.text import shown_log
+from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.engine.api.job_calls import JobRead
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -29,7 +30,6 @@ from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.replicas import PartialStartWarning, ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
-from airflow_provider_ktrain.engine.job_requests import JobRead
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.watch.job_watches import watches_of
 

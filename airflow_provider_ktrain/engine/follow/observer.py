@@ -14,16 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_ktrain.core.objects import created
 from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.state.pods.objects import created
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobRead, owner_of, pod_owners, read_job
+from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
-from airflow_provider_ktrain.engine.job_requests import JobRead, owner_of, pod_owners, read_job
-from airflow_provider_ktrain.engine.request_errors import explain
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.formats import known_fields, mapping
-from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.state.limits import Limits
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
-from airflow_provider_ktrain.core.text import clean, shown
+from airflow_provider_ktrain.core.text.output import clean, shown
 
 #: cause of a failed outcome without one
 UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outcome contains no cause"}

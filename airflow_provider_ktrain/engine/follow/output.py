@@ -11,10 +11,10 @@ from typing import Any
 
 from airflow_provider_ktrain.core.logs.selection import chooser, is_followed
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.state.progress import RunStarts
-from airflow_provider_ktrain.core.state.training_metrics import METRIC_MARKER, TrainingMetrics
-from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.state.steps.progress import RunStarts
+from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
+from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult

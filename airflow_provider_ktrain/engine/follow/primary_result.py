@@ -11,13 +11,13 @@ from typing import Any
 
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, PART_MARKER, UNKNOWN, find_result, keep_result_line
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
-from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 READ_SECONDS = 20.0  #: for one log, also if the API server can't be reached: the release of the GPUs waits for it
 READ_TIMEOUT_SECONDS = 10.0  #: without a byte

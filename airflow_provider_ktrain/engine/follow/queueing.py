@@ -2,7 +2,7 @@
 
 All jobs of a namespace share one watch of Workloads. Without the right to list them, the job is followed as without
 this, the log names the missing right once, and the watch is tried again later. The reasons are read from a Workload in
-`core/state/kueue_status.py`.
+`core/state/queue/kueue_status.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import with_obstacle
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.state import kueue_status
-from airflow_provider_ktrain.core.state.kueue_messages import QueuePhase
-from airflow_provider_ktrain.core.state.kueue_status import (
+from airflow_provider_ktrain.core.state.queue import kueue_status
+from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.queue.kueue_status import (
     Queues,
     QueueStatus,
     equality_key,
@@ -28,9 +28,9 @@ from airflow_provider_ktrain.core.state.kueue_status import (
     workload_of,
 )
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine import kueue
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine.api import kueue
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import by_equality, by_owner

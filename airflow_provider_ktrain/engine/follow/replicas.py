@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from airflow_provider_ktrain.core.state.partial_start import find_partial_start, warning_due
-from airflow_provider_ktrain.core.state.pod_groups import partial_start_since
-from airflow_provider_ktrain.core.state.replica_status import replica_status
+from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start, warning_due
+from airflow_provider_ktrain.core.state.pods.pod_groups import partial_start_since
+from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.state import phase_of_pod, utc_now
@@ -69,7 +69,7 @@ class ReplicaReporter:
 
 
 class PartialStartWarning:
-    """Logs one warning for each partial start: see `core/state/partial_start.py`.
+    """Logs one warning for each partial start: see `core/state/pods/partial_start.py`.
 
     :param context: of the job. One that isn't released by the task gets no warning.
     """

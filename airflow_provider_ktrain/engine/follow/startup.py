@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     describe_avoided,
     find_unstartable_command,
 )
-from airflow_provider_ktrain.core.state.pod_groups import restarted_often
+from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents

@@ -8,21 +8,21 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.conditions import interruption_note, true_conditions
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds.conditions import interruption_note, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
-from airflow_provider_ktrain.core.objects import created, labels_of
-from airflow_provider_ktrain.core.state.exit_code import EndedPrimary, find_ended_primary
-from airflow_provider_ktrain.core.state.interruption import pods_until_end
-from airflow_provider_ktrain.core.state.pod_history import PodHistory
+from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
+from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
+from airflow_provider_ktrain.core.state.pods.interruption import pods_until_end
+from airflow_provider_ktrain.core.state.pods.objects import created, labels_of
+from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
-from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
-from airflow_provider_ktrain.core.text import with_short_first_line
+from airflow_provider_ktrain.core.text.output import with_short_first_line
+from airflow_provider_ktrain.engine.api.job_calls import belongs
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
-from airflow_provider_ktrain.engine.job_requests import belongs
 
 Object = dict[str, Any]
 #: messages of conditions that only repeat the phase

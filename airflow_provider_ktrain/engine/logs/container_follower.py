@@ -29,10 +29,10 @@ from functools import partial
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
-from airflow_provider_ktrain.core.text import shown_log
-from airflow_provider_ktrain.core.timestamps import epoch_seconds
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
 from airflow_provider_ktrain.engine.logs.emitter import EndReached, RateLimitedEmitter, Tally
 from airflow_provider_ktrain.engine.logs.log_line import LogLine

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
-from airflow_provider_ktrain.core.text import counted, readable_size
+from airflow_provider_ktrain.core.text.output import counted, readable_size
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import SLICE_SECONDS, LineQueue, log_socket
 

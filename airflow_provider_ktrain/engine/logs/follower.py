@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of, started_at
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, normal_time
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, Tally, ignore
 from airflow_provider_ktrain.engine.logs.log_line import LogLine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.text import Verbatim
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.core.text.output import Verbatim
+from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 MICROSECONDS = len("2026-11-21T10:00:00.000000")  #: characters of a timestamp up to microseconds, Airflow's resolution

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay, normal_time
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LineSplitter, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.log_line import LogLine

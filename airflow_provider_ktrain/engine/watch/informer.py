@@ -27,12 +27,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import Context
 from typing import Any, Self
 
-from airflow_provider_ktrain.core.text import shown_log
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
-from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
 from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
+from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 
 log = shown_log(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, label_value
+from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_label, by_name, by_uid
 

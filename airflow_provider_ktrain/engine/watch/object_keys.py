@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
+from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.state.kueue_status import equality_key, verdict
+from airflow_provider_ktrain.core.state.queue.kueue_status import equality_key, verdict
 
 Object = dict[str, Any]
 Key = tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from airflow_provider_ktrain.core.objects import avoided_nodes
+from airflow_provider_ktrain.core.state.pods.objects import avoided_nodes
 
 Object = dict[str, Any]
 #: parts of a pod that are equal in all pods of a role

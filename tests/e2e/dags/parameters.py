@@ -8,7 +8,7 @@ from unittest import mock
 import pendulum
 from airflow.sdk import DAG, task
 
-from airflow_provider_ktrain.core.secret_rules import RULES
+from airflow_provider_ktrain.core.text.secret_rules import RULES
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 START = pendulum.datetime(2026, 1, 1, tz="UTC")

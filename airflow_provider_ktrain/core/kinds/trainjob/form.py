@@ -9,10 +9,10 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.form import ManifestForm
 from airflow_provider_ktrain.core.kinds.manifest_fields import lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.pod_override import all_patches
+from airflow_provider_ktrain.core.kinds.strategic_merge import merged, removals
 from airflow_provider_ktrain.core.kinds.trainjob import patches
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ANY_JOB, NODE
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import DEFAULT_RUNTIME
-from airflow_provider_ktrain.core.strategic_merge import merged, removals
 
 #: fields of the container `node`, and where `spec.trainer` has them
 TRAINER_FIELDS = {

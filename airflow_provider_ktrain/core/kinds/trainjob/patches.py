@@ -19,6 +19,7 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
 from airflow_provider_ktrain.core.kinds.runtimes import Served
+from airflow_provider_ktrain.core.kinds.strategic_merge import merged
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     RUNTIMES,
     node_count,
@@ -26,7 +27,6 @@ from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     require_policy,
     runtime_ref,
 )
-from airflow_provider_ktrain.core.strategic_merge import merged
 
 MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
 ANY_JOB = "*"  #: stands for each replicated job, until the runtime is known

@@ -1,0 +1,251 @@
+"""The identity of a job: its deterministic name, its labels and owner, and the labels by which its pods are found.
+
+`core/identity/adoption.py` decides what a task does with an existing job that has its name.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
+
+PREFIX = "ktrain.airflow"
+DEPLOYMENT_LABEL = f"{PREFIX}/deployment"
+SUBMISSION_LABEL = f"{PREFIX}/submission"  #: on the job and its pods; new for every job created: names are used again
+OWNER_ANNOTATION = f"{PREFIX}/owner"
+DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption, but not over a suspension
+MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
+CODE_ANNOTATION = f"{PREFIX}/code"  #: a hash of the job's code, which its pods wait for: on the job and its ConfigMap
+FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, if the task itself could not release the job
+SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set if a release suspended the job: the next adoption resumes it
+
+HASH_LENGTH = 10
+
+Reattach = Literal["always", "if_unchanged"]
+
+
+class OnFinishAction(enum.StrEnum):
+    """What happens to a job when its task ends. Formats contain its value; users pass it as text."""
+
+    DELETE_JOB = "delete_job"
+    KEEP_JOB = "keep_job"  #: without GPUs: an unfinished job is suspended, running pods of a finished one are deleted
+    DELETE_SUCCEEDED_JOB = "delete_succeeded_job"
+
+    @classmethod
+    def of(cls, value: Any) -> OnFinishAction:
+        """The action of this name; KEEP_JOB for an unknown name of another release, because a deletion is final."""
+        try:
+            return cls(value)
+        except ValueError:
+            return cls.KEEP_JOB
+
+    def deletes(self, *, succeeded: bool) -> bool:
+        """Whether a job that has ended is deleted; for an unfinished one see `core.ending.deletes`.
+
+        :param succeeded: whether the job succeeded.
+        """
+        return self is OnFinishAction.DELETE_JOB or (self is OnFinishAction.DELETE_SUCCEEDED_JOB and succeeded)
+
+
+@dataclass(frozen=True)
+class TaskInstanceId:
+    """A task instance of one Airflow.
+
+    :param dag_id: id of the DAG.
+    :param run_id: id of the run.
+    :param task_id: id of the task.
+    :param map_index: index of a mapped task. Default: -1, it is not mapped.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    @classmethod
+    def of(cls, ti: Any) -> TaskInstanceId:
+        """The key of Airflow's `ti` or `ti_key`."""
+        return cls(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """The identity of a task instance, the same for all its tries: the task that a job belongs to."""
+
+    deployment: str
+    dag_id: str
+    task_id: str
+    run_id: str
+    map_index: int = -1
+
+    def job_name(self, prefix: str | None = None, max_length: int = Kind.name_length) -> str:
+        """A DNS-1035 name: readable prefix, then a hash of the whole key.
+
+        :param prefix: the readable prefix. Default: the task's id.
+        :param max_length: of the job's kind. Pods' names begin with the job's: training-operator accepts longer names
+            and then never writes a status (recording 21c), Kubeflow Trainer never creates the JobSet (recording 55b).
+        """
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:HASH_LENGTH]
+        readable = re.sub(r"[^a-z0-9]+", "-", (prefix or self.task_id).lower()).strip("-")
+        readable = readable[: max_length - HASH_LENGTH - 1].strip("-")
+        if not readable or not readable[0].isalpha():
+            readable = f"job-{readable}"[: max_length - HASH_LENGTH - 1].strip("-")
+        return f"{readable}-{digest}"
+
+    def labels(self, submission: str) -> dict[str, str]:
+        """Labels of the job and of its pod templates, so that our pods are found by *our* labels."""
+        return {
+            DEPLOYMENT_LABEL: label_value(self.deployment),
+            SUBMISSION_LABEL: submission,
+            f"{PREFIX}/dag-id": label_value(self.dag_id),
+            f"{PREFIX}/task-id": label_value(self.task_id),
+            f"{PREFIX}/run-id": label_value(self.run_id),
+            **({f"{PREFIX}/map-index": str(self.map_index)} if self.map_index >= 0 else {}),
+        }
+
+    def __str__(self) -> str:
+        index = f"[{self.map_index}]" if self.map_index >= 0 else ""
+        return f"{self.dag_id}.{self.task_id}{index} of run {self.run_id} (deployment {self.deployment})"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One try of a task, as the job's owner annotation names it.
+
+    :param ti_id: id of the task instance: new for every try and every clear.
+    :param max_tries: of the task instance: only a clear changes it. None: not known.
+    """
+
+    key: TaskKey
+    try_number: int
+    ti_id: str
+    max_tries: int | None = field(default=None, compare=False)
+
+    def annotation(self) -> str:
+        """The value of OWNER_ANNOTATION, which `of` reads."""
+        fields = {"try_number": self.try_number, "ti_id": self.ti_id, "max_tries": self.max_tries}
+        return json.dumps({"version": VERSION, **asdict(self.key), **fields}, sort_keys=True)
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any]) -> Owner | None:
+        """The owner in a job's annotation; None if there is none or if it can't be read."""
+        try:
+            fields = json.loads(annotation(job, OWNER_ANNOTATION) or "")
+            names = {f: fields[f] for f in ("deployment", "dag_id", "task_id", "run_id")}
+            key = TaskKey(**names, map_index=fields.get("map_index", -1))
+            return cls(key, int(fields["try_number"]), str(fields["ti_id"]), fields.get("max_tries"))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def label_value(text: str) -> str:
+    """A valid label value: the text itself, or a readable part of it and a hash if the text isn't a valid value."""
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", text):
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: 62 - HASH_LENGTH].strip("-_.")
+    return f"{readable}-{digest}" if readable else digest
+
+
+def annotation(job: Mapping[str, Any], name: str) -> str | None:
+    """The value of an annotation of a job; None if it isn't set."""
+    return mapping(mapping(job.get("metadata")).get("annotations")).get(name)
+
+
+def label(job: Mapping[str, Any], name: str) -> str | None:
+    """The value of a label of a job; None if it isn't set."""
+    return mapping(mapping(job.get("metadata")).get("labels")).get(name)
+
+
+def code_hash(job: Mapping[str, Any]) -> str:
+    """The hash of the code with which a job runs; empty if it has none."""
+    return str(annotation(job, CODE_ANNOTATION) or "")
+
+
+def delete_command(kind: Kind, namespace: str, name: str) -> str:
+    """The command with which a user deletes a job."""
+    return f"kubectl delete -n {namespace} {kind.plural} {name}"
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """A reference to one job in one cluster, which worker and triggerer exchange.
+
+    :param kind: PyTorchJob, MPIJob or TrainJob.
+    :param version: API version without the group, for example v1.
+    :param uid: uid of the job: a later job may have the same name.
+    :param owner: the ti_id of the try that owns it: fences every delete and patch. Empty: a job that others submitted.
+    :param submission: value of SUBMISSION_LABEL. Empty: a job that others submitted.
+    :param cluster: where it was submitted, as returned by `engine.api.Api.cluster`, because a connection may be edited.
+        Empty: not known.
+    """
+
+    kind: str
+    version: str
+    namespace: str
+    name: str
+    uid: str
+    owner: str = ""
+    deployment: str = ""
+    submission: str = ""
+    cluster: str = ""
+
+    @property
+    def pod_selector(self) -> str:
+        """A label selector for this job's pods: our label if they certainly have it, else the operator's."""
+        kind = kind_of(self.kind)
+        if self.submission and kind.behavior.labels_pods:
+            return f"{SUBMISSION_LABEL}={self.submission}"
+        return f"{kind.behavior.pod_name_label}={self.name}"
+
+    @property
+    def delete_command(self) -> str:
+        """The command with which a user deletes the job."""
+        return delete_command(kind_of(self.kind), self.namespace, self.name)
+
+    def to_dict(self) -> dict[str, str]:
+        """A form that fits into trigger kwargs and the task state."""
+        return asdict(self)
+
+    def described(self, code: str = "") -> dict[str, str]:
+        """The job as other tasks and the training page see it.
+
+        :param code: hash of its code. Default: empty, it isn't known or there is none.
+        """
+        job = {"kind": self.kind, "namespace": self.namespace, "name": self.name, "uid": self.uid}
+        return {**job, "code": code} if code else job
+
+    @classmethod
+    def of(cls, kind: Kind, version: str, job: Mapping[str, Any], owner: Owner | None, cluster: str = "") -> JobRef:
+        """A reference to a job as it was read.
+
+        :param owner: the try that owns it. None: others submitted the job.
+        :param cluster: as of the class. Default: empty.
+        """
+        meta = job["metadata"]
+        ref = cls(kind.name, version, meta["namespace"], meta["name"], meta["uid"], cluster=cluster)
+        if owner is None:
+            return ref
+        submission = label(job, SUBMISSION_LABEL) or ""
+        return replace(ref, owner=owner.ti_id, deployment=owner.key.deployment, submission=submission)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, str]) -> JobRef:
+        """Read what `to_dict` returned, in this release or another one.
+
+        :raises ValueError: it doesn't identify a job.
+        """
+        missing = [name for name in ("kind", "version", "namespace", "name", "uid") if name not in data]
+        if missing:
+            raise ValueError(f"the stored reference to the job has no {', '.join(missing)}")
+        return cls(**known_fields(cls, data))
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"

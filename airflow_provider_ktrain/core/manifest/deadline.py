@@ -1,0 +1,65 @@
+"""The deadline of a training: how `execution_timeout` is enforced by the task, Airflow and the cluster.
+
+Airflow enforces `execution_timeout` only while a worker runs the task, not while the task is deferred, and it counts
+from the start of each try. So the provider enforces a deadline of its own. It is an absolute time, and it comes before
+Airflow's timeout:
+
+1. `run_seconds`: the job may run for a little less than `execution_timeout`, so that it is released before Airflow ends
+   the worker.
+2. When the job is created, its deadline is stored in an annotation of the job (`core/manifest/job_request.py`).
+   A retry that adopts the job finds it there, so the time also counts over retries. A job that was suspended gets a new
+   deadline when it is resumed (`engine/submit/create_or_adopt.py`).
+3. `deadline_of` reads the annotation. The worker and the trigger get the deadline as `Options.deadline`. They treat it
+   as one of the limits (`core/state/limits.py`): when it has passed, the job is released.
+4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job
+   (`resume_execution` in `operators/base.py`).
+5. `backstop_seconds`: if no process is left, the cluster ends the job by its activeDeadlineSeconds and those of its
+   pods (`core/manifest/transform.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_ktrain.core.identity.names import DEADLINE_ANNOTATION, annotation
+
+RELEASE_SECONDS = 30.0  #: from the deadline to Airflow's own timeout: time to release the job
+BACKSTOP_SECONDS = 300.0  #: from the deadline to the job's activeDeadlineSeconds
+
+
+def run_seconds(execution_timeout: timedelta | None) -> float | None:
+    """Seconds from the creation of the job to its deadline; None without an execution_timeout."""
+    if execution_timeout is None:
+        return None
+    whole = execution_timeout.total_seconds()
+    return whole - min(RELEASE_SECONDS, whole / 10)
+
+
+def backstop_seconds(run: float) -> float:
+    """Seconds from the start of the job to its activeDeadlineSeconds.
+
+    :param run: of `run_seconds`.
+    """
+    return run + BACKSTOP_SECONDS
+
+
+def deadline_of(job: Mapping[str, Any]) -> float | None:
+    """The job's deadline, in epoch seconds; None if it has none, or if its annotation is not a number."""
+    with contextlib.suppress(ValueError, TypeError):
+        if math.isfinite(deadline := float(annotation(job, DEADLINE_ANNOTATION) or "")):
+            return deadline
+    return None
+
+
+def deferral_timeout(deadline: float | None, now: float, padding: float) -> timedelta | None:
+    """How long a task may be deferred; None for no limit.
+
+    :param deadline: in epoch seconds.
+    :param now: in epoch seconds.
+    :param padding: seconds from the deadline to the end of the deferral.
+    """
+    return None if deadline is None else timedelta(seconds=max(deadline - now, 0) + padding)

@@ -1,0 +1,61 @@
+"""What the log shows of a job when it is submitted: its replicas, kubectl commands, and its manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest.resources import pod_of
+from airflow_provider_ktrain.core.reporting.lineage import of_manifest
+from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.text.output import clipped, counted
+
+MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of megabytes
+
+
+def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bool) -> str:
+    """The job's replicas and image, and commands to look at it, one a line.
+
+    :param ref: the job.
+    :param kind: its kind.
+    :param job: the manifest, or the job as the API server returned it.
+    :param created: whether this try created the job; otherwise it adopted it.
+    """
+    requested = of_manifest(kind, job)
+    gpus = {role: pod_gpus(pod_of(spec)) for role, spec in kind.replicas(job).items()}
+    roles = [f"{counted(n, role)} x {counted(gpus[role], 'GPU')}" for role, n in requested["replicas"].items() if n]
+    images = ", ".join(dict.fromkeys(requested["images"].values()))
+    resource = f"{kind.plural}.{kind.group}/{ref.name}"
+    return "\n".join(
+        [
+            f"{'Submitted' if created else 'Following'} {ref}: {', '.join(roles)}",
+            f"image: {images or 'that of the runtime'}",
+            f"kubectl get {resource} -n {ref.namespace}",
+            f"kubectl get pods -n {ref.namespace} -l {ref.pod_selector}",
+            f"kubectl logs -n {ref.namespace} -l {ref.pod_selector} --all-containers --prefix --follow",
+            f"kubectl describe {resource} -n {ref.namespace}",
+        ]
+    )
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """The manifest as YAML. Texts aren't folded, so that a masker finds secrets in them."""
+    plain = json.loads(json.dumps(manifest, default=str))
+    text = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+    return clipped(text.rstrip(), MAX_MANIFEST_CHARS)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text of several lines as such."""
+
+
+def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represented)

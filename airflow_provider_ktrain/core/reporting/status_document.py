@@ -1,0 +1,216 @@
+"""The XCom `ktrain_status`: what the training page shows about one try of a task.
+
+Whoever follows the job writes it, worker or trigger. Its size is limited, because Airflow stores it in its database and
+each write costs the triggerer time. docs/reference/formats.md describes its fields.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from airflow_provider_ktrain.core.formats import VERSION
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.objects import created, labels_of, name_of, node_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, state_of_pod
+from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
+from airflow_provider_ktrain.core.text.output import shown
+
+Pod = Mapping[str, Any]
+T = TypeVar("T", bound=Sequence[Any])
+MAX_BYTES = 16 * 1024  #: of the document's JSON
+MAX_REPLICAS = 64  #: shown one by one; of more, only those that are not fine, and counts
+MAX_STATES = 12  #: that are counted, the most frequent ones
+MAX_STATE_CHARS = 40  #: of a state that is counted
+MAX_LINES = 16  #: replicas whose last line is shown
+MIN_LINES = 4  #: for which there is room, however many replicas are shown
+MAX_LINE_CHARS = 120  #: of a last line
+MAX_PHASES = 20  #: the latest ones
+MAX_TEXT_CHARS = 500  #: of each text of the cause and the queue
+MIN_SERIES_BYTES = 2 * 1024  #: for which there is room, however many replicas and lines are shown
+MIN_ROOM = 6 * 1024  #: for replicas, lines and series
+FINE = (RUNNING, SUCCEEDED)  #: states of replicas that need no attention
+#: columns of `replicas.rows`
+COLUMNS = ("role", "index", "pod", "node", "gpus", "state", "restarts")
+
+
+@dataclass(frozen=True)
+class TrainingStatus:
+    """The state of a training at one moment.
+
+    :param job: `kind`, `namespace`, `name` and `uid`; `code`, the hash of its code, if it has any.
+    :param try_number: of the task instance.
+    :param written_at: epoch seconds.
+    :param host: `worker` or `trigger`: who follows the job.
+    :param phases: phase and epoch seconds since when, oldest first.
+    :param rows: of the replicas: see COLUMNS.
+    :param last_lines: last log line by replica, most important replica first. Default: none.
+    :param metrics: what the program reports. Default: nothing.
+    :param usage: GPU-seconds so far: see `core.state.usage`. Default: empty.
+    :param limits: the running limits: `name`, `due` in epoch seconds, `seconds`. Default: none.
+    :param queue: what the queue does with the job, in one sentence. Default: "".
+    :param notice: what somebody should know about the nodes of the job. Default: "".
+    :param requested_gpus: the GPUs that the job asks for; 0 if not known. Default: 0.
+    :param ended: whether the try has ended. Default: False.
+    :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
+    """
+
+    job: Mapping[str, str]
+    try_number: int
+    written_at: float
+    host: str
+    phases: Sequence[tuple[str, float]]
+    rows: Sequence[Sequence[Any]]
+    last_lines: Mapping[str, str] = field(default_factory=dict)
+    metrics: TrainingMetrics = field(default_factory=TrainingMetrics)
+    usage: Mapping[str, float] = field(default_factory=dict)
+    limits: Sequence[Mapping[str, Any]] = ()
+    queue: str = ""
+    notice: str = ""
+    requested_gpus: int = 0
+    ended: bool = False
+    cause: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types of at most MAX_BYTES, as it is shown: without secrets.
+
+        What doesn't fit is left out: points of the series, down to MIN_SERIES_BYTES, then last lines, down to
+        MIN_LINES, then replicas. Texts are shortened if the rest of the document leaves less than MIN_ROOM.
+        """
+        document = self._document(*_TEXTS[0])
+        for chars, with_metrics in _TEXTS[1:]:
+            if _size(document) > MAX_BYTES - MIN_ROOM:
+                document = self._document(chars, with_metrics=with_metrics)
+        rows, lines = self._listed_rows(), self._listed_lines()
+        room = MAX_BYTES - _size(document)
+        left = room - sum(map(_cost, (*rows, *lines)))
+        series = self._series(min(max(left, MIN_SERIES_BYTES), MAX_SERIES_BYTES))
+        room -= _size(series)
+        rows = _beginning(rows, room - sum(map(_cost, lines[:MIN_LINES])))
+        lines = _beginning(lines, room - sum(map(_cost, rows)))
+        document["replicas"]["rows"] = rows
+        return document | {"last_lines": dict(lines), "series": series}
+
+    def _document(self, chars: int, with_metrics: bool) -> dict[str, Any]:
+        """The document without rows, lines and series.
+
+        :param chars: of each text.
+        :param with_metrics: whether last and best values of the metrics are included.
+        """
+        phase, since = self.phases[-1] if self.phases else ("", self.written_at)
+        states = Counter[str]()
+        for state, count in Counter(str(row[-2]) for row in self.rows).items():
+            states[shown(state)[:MAX_STATE_CHARS]] += count
+        return shown(
+            {
+                "version": VERSION,
+                "try_number": self.try_number,
+                "written_at": round(self.written_at, 1),
+                "host": self.host,
+                "job": {name: str(value) for name, value in self.job.items()},
+                "phase": phase,
+                "phase_since": round(since, 1),
+                "phases": [[name, round(at, 1)] for name, at in self.phases[-MAX_PHASES:]],
+                "replicas": {
+                    "count": len(self.rows),
+                    "gpus": sum(int(row[4]) for row in self.rows),
+                    "states": dict(states.most_common(MAX_STATES)),
+                    "rows": [],
+                },
+                "last_lines": {},
+                "metrics": self.metrics.summary() if with_metrics else {},
+                "series": {},
+                "usage": dict(self.usage),
+                "limits": [dict(limit) for limit in self.limits],
+                "queue": shown(self.queue)[:chars],
+                "notice": shown(self.notice)[:chars],
+                "requested_gpus": self.requested_gpus,
+                "ended": self.ended,
+                "cause": None if self.cause is None else _short_cause(self.cause, chars),
+            }
+        )
+
+    def _listed_rows(self) -> list[list[Any]]:
+        rows = self.rows
+        if len(rows) > MAX_REPLICAS:
+            rows = [row for row in rows if row[-2] not in FINE or row[-1]]
+        return [shown(list(row)) for row in rows[:MAX_REPLICAS]]
+
+    def _listed_lines(self) -> list[tuple[str, str]]:
+        listed = list(self.last_lines.items())[:MAX_LINES]
+        return [(shown(name), shown(line)[:MAX_LINE_CHARS]) for name, line in listed]
+
+    def _series(self, max_bytes: int) -> dict[str, Any]:
+        """The series in `max_bytes`; of very many long names, the first ones."""
+        found = self.metrics.points(max_bytes)
+        while _size(found) > max_bytes:
+            found.popitem()
+        return found
+
+
+#: characters of each text, and whether last and best values of the metrics are included: what is tried in turn
+_TEXTS = (
+    (MAX_TEXT_CHARS, True), (MAX_TEXT_CHARS // 2, True), (MAX_TEXT_CHARS // 5, False), (MAX_TEXT_CHARS // 10, False),
+)  # fmt: skip
+
+
+def _size(value: Any) -> int:
+    """Bytes of JSON. Airflow stores it with other characters than ASCII escaped."""
+    return len(json.dumps(value))
+
+
+def _cost(item: Sequence[Any]) -> int:
+    """Bytes that a row or line takes in its list or object, with the separators."""
+    return _size(item) + len(", ")
+
+
+def _beginning(items: list[T], room: int) -> list[T]:
+    """The first items, as many as fit into `room` bytes."""
+    costs = itertools.accumulate(map(_cost, items))
+    return items[: sum(cost <= room for cost in costs)]
+
+
+def _short_cause(cause: Mapping[str, Any], chars: int) -> dict[str, Any]:
+    """The cause with shortened texts. The end of the detail has the last lines of the log."""
+    kept = {name: str(cause.get(name) or "")[:chars] for name in ("category", "summary", "resolution", "replica")}
+    return {**kept, "detail": str(cause.get("detail") or "")[-3 * chars :]}
+
+
+def replica_rows(kind: Kind, pods: Iterable[Pod]) -> list[list[Any]]:
+    """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts."""
+    newest: dict[tuple[str, int], Pod] = {}
+    for pod in sorted(pods, key=created):
+        newest[kind.pod_role(labels_of(pod))] = pod
+
+    def rank(replica: tuple[str, int]) -> tuple[int, str, int]:
+        role, index = replica
+        return (kind.roles.index(role) if role in kind.roles else len(kind.roles), role, index)
+
+    return [_row(kind, role, index, newest[role, index]) for role, index in sorted(newest, key=rank)]
+
+
+def _row(kind: Kind, role: str, index: int, pod: Pod) -> list[Any]:
+    gpus, restarts = pod_gpus(pod.get("spec") or {}), sum(restarts_of(pod))
+    return [role, index, name_of(pod), node_of(pod), gpus, state_of_pod(pod, kind), restarts]
+
+
+def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, str]) -> dict[str, str]:
+    """The last line of the primary, then of replicas that are not fine, then of the others.
+
+    :param kind: of the job.
+    :param job: as last seen.
+    :param pods: all pods.
+    :param lines: the last line of each pod, by its name.
+    """
+    primary = kind.primary(job), 0
+    found = []
+    for pod in pods:
+        if line := lines.get(name_of(pod)):
+            role = kind.pod_role(labels_of(pod))
+            found.append((role != primary, state_of_pod(pod, kind) in FINE, kind.replica_name(*role), line))
+    return {name: line for _, _, name, line in sorted(found, key=lambda entry: entry[:2])}

@@ -1,0 +1,1 @@
+"""What the pods of a job show."""

@@ -1,0 +1,88 @@
+"""How many replicas run, and what the others wait for: `3/4 Running · Worker 2 ImagePullBackOff 26 s`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.state.pods.objects import (
+    Json,
+    has_ended,
+    is_being_deleted,
+    labels_of,
+    scheduling,
+    silent_since,
+)
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
+from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, passes_by_itself
+from airflow_provider_ktrain.core.text.output import listed
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
+
+MAX_NAMED_REPLICAS = 3  #: with the same problem
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """The replicas at one moment.
+
+    :param states: what changes, without times: two equal ones need one line.
+    :param line: for the log.
+    :param all_run: whether every replica runs or has succeeded.
+    """
+
+    states: tuple[tuple[str, tuple[str, ...]], ...]
+    line: str
+    all_run: bool
+
+
+def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> ReplicaStatus:
+    """The status of a job's replicas.
+
+    :param kind: of the job.
+    :param job: as last seen.
+    :param pods: that exist.
+    :param now: the current time, for how long a replica has had its problem.
+    """
+    found: dict[str, list[Json]] = {}
+    for pod in pods.pods.values():
+        found.setdefault(pods.state_of(pod), []).append(pod)
+    present = len(pods.pods)
+    wanted = max(kind.size(job), present)
+    running = len(found.pop(RUNNING, ()))
+    others: list[str] = []
+    states: list[tuple[str, tuple[str, ...]]] = [(RUNNING, (str(running), str(wanted)))]
+    for state, replicas in sorted(found.items(), key=lambda entry: (passes_by_itself(entry[0]), entry[0])):
+        if passes_by_itself(state):
+            others.append(f"{len(replicas)} {state}")
+            states.append((state, (str(len(replicas)),)))
+        else:
+            roles = sorted(kind.pod_role(labels_of(pod)) for pod in replicas)
+            names = tuple(kind.replica_name(*role) for role in roles)
+            oldest = parse_timestamp(min(filter(None, map(_waiting_since, replicas)), default=None))
+            waited = "" if oldest is None else f" {_age(max((now - oldest).total_seconds(), 0))}"
+            others.append(f"{listed(names, MAX_NAMED_REPLICAS)} {state}{waited}")
+            states.append((state, names))
+    if wanted > present:
+        others.append(f"{wanted - present} not created")
+    done = running + len(found.get(SUCCEEDED, ()))
+    return ReplicaStatus(tuple(states), _line(running, wanted, others), done == wanted > 0)
+
+
+def _line(running: int, wanted: int, others: list[str]) -> str:
+    """The number of replicas that run has changed, or what the others wait for."""
+    rest = "".join(f" · {other}" for other in others)
+    return f"{running}/{wanted} Running{rest}"
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _waiting_since(pod: Json) -> str:
+    """When the scheduler last decided about the pod; empty if that is unknown, or if the pod ends or has ended."""
+    if silent := silent_since(pod):
+        return silent
+    if has_ended(pod) or is_being_deleted(pod):
+        return ""
+    return str(scheduling(pod).get("lastTransitionTime") or "")

@@ -1,0 +1,1 @@
+"""What Kueue does with a job."""

@@ -1,0 +1,1 @@
+"""The steps of a training that its logs or its status report."""

@@ -1,0 +1,134 @@
+"""The doors of all text that leaves this package.
+
+`clean` is for the user's own values: it replaces what databases reject. `shown` is for what we compose or quote: it
+hides secrets as well. What shortens a text hides its secrets first: a part of a secret would not be recognized.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+MAX_LINE_CHARS = 2048  #: of a log line or a summary
+MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
+SIZE_UNITS = ("bytes", "KiB", "MiB", "GiB")
+SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a message
+
+#: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+_host_maskers: list[Callable[[str], str]] = []
+
+
+class Verbatim(str):
+    """A text that `shown` only cleans: a line of the user's program, or a manifest that `redacted` has masked."""
+
+    __slots__ = ()
+
+
+def clean(value: T) -> T:
+    """The same nested value, with U+FFFD for each UNSTORABLE character in its strings and keys."""
+    return cast("T", _each_text(value, _storable))
+
+
+def shown(value: T) -> T:
+    """The same nested value as `clean` returns, without the secrets in its strings and keys."""
+    return cast("T", _each_text(value, _presentable))
+
+
+def add_host_masker(masker: Callable[[str], str]) -> None:
+    """Let this process hide what its host knows to be secret, such as passwords of Airflow's connections.
+
+    :param masker: returns a text without these secrets.
+    """
+    _host_maskers.append(masker)
+
+
+def shown_log(name: str) -> logging.Logger:
+    """A logger of this process whose records are `shown`, for what belongs to no task. A traceback becomes their text.
+
+    :param name: of the module.
+    """
+    log = logging.getLogger(name)
+    log.addFilter(_show)
+    return log
+
+
+def _show(record: logging.LogRecord) -> bool:
+    traceback = f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
+    record.msg, record.args, record.exc_info = shown(f"{record.getMessage()}{traceback}"), (), None
+    return True
+
+
+def _storable(text: str) -> str:
+    return UNSTORABLE.sub("\ufffd", text) if UNSTORABLE.search(text) else text
+
+
+def _presentable(text: str) -> str:
+    from airflow_provider_ktrain.core.text.secret_rules import masked  # not loaded when a DAG file is parsed
+
+    if isinstance(text, Verbatim):
+        return _storable(str(text))
+    for masker in _host_maskers:
+        text = masker(text)
+    return _storable(masked(text))
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_each_text(key, change): _each_text(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_each_text(item, change) for item in value)
+    return value
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 GPU`, `2 GPUs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first `most` names, and the number of others: `a, b and 3 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def readable_size(size: int) -> str:
+    """A number of bytes: `34.1 KiB`."""
+    power = next((power for power in (3, 2, 1) if size >= 1024**power), 0)
+    return f"{size / 1024**power:.1f} {SIZE_UNITS[power]}" if power else counted(size, "byte")
+
+
+def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
+    """The text if it fits, else its head and tail, `shown`, with the number of characters left out between them.
+
+    :param text: the text.
+    :param size: maximum length of the result in characters. Default: MAX_LINE_CHARS.
+    """
+    if len(text) <= size:
+        return text
+    half = (size - 40) // 2  # the note between them is shorter than 40 characters
+    head, tail = shown(text[: 2 * size])[:half], shown(text[-2 * size :])[-half:]
+    return f"{head} [... {len(text) - 2 * half:,} characters ...] {tail}"
+
+
+def with_short_first_line(text: str) -> str:
+    """The message as it is `shown`, with a short copy of its first line if that has over MAX_FIRST_LINE_CHARS.
+
+    Messages quote programs and the API server, whose texts have any length.
+    """
+    text = shown(text)
+    line = text.partition("\n")[0]
+    return text if len(line) <= MAX_FIRST_LINE_CHARS else f"{line[: MAX_FIRST_LINE_CHARS - 3]}...\n{text}"
+
+
+def first_line(text: str) -> str:
+    """The first line of a message as it is `shown`, at most 300 characters."""
+    line = shown(text.strip().partition("\n")[0])
+    return line if len(line) <= 300 else line[:297] + "..."

@@ -1,0 +1,101 @@
+"""Converts a JSON value to one that Airflow and its databases can store: other parts become text or are left out.
+
+Measured on Airflow 3.3 with PostgreSQL 15: JSONB returns a float from 1e16 as an integer, and msgpack, in which
+Airflow's processes talk, has no integers over 64 bits; whoever reads such an XCom fails. JSONB refuses NUL, UTF-8
+refuses half of a surrogate pair, and Airflow's serializer gives some keys a meaning of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from airflow_provider_ktrain.core.text.output import clean, clipped
+
+MAX_PATH_CHARS = 64  #: of the place in the result that a warning names
+MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
+INTEGERS = range(-(2**63), 2**64)  #: what msgpack has
+MAX_WARNINGS = 10
+RESERVED = ("__classname__", "__id__")  #: keys of objects that Airflow's serializer has encoded
+ENCODED = ("__type", "__var")  #: both together: the same, of older releases
+#: an XCom key has 1 to 512 characters and becomes a part of a URL
+XCOM_KEY = re.compile(r"(?!\.{1,2}(?:/|\Z))(?!.*/\.{1,2}(?:/|\Z))[^\0-\x1f\x7f?#]{1,512}\Z")
+
+
+def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
+    """The value as it can be stored, and a warning, which names the key, for each change.
+
+    :param value: of strings, numbers, booleans, None, lists and dicts with keys of text.
+    """
+    warnings: list[str] = []
+    return _stored(value, "", 0, warnings), _limited(warnings)
+
+
+def storable_outputs(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The items of a dict whose keys can be keys of XComs (`multiple_outputs`), and a warning for each other item.
+
+    :param values: what `storable` returned.
+    """
+    unfit = [key for key in values if not XCOM_KEY.match(key)]
+    warnings = [
+        f"{_shown(key)} is left out: a key of multiple_outputs has 1 to 512 characters, none of them ? or #"
+        for key in unfit
+    ]
+    return {key: value for key, value in values.items() if key not in unfit}, _limited(warnings)
+
+
+def _stored(value: Any, path: str, depth: int, warnings: list[str]) -> Any:
+    """Make a value of the result storable."""
+    name = clipped(path, MAX_PATH_CHARS) or "the result"
+    if depth > MAX_DEPTH:
+        warnings.append(f"{name} is left out: it is nested more than {MAX_DEPTH} deep")
+        return None
+    if isinstance(value, str):
+        if (cleaned := clean(value)) != value:
+            warnings.append(f"{name} is changed: characters that databases refuse are replaced by U+FFFD")
+        return cleaned
+    if isinstance(value, Mapping):
+        return dict(_items(value, path, depth, warnings))
+    if isinstance(value, list):
+        return [_stored(item, f"{path}[{i}]", depth + 1, warnings) for i, item in enumerate(value)]
+    if why := _number_problem(value):
+        warnings.append(f"{name} is stored as text: {why}")
+        return str(value)
+    return value
+
+
+def _items(value: Mapping[str, Any], path: str, depth: int, warnings: list[str]) -> Iterator[tuple[str, Any]]:
+    """Make the items of a dict in the result storable."""
+    reserved = {*RESERVED, *(ENCODED[:1] if all(key in value for key in ENCODED) else ())}
+    for key, item in value.items():
+        inner = f"{path}.{_shown(key)}" if path else _shown(key)
+        if key in reserved:
+            warnings.append(f"{clipped(inner, MAX_PATH_CHARS)} is left out: Airflow's serializer reserves the key")
+            continue
+        if (cleaned := clean(key)) != key:
+            name = clipped(inner, MAX_PATH_CHARS)
+            warnings.append(f"the key {name} is changed: characters that databases refuse are replaced by U+FFFD")
+        yield cleaned, _stored(item, inner, depth + 1, warnings)
+
+
+def _number_problem(value: Any) -> str:
+    """Why a number can't be stored as one; empty if it can, or if the value isn't a number."""
+    if not isinstance(value, int | float | Decimal) or INTEGERS.start <= value < INTEGERS.stop:
+        return ""
+    if not isinstance(value, float):
+        return "the integer has more than 64 bits"
+    return "databases return it as a large integer" if math.isfinite(value) else "the number is not finite"
+
+
+def _shown(key: str) -> str:
+    """A key as a warning names it."""
+    text = clipped(key, MAX_PATH_CHARS)
+    return text if key and key.isprintable() else ascii(text)
+
+
+def _limited(warnings: list[str]) -> tuple[str, ...]:
+    more = len(warnings) - MAX_WARNINGS
+    return (*warnings[:MAX_WARNINGS], *([f"{more:,} more values are changed or left out"] if more > 0 else ()))

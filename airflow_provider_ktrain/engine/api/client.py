@@ -1,0 +1,451 @@
+"""The Kubernetes API as JSON, through one connection, in one event loop.
+
+Short requests, watches and log streams have a connection pool each, so that none waits for another. The clients of
+kubernetes_asyncio do the authentication. Requests and streams use sessions of our own, because the sessions of these
+clients share one pool and buffer up to 4 MiB per stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
+from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.engine.api.connection_pools import Connection, Pool, serves
+
+if TYPE_CHECKING:
+    import aiohttp
+    from kubernetes_asyncio.client import ApiClient
+
+MakeClient = Callable[[], Awaitable["ApiClient"]]
+
+CONNECT_TIMEOUT_SECONDS = 15.0
+REBUILD_AFTER_FAILURES = 3  #: failed connection attempts in a row after which the client is rebuilt
+REBUILD_PAUSE_SECONDS = 10.0  #: pause between two rebuilds because of failed connection attempts
+FAILED_BUILD_PAUSE_SECONDS = 5.0  #: pause after a client couldn't be built: an exec plugin may be expensive
+FILE_CHECK_SECONDS = 5.0  #: interval of the check whether the connection's files have changed
+MAX_CLUSTER_LOOKUPS = 10  #: known objects that are looked up to recognize a cluster at another address
+
+# why a client is built
+FIRST = "first use"
+REFUSED = "the API server refused its credentials (401)"
+UNREACHABLE = f"{REBUILD_AFTER_FAILURES} connection attempts in a row failed"
+CHANGED = "the files of the connection changed"
+
+
+def pause_after(failures: int, first: float, longest: float) -> float:
+    """Exponential backoff in seconds, with jitter so that many clients don't reconnect at the same time.
+
+    :param failures: number of failures in a row, from 1.
+    :param first: pause after the first failure, in seconds.
+    :param longest: upper limit, in seconds.
+    """
+    return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(failures - 1, 30))
+
+
+def _parse(body: bytes) -> Any:
+    """Parse JSON with the garbage collector disabled.
+
+    A page of pods makes thousands of objects, which would trigger a full collection, and that blocks the event loop.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return json.loads(body)
+    finally:
+        if collects:
+            gc.enable()
+
+
+class ApiUnavailable(ClusterError):
+    """No response: connection refused or cut, timeout, DNS or TLS failure. The request wasn't repeated."""
+
+    status = 0  #: there is none
+    transient = True  #: whether the same request may succeed later
+
+
+class ApiStatusError(ClusterError):
+    """The API server responded with an error status.
+
+    :param status: the HTTP status.
+    :param reason: the Status' reason, such as NotFound or AlreadyExists.
+    :param message: the Status' message.
+    :param details: the Status' details: name, kind, causes, retryAfterSeconds.
+    """
+
+    def __init__(
+        self, status: int, reason: str = "", message: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.details = dict(details or {})
+
+    @classmethod
+    def of(cls, status: int, body: bytes, retry_after: str | None = None) -> ApiStatusError:
+        """From the body of a response: a Status object, or the error page of a proxy."""
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            answer = {"message": body[:500].decode(errors="replace").strip()}
+        answer = clean(answer)  # an error page of a proxy may be binary, and messages go to logs and databases
+        details = dict(answer.get("details") or {})
+        if retry_after and retry_after.isdigit():
+            details.setdefault("retryAfterSeconds", int(retry_after))
+        return cls(status, answer.get("reason") or "", answer.get("message") or "", details)
+
+    @property
+    def conflict(self) -> bool:
+        """409: the object exists already, or it has changed since it was read."""
+        return self.status == 409
+
+    @property
+    def gone(self) -> bool:
+        """410: the resourceVersion or the continue token has expired."""
+        return self.status == 410
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in (408, 429) or self.status >= 500
+
+    @property
+    def retry_after(self) -> float | None:
+        """Pause that the server requires before the next request, in seconds. None: it requires none."""
+        seconds = self.details.get("retryAfterSeconds")
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+
+async def get(api: Api, path: str, *, missing: Collection[int] = (404,), timeout: float = 30) -> dict[str, Any] | None:
+    """The object at a path. None: the status of the response is one of `missing`.
+
+    :param missing: statuses that mean that there is nothing to read. Default: 404.
+    :param timeout: as for `Api.request`, in seconds. Default: 30.
+    :raises AccessError, ApiStatusError, ApiUnavailable: as `Api.request`.
+    """
+    try:
+        return await api.request("GET", path, timeout=timeout)
+    except ApiStatusError as e:
+        if e.status in missing:
+            return None
+        raise
+
+
+class Api:
+    """One Kubernetes API through one connection, in one event loop.
+
+    The client is built on first use. It is rebuilt when the server answers 401 (that request is then repeated once),
+    after `REBUILD_AFTER_FAILURES` failed connection attempts in a row, and when `changed` returns True. A rebuilt
+    client that reaches another address is used only if it is proven to reach the same cluster: it serves an object that
+    `add_known_object` named, or, where none is known, has the same certificate authority.
+
+    One build runs at a time. Requests wait for it, each at most as long as its own timeout.
+
+    :param make_client: builds an authenticated client; called in the event loop, in an empty context.
+    :param changed: returns whether the files that the client was built from, such as a kubeconfig, have changed; called
+        before a request, at most every `FILE_CHECK_SECONDS`. Default: they never change.
+    """
+
+    def __init__(self, make_client: MakeClient, changed: Callable[[], Awaitable[bool]] | None = None) -> None:
+        self.informers: dict[tuple[str, str, str], object] = {}  #: of `watch.shared_informer`, by path and selectors
+        self.stats: Counter[str] = Counter()  #: requests, watches, logs, rebuilt, unavailable
+        self._make_client = make_client
+        self._changed = changed
+        self._connection: Connection | None = None
+        self._building: asyncio.Task[None] | None = None
+        # with the time.monotonic() until which no other build starts
+        self._build_error: tuple[float, Exception] = (0.0, KtrainError())
+        self._failures = 0  # failed connection attempts in a row
+        self._last_notice = ""  # since the last response
+        self._rebuild_at = self._check_at = 0.0  # time.monotonic() from which a rebuild or check is allowed
+        self._known_objects: dict[object, tuple[str, str]] = {}
+        self._on_notice: dict[object, tuple[Context, Callable[[str], object]]] = {}
+        self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
+
+    async def cluster(self) -> str:
+        """Identifies the cluster without secrets: the API server's URL and a hash of its certificate authority."""
+        return (await self._connect()).cluster
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float = 30,
+    ) -> dict[str, Any]:
+        """Send a request and return the parsed response; {} if the response isn't a JSON object.
+
+        :param path: absolute, such as /api/v1/namespaces/default/pods/p.
+        :param query: query parameters. Default: none.
+        :param body: sent as JSON; that of a PATCH is a JSON merge patch. Default: None, no body.
+        :param timeout: limit for everything, including the build of a client, in seconds. Default: 30.
+        :raises AccessError: no client can be built.
+        :raises ApiStatusError: the status is 300 or higher.
+        :raises ApiUnavailable: there was no response. The server may have processed the request.
+        """
+        import aiohttp
+
+        arguments: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS)}
+        if query:
+            arguments["params"] = dict(query)
+        if body is not None:
+            arguments["data"] = json.dumps(body)
+            kind = "merge-patch+json" if method == "PATCH" else "json"
+            arguments["headers"] = {"Content-Type": f"application/{kind}"}
+        try:
+            async with asyncio.timeout(timeout), self._send("requests", method, path, arguments) as response:
+                read = await response.read()
+        except TimeoutError:
+            raise ApiUnavailable(f"{method} {path}: no response within {timeout:g} s") from None
+        try:
+            answer = _parse(read) if read.lstrip()[:1] == b"{" else {}
+        except ValueError:
+            raise ApiUnavailable(f"{method} {path}: the response isn't valid JSON: {read[:200]!r}") from None
+        return answer if isinstance(answer, dict) else {}
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        pool: Pool = "watches",
+        read_timeout: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A GET whose response is read while it arrives, from `response.content`.
+
+        :param path: absolute.
+        :param query: query parameters. Default: none.
+        :param pool: "watches" or "logs": each has its own connections. Default: "watches".
+        :param read_timeout: time without a byte after which the connection counts as dead, in seconds. Default: none.
+        :raises ApiStatusError: the server rejects the request.
+        :raises ApiUnavailable: there is no connection or it is cut, also while the body of the `with` reads.
+        """
+        import aiohttp
+
+        arguments = {
+            "params": dict(query or {}),
+            "headers": {"Accept": "application/json, */*", "Accept-Encoding": "identity"},
+            "timeout": aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_SECONDS, sock_read=read_timeout),
+        }
+        async with self._send(pool, "GET", path, arguments) as response:
+            try:
+                yield response
+            finally:
+                response.close()  # a partly read response can't return to the pool
+
+    @contextlib.asynccontextmanager
+    async def _send(
+        self, pool: Pool, method: str, path: str, arguments: Mapping[str, Any]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request. After a 401, repeat it once with a client that was rebuilt."""
+        import aiohttp
+
+        refused: Connection | None = None
+        while True:
+            async with self._use(await self._connect(refused)) as connection:
+                self.stats[pool] += 1
+                try:
+                    response = await self._answer(connection, pool, method, path, arguments)
+                    async with response:
+                        if response.status == 401 and refused is None:
+                            refused = connection
+                            continue
+                        if response.status >= 300:
+                            raise ApiStatusError.of(
+                                response.status, await response.read(), response.headers.get("Retry-After")
+                            )
+                        yield response
+                        return
+                except (aiohttp.ClientError, OSError) as error:
+                    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                        raise  # the timeout of the caller
+                    self.stats["unavailable"] += 1
+                    raise ApiUnavailable(f"{method} {path}: {type(error).__name__}: {error}") from None
+
+    async def _answer(
+        self, connection: Connection, pool: Pool, method: str, path: str, arguments: Mapping[str, Any]
+    ) -> aiohttp.ClientResponse:
+        """Send a request, and count attempts that fail without a response."""
+        import aiohttp
+
+        try:
+            response = await connection.send(pool, method, path, **arguments)
+        except (aiohttp.ClientError, OSError):
+            if connection is self._connection:
+                self._failures += 1
+            raise
+        if connection is self._connection:
+            self._failures, self._last_notice = 0, ""
+        return response
+
+    # the client
+
+    async def _connect(self, refused: Connection | None = None) -> Connection:
+        """The connection for a request, which isn't `refused`: that one's credentials were rejected."""
+        reason = await self._reason_to_build(refused)
+        if reason is not None:
+            until, error = self._build_error
+            if time.monotonic() < until:
+                if reason in (FIRST, REFUSED):
+                    raise error
+            else:
+                if self._building is None:
+                    self._building = asyncio.get_running_loop().create_task(self._build(reason), context=Context())
+                    self._building.add_done_callback(self._built)
+                await asyncio.shield(self._building)
+        assert self._connection is not None
+        return self._connection
+
+    async def _reason_to_build(self, refused: Connection | None) -> str | None:
+        """Why a client must be built now. None: the present one is used."""
+        if self._connection is None:
+            return FIRST
+        if self._connection is refused:
+            return REFUSED
+        now = time.monotonic()
+        if self._failures >= REBUILD_AFTER_FAILURES and now >= self._rebuild_at:
+            return UNREACHABLE
+        if self._changed is not None and now >= self._check_at:
+            self._check_at = now + FILE_CHECK_SECONDS
+            if await self._changed():
+                return CHANGED
+        return None
+
+    def _built(self, building: asyncio.Task[None]) -> None:
+        if self._building is building:
+            self._building = None
+        if not building.cancelled() and (error := building.exception()) is not None and isinstance(error, Exception):
+            self._build_error = (time.monotonic() + FAILED_BUILD_PAUSE_SECONDS, error)
+
+    async def _build(self, reason: str) -> None:
+        """Build a client and replace the present one.
+
+        If the build fails, requests continue to use the present client if it may still work. If the present client
+        can't connect, a new client that isn't proven to reach the same cluster is an error.
+        """
+        old = self._connection
+        self._failures = 0
+        if reason == UNREACHABLE:
+            self._rebuild_at = time.monotonic() + REBUILD_PAUSE_SECONDS
+        try:
+            new = await self._new_connection(old)
+        except Exception as error:
+            if old is not None:
+                self._notify(f"The Kubernetes client could not be rebuilt ({reason}): {error}")
+            if reason == CHANGED or (reason == UNREACHABLE and not isinstance(error, ApiStatusError)):
+                return
+            raise
+        self._connection = new
+        if old is not None:
+            self.stats["rebuilt"] += 1
+            moved = "" if old.cluster == new.cluster else f"; {old.cluster} is now {new.cluster}"
+            if moved or reason != REFUSED:  # an expired token is normal and needs no notice
+                self._notify(f"The Kubernetes client was rebuilt: {reason}{moved}")
+            old.retired = True
+            if not old.users:
+                await old.close()
+
+    async def _new_connection(self, old: Connection | None) -> Connection:
+        """A connection to the same cluster as the old connection.
+
+        :raises ApiStatusError: 401: it isn't proven to be the same cluster.
+        """
+        new = Connection(await self._make_client())
+        try:
+            await new.load()
+            if old is None or new.cluster == old.cluster or await self._is_same_cluster(old, new):
+                return new
+            raise ApiStatusError(
+                401,
+                "Unauthorized",
+                f"{old.cluster} refused the credentials or can't be reached, and the connection now means "
+                f"{new.cluster}, which could not be recognized as the same cluster. Nothing was deleted",
+            )
+        except BaseException:
+            await new.close()
+            raise
+
+    async def _is_same_cluster(self, old: Connection, new: Connection) -> bool:
+        known = list(self._known_objects.values())
+        if not known:
+            return bool(old.authority) and old.authority == new.authority
+        for path, uid in random.sample(known, min(len(known), MAX_CLUSTER_LOOKUPS)):
+            if await serves(new, path, uid):
+                return True
+        return False
+
+    def add_known_object(self, path: str, uid: str) -> Callable[[], None]:
+        """Register an object of this cluster, so that the cluster is recognized at another address.
+
+        :param path: absolute path of the object.
+        :param uid: uid of the object.
+        :return: function that removes the object again.
+        """
+        handle = object()
+        self._known_objects[handle] = (path, uid)
+        return lambda: self._known_objects.pop(handle, None) and None
+
+    def on_notice(self, callback: Callable[[str], object]) -> Callable[[], None]:
+        """Register a callback that gets a message when the client was rebuilt, or when that failed.
+
+        :param callback: called in the event loop, in a copy of the present context: in a triggerer, the context decides
+            to which task's log a line goes.
+        :return: function that removes the callback again.
+        """
+        handle = object()
+        self._on_notice[handle] = (copy_context(), callback)
+        return lambda: self._on_notice.pop(handle, None) and None
+
+    def _notify(self, text: str) -> None:
+        """Call the callbacks, once per outage: the client may be rebuilt many times during one."""
+        if text == self._last_notice:
+            return
+        self._last_notice = text
+        for context, callback in list(self._on_notice.values()):
+            context.run(callback, text)
+
+    @contextlib.asynccontextmanager
+    async def _use(self, connection: Connection) -> AsyncIterator[Connection]:
+        connection.users += 1
+        try:
+            yield connection
+        finally:
+            connection.users -= 1
+            if connection.retired and not connection.users:
+                await connection.close()
+
+    def at_close(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Register a callback that runs before the connections are closed, for example to stop an informer.
+
+        :param callback: awaited by `close`.
+        :return: function that removes the callback again.
+        """
+        handle = object()
+        self._at_close[handle] = callback
+        return lambda: self._at_close.pop(handle, None) and None
+
+    async def close(self) -> None:
+        """Run the callbacks of `at_close` and close all connections. A later request opens new ones."""
+        for callback in list(self._at_close.values()):
+            await callback()
+        if self._building is not None:
+            self._building.cancel()
+            await asyncio.wait([self._building])
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,290 @@
+"""Requests about one job and its pods that submit, release, follow and the operations share.
+
+`delete_fenced` is the one way to delete a job: it can't hit a job that has changed since it was read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from airflow_provider_ktrain.core.errors import AccessError, KtrainError, OperatorMissingError
+from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
+
+Object = dict[str, Any]
+PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
+
+
+class Log(Protocol):
+    """Where the engine logs: structlog's and Airflow's loggers implement this.
+
+    Lines of containers come with two keywords that replace what a logger would set itself: `logger`, the name of the
+    source, and `timestamp`, a time in UTC with microseconds.
+    """
+
+    def info(self, event: Any, *args: Any, **kw: Any) -> Any:
+        """Progress that a user wants to see."""
+
+    def warning(self, event: Any, *args: Any, **kw: Any) -> Any:
+        """A problem that doesn't end the task, and that somebody may have to solve."""
+
+    def error(self, event: Any, *args: Any, **kw: Any) -> Any:
+        """Why the job failed."""
+
+
+class JobChanged(KtrainError):
+    """The job has changed or vanished since it was read. Nothing was released: read, and decide again."""
+
+
+async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log | None = None) -> str:
+    """The API version in which this cluster serves the kind, by discovery.
+
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :param log: where to log that requests are repeated. Default: None, nowhere.
+    :raises OperatorMissingError: the cluster doesn't serve a version that this provider supports.
+    :raises AccessError, UnreachableError, ClusterError: a request fails.
+    """
+    end = time.monotonic() + patience
+
+    async def discover(path: str) -> Object:
+        try:
+            found = await retry_transient(lambda: get(api, path), end, warn=log.warning if log else None)
+        except (ApiStatusError, ApiUnavailable) as e:
+            raise explain(e, "GET", path) from None
+        return found or {}
+
+    for version in kind.versions:
+        served = await discover(f"/apis/{kind.group}/{version}")
+        if any(r["name"] == kind.plural for r in served.get("resources") or ()):
+            return version
+    group = await discover(f"/apis/{kind.group}")
+    offered = [v["version"] for v in group.get("versions") or ()]
+    operators = " or ".join(operator.name for operator in kind.operators)
+    raise OperatorMissingError(
+        f"the cluster doesn't serve {kind.name}. Install {operators}, or check the connection. "
+        f"Expected {' or '.join(kind.api_versions)}, found "
+        f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}"
+    )
+
+
+async def find(
+    api: Api, kind: Kind, version: str, namespace: str, name: str, *, timeout: float = 0
+) -> tuple[JobRef, Object] | None:
+    """The job of this name, no matter who submitted it. None: it doesn't exist.
+
+    :param timeout: how long to repeat requests to an unreachable API server, in seconds. Default: 0.
+    """
+    path = api_paths.jobs(kind, version, namespace, name)
+    try:
+        job = await retry_transient(lambda: get(api, path), time.monotonic() + timeout)
+    except (ApiStatusError, ApiUnavailable) as e:
+        raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from None
+    if job is None:
+        return None
+    return JobRef(kind.name, version, namespace, name, job["metadata"]["uid"]), job
+
+
+async def read_job(api: Api, ref: JobRef) -> Object | None:
+    """The job with the uid of `ref`. None: it doesn't exist; a new job of the same name doesn't count."""
+    found = await get(api, api_paths.job(ref))
+    return found if found is not None and found["metadata"]["uid"] == ref.uid else None
+
+
+@dataclass(frozen=True)
+class JobRead:
+    """What the API server has of a job: the evidence on which it is released.
+
+    :param job: the job. None: it doesn't exist.
+    :param pods: its pods, ended ones included; if the job is gone, those that are left of it.
+    """
+
+    job: Object | None
+    pods: list[Object]
+
+
+async def read_training(api: Api, ref: JobRef) -> JobRead:
+    """Read the job, then list its pods: in this order, no pod of a job that has ended is missing.
+
+    :raises ApiStatusError, ApiUnavailable: a request fails.
+    """
+    job = await read_job(api, ref)
+    return JobRead(job, await job_pods(api, ref))
+
+
+async def job_pods(api: Api, ref: JobRef) -> list[Object]:
+    """All pods of this job, ended ones included."""
+    pods = await list_pods(api, ref.namespace, ref.pod_selector)
+    owners = await pod_owners(api, ref, pods)
+    return [p for p in pods if belongs(p, ref, owners)]
+
+
+async def list_pods(api: Api, namespace: str, selector: str) -> list[Object]:
+    """The pods that a label selector selects."""
+    pods: list[Object] = []
+    query = {"labelSelector": selector, "limit": str(PAGE_SIZE)}
+    while True:
+        try:
+            found = await api.request("GET", api_paths.core(namespace, "pods"), query=query)
+        except ApiStatusError as e:
+            if not e.gone or "continue" not in query:
+                raise
+            pods, query = [], {"labelSelector": selector}  # the continue token has expired: list all at once
+            continue
+        pods += found.get("items") or []
+        if not (token := (found.get("metadata") or {}).get("continue")):
+            return pods
+        query["continue"] = token
+
+
+def belongs(pod: Mapping[str, Any], ref: JobRef, owners: Mapping[str, bool]) -> bool:
+    """Whether a pod that `ref.pod_selector` selects belongs to the job.
+
+    :param pod: the pod.
+    :param ref: the job.
+    :param owners: of `pod_owners`. A pod whose owner is not known there belongs to the job: it has the job's name.
+    """
+    known = shown_owner(pod, ref)
+    return owners.get(owner_of(pod, ref), True) if known is None else known
+
+
+async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    """Whether the owners of pods belong to the job, by uid, for pods that don't show it themselves.
+
+    A TrainJob's pods are owned by the Jobs of a JobSet of its name. If our labels are not on them, the JobSet is read.
+
+    :param pods: pods that `ref.pod_selector` selects.
+    :return: empty if no owner had to be read, or if it doesn't exist or can't be read.
+    """
+    unknown = [pod for pod in pods if shown_owner(pod, ref) is None]
+    if not unknown:
+        return {}
+    owner = await get(api, api_paths.pod_owner(ref), missing=(403, 404))
+    if owner is None:
+        return await _owners_by_age(api, ref, unknown)
+    ours = is_owned(owner, ref)
+    return {owner["metadata"]["uid"]: ours, "": ours}  # nothing is known about pods of an earlier owner of this name
+
+
+async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
+    """Whether the object between the job and its pods still exists. False: it doesn't, or it can't be read."""
+    if not kind_of(ref.kind).behavior.pod_owner:
+        return False
+    owner = await get(api, api_paths.pod_owner(ref), missing=(403, 404))
+    return owner is not None and is_owned(owner, ref)
+
+
+def is_owned(obj: Mapping[str, Any], ref: JobRef) -> bool:
+    """Whether the job is an owner of an object."""
+    return any(owner["uid"] == ref.uid for owner in obj["metadata"].get("ownerReferences") or ())
+
+
+async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    """`pod_owners` if the owners can't be read: pods of a later job of this name aren't older than that job.
+
+    :return: empty if no other job has this name.
+    """
+    job = await get(api, api_paths.job(ref), missing=(403, 404))
+    if job is None or job["metadata"]["uid"] == ref.uid:
+        return {}
+    by_age = sorted((pod["metadata"]["creationTimestamp"], owner_of(pod, ref)) for pod in pods)
+    return {owner: created < job["metadata"]["creationTimestamp"] for created, owner in by_age}
+
+
+def shown_owner(pod: Mapping[str, Any], ref: JobRef) -> bool | None:
+    """Whether the pod belongs to the job; None if only its owner shows that.
+
+    :param pod: one that `ref.pod_selector` selects.
+    """
+    kind = kind_of(ref.kind)
+    submission = (pod["metadata"].get("labels") or {}).get(SUBMISSION_LABEL)
+    if ref.submission and (submission or kind.behavior.labels_pods):
+        return bool(submission == ref.submission)
+    return kind.behavior.owns_pod(pod, ref.name, ref.uid)
+
+
+def owner_of(pod: Mapping[str, Any], ref: JobRef) -> str:
+    """The uid of the object between job and pod; empty if the pod doesn't have it, as before JobSet 0.10."""
+    return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).behavior.pod_owner_label, ""))
+
+
+async def delete_fenced(api: Api, kind: Kind, path: str, job: Mapping[str, Any]) -> None:
+    """Delete the job at `path`, only if it is still as it was read. The one way to delete a job.
+
+    The decision to delete was made on what was read: the owner, the phase. A uid alone does not protect that decision,
+    because another try adopts the job by a patch, which changes its owner and keeps its uid. Every write changes the
+    resourceVersion, so the API server answers 409 to a delete that was decided on an old read.
+
+    :param kind: of the job; it decides whether the deletion is in the foreground.
+    :param path: path of the job.
+    :param job: the job as it was read.
+    :raises ApiStatusError: 409 where the job has changed since, 404 where it does not exist.
+    """
+    fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
+    await api.request("DELETE", path, body={"propagationPolicy": kind.behavior.propagation, "preconditions": fence})
+
+
+async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
+    """Suspend or resume the job, only if it hasn't changed since it was read.
+
+    :param by: ti_id of the try that suspends it, so that the next try resumes it. Default: empty, nobody resumes it.
+    :raises ApiStatusError: 409 if the job has changed.
+    """
+    patch = {
+        "metadata": {
+            "resourceVersion": job["metadata"]["resourceVersion"],
+            "annotations": {
+                SUSPENDED_ANNOTATION: (by or None) if suspend else None,
+                FAILED_ANNOTATION: failure_note(job) if suspend else None,
+            },
+        },
+        "spec": kind_of(ref.kind).form.suspension(suspend),
+    }
+    return await api.request("PATCH", api_paths.job(ref), body=patch)
+
+
+async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], name: str, value: str) -> Object:
+    """Set an annotation of the job, or remove it, only if the job hasn't changed since it was read.
+
+    :param value: empty to remove the annotation.
+    :raises ApiStatusError: 409 if the job has changed.
+    """
+    version = job["metadata"]["resourceVersion"]
+    patch = {"metadata": {"resourceVersion": version, "annotations": {name: value or None}}}
+    return await api.request("PATCH", api_paths.job(ref), body=patch)
+
+
+async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log | None = None) -> None:
+    """Check that the connection leads to the cluster of the job.
+
+    In another cluster the job would look deleted, and a retry would submit it a second time. The same URL and
+    certificate authority mean the same cluster. If they differ, the cluster may have a new address: then a job with
+    the same uid proves that it is the same cluster.
+
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :param log: where to log that requests are repeated. Default: None, nowhere.
+    :raises AccessError: the connection leads to another cluster.
+    :raises UnreachableError: the API server can't be reached, so it is unknown which cluster it is.
+    """
+    here = await api.cluster()
+    if ref.cluster in ("", here):
+        return
+    try:
+        end = time.monotonic() + patience
+        if await retry_transient(lambda: read_job(api, ref), end, warn=log.warning if log else None) is not None:
+            return
+        response = "that job doesn't exist there"
+    except ApiUnavailable as e:
+        raise explain(e, "get", ref.kind) from None
+    except ApiStatusError as e:
+        response = f"the API server there answers {e}"
+    raise AccessError(
+        f"{ref} was submitted to {ref.cluster}, but the connection now leads to {here}. Nothing was deleted.\n"
+        f"Restore the connection, or clear the task if {ref.cluster} doesn't exist anymore ({response})"
+    )

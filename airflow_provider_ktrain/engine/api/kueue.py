@@ -1,0 +1,174 @@
+"""Requests about the Workload by which Kueue queues a job."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, label
+from airflow_provider_ktrain.core.kinds.conditions import true_conditions
+from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, Queues, workload_of
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.job_calls import annotate
+
+Object = dict[str, Any]
+GROUP = "kueue.x-k8s.io"
+VISIBILITY_GROUP = f"visibility.{GROUP}"
+QUEUE_SECONDS = 5.0  #: for which a queue that was read counts as read
+PLACE_SECONDS = 60.0  #: for which the places of jobs in a queue count as read
+READ_TIMEOUT_SECONDS = 5.0  #: of these reads
+UNREADABLE_SECONDS = 60.0  #: until what can't be read, or doesn't exist, is read again
+VERSIONS = ("v1beta2", "v1beta1")  #: in which this provider reads Workloads, the preferred one first
+
+
+def queue_of(job: Mapping[str, Any]) -> str:
+    """The LocalQueue that the job names; "" if it names none."""
+    return str(label(job, QUEUE_LABEL) or "")
+
+
+def priority_class_of(job: Mapping[str, Any]) -> str:
+    """The WorkloadPriorityClass that the job names; "" if it names none."""
+    return str(label(job, PRIORITY_LABEL) or "")
+
+
+def workloads_path(version: str, namespace: str, name: str = "") -> str:
+    """Path of the Workloads of a namespace, or of one."""
+    base = f"/apis/{GROUP}/{version}/namespaces/{namespace}/workloads"
+    return f"{base}/{name}" if name else base
+
+
+async def served_version(api: Api) -> str:
+    """The version in which this cluster serves Kueue; "" if it serves none that this provider reads.
+
+    :raises ApiStatusError, ApiUnavailable: the request fails.
+    """
+    group = await get(api, f"/apis/{GROUP}") or {}
+    offered = {v["version"] for v in group.get("versions") or ()}
+    return next((version for version in VERSIONS if version in offered), "")
+
+
+async def find_workload(api: Api, ref: JobRef) -> Object | None:
+    """The Workload of the job; None if it has none yet, or if the cluster doesn't serve Kueue.
+
+    :raises ApiStatusError: 403 without the right to list Workloads.
+    :raises ApiUnavailable: there was no response.
+    """
+    workload = workload_of(await read_workloads(api, ref.namespace), ref.uid)
+    return dict(workload) if workload is not None else None
+
+
+async def read_workloads(api: Api, namespace: str) -> list[Object]:
+    """The Workloads of a namespace; none if the cluster doesn't serve Kueue.
+
+    :raises ApiStatusError: 403 without the right to list Workloads.
+    :raises ApiUnavailable: there was no response.
+    """
+    version = await served_version(api)
+    found = await api.request("GET", workloads_path(version, namespace)) if version else {}
+    return list(found.get("items") or ())
+
+
+@dataclass
+class _Read:
+    """What was read last at a path, for all jobs of a process."""
+
+    at: float = -math.inf  # time.monotonic()
+    answer: Object | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+_reads: WeakKeyDictionary[Api, dict[str, _Read]] = WeakKeyDictionary()
+
+
+async def _recent(api: Api, path: str, seconds: float) -> Object | None:
+    """The object at a path, at most that old; {} if it doesn't exist; None if it can't be read, for MAX_SECONDS."""
+    read = _reads.setdefault(api, {}).setdefault(path, _Read())
+    async with read.lock:
+        if time.monotonic() >= read.at + (seconds if read.answer else max(seconds, UNREADABLE_SECONDS)):
+            try:
+                read.answer = await get(api, path, timeout=READ_TIMEOUT_SECONDS) or {}
+            except (ApiStatusError, ApiUnavailable):
+                read.answer = None
+            read.at = time.monotonic()
+        return read.answer
+
+
+async def read_queues(api: Api, version: str, namespace: str, queue: str) -> Queues:
+    """A LocalQueue and its ClusterQueue, as any job of this process has read them in the last QUEUE_SECONDS."""
+    base = f"/apis/{GROUP}/{version}"
+    local = await _recent(api, f"{base}/namespaces/{namespace}/localqueues/{queue}", QUEUE_SECONDS)
+    name = ((local or {}).get("spec") or {}).get("clusterQueue")
+    return Queues(local, await _recent(api, f"{base}/clusterqueues/{name}", QUEUE_SECONDS) if name else None)
+
+
+async def find_place(api: Api, version: str, workload: Mapping[str, Any]) -> int | None:
+    """The place of a Workload in its ClusterQueue, from 1, by Kueue's visibility API; None if that isn't known."""
+    namespace, queue = workload["metadata"]["namespace"], (workload.get("spec") or {}).get("queueName")
+    path = f"/apis/{VISIBILITY_GROUP}/{version}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
+    pending = ((await _recent(api, path, PLACE_SECONDS)) or {}).get("items") or ()
+    places = {of["metadata"]["name"]: of.get("positionInClusterQueue") for of in pending}
+    place = places.get(workload["metadata"]["name"])
+    return place + 1 if isinstance(place, int) else None
+
+
+class NotPausableError(Exception):
+    """The job can't be paused by its Workload; the text contains the reason."""
+
+
+class WorkloadFinishedError(NotPausableError):
+    """The Workload is finished, so that Kueue doesn't change the job any more: a suspension by hand lasts."""
+
+
+async def pause(api: Api, ref: JobRef, job: Mapping[str, Any], *, by: str = "") -> None:
+    """Pause a job of a queue: deactivate its Workload. Kueue undoes a suspension by hand within a second (74b).
+
+    First the job is marked as suspended, if it is still as it was read, so that the next try activates the Workload.
+
+    :param job: as it was read; the mark is fenced by its resourceVersion, the deactivation by the Workload's.
+    :param by: ti_id of the try that pauses it. Default: empty, the next try doesn't resume it.
+    :raises NotPausableError: the job has no Workload, it is finished, or the right to read or to patch it is missing.
+    :raises ApiStatusError: 409 if the job or its Workload has changed since it was read.
+    """
+    try:
+        workload = await find_workload(api, ref)
+        if workload is None:
+            raise NotPausableError("it has no Workload")
+        if "Finished" in true_conditions(workload):
+            raise WorkloadFinishedError("its Workload is finished")
+        if by:
+            await mark_suspended(api, ref, job, by)
+        await set_active(api, ref.namespace, workload, False)
+    except ApiStatusError as e:
+        if e.status == 403:
+            raise NotPausableError(f"the right to read and patch workloads.{GROUP} is missing") from e
+        raise
+
+
+async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str) -> Object:
+    """Store in an annotation which try suspended the job ("": none), if the job hasn't changed since it was read.
+
+    :raises ApiStatusError: 409 if the job has changed.
+    """
+    return await annotate(api, ref, job, SUSPENDED_ANNOTATION, by)
+
+
+async def set_active(
+    api: Api, namespace: str, workload: Mapping[str, Any], active: bool, *, fenced: bool = True
+) -> None:
+    """Activate or deactivate a Workload, only if it hasn't changed since it was read.
+
+    Kueue evicts an inactive Workload: it suspends the job, the pods are deleted, and the quota is free (recording 74c).
+
+    :param fenced: False: also if it has changed, but is still the same object. Default: True.
+    :raises ApiStatusError: 409 if it has changed, 404 if it doesn't exist, 403 without the right to patch it.
+    """
+    meta = workload["metadata"]
+    version = str(workload["apiVersion"]).partition("/")[2]
+    fence = {key: meta[key] for key in (("uid", "resourceVersion") if fenced else ("uid",))}
+    patch = {"metadata": fence, "spec": {"active": active}}
+    await api.request("PATCH", workloads_path(version, namespace, meta["name"]), body=patch)

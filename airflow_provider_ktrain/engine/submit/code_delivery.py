@@ -1,0 +1,92 @@
+"""The ConfigMap with the code of a job.
+
+It is created after the job and owned by it, so that Kubernetes deletes it with the job. The job's pods wait for it,
+because they mount it. Its name contains the job's submission, so that the pods of a job that replaces another job of
+the same name never mount the old code.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
+from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, PREFIX, JobRef
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, config_map_name
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, get
+from airflow_provider_ktrain.engine.api.job_calls import is_owned
+from airflow_provider_ktrain.engine.api.request_errors import explain, refuses_manifest
+
+Object = dict[str, Any]
+RESOURCE = "configmaps"
+
+
+async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> None:
+    """Create the ConfigMap of a job, unless it exists.
+
+    :param ref: the job.
+    :param job: the job as the API server returned it.
+    :param code: the code with which it was submitted.
+    :raises ApiStatusError: the request fails; 409 if another job's ConfigMap has the name.
+    """
+    try:
+        await api.request("POST", api_paths.core(ref.namespace, RESOURCE), body=_config_map(ref, job, code))
+    except ApiStatusError as e:
+        if not e.conflict or not await exists(api, ref):  # the response to an earlier request may have been lost
+            raise
+
+
+async def exists(api: Api, ref: JobRef) -> bool:
+    """Whether the ConfigMap of a job exists.
+
+    :raises ApiStatusError: the request fails.
+    """
+    path = api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
+    found = await get(api, path)
+    return found is not None and is_owned(found, ref)
+
+
+def _config_map(ref: JobRef, job: Mapping[str, Any], code: Code) -> Object:
+    kind, labels = kind_of(ref.kind), job["metadata"].get("labels") or {}
+    owner = {"apiVersion": f"{kind.group}/{ref.version}", "kind": ref.kind, "name": ref.name, "uid": ref.uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": config_map_name(ref.name, ref.submission),
+            "namespace": ref.namespace,
+            "labels": {name: value for name, value in labels.items() if name.startswith(f"{PREFIX}/")},
+            "annotations": {CODE_ANNOTATION: code.hash},
+            "ownerReferences": [owner],
+        },
+        "binaryData": {ARCHIVE: base64.b64encode(code.archive).decode()},
+        "immutable": True,
+    }
+
+
+def is_refused(error: ApiStatusError) -> bool:
+    """Whether the response proves that the API server doesn't accept the ConfigMap: the job can't get its code.
+
+    Only Kubernetes sets a reason: the error page of a proxy proves nothing, except that the request is too large.
+    """
+    if error.status == 413:
+        return True
+    refuses = 400 <= error.status < 500 and error.status != 401 and not error.conflict
+    return refuses and bool(error.reason) and not error.transient
+
+
+def refusal(error: ApiStatusError, namespace: str) -> ManifestError | ClusterError:
+    """The error with which the task fails if its job can't get its code.
+
+    :param error: the response to the request that creates the ConfigMap.
+    :param namespace: of the job.
+    """
+    if refuses_manifest(error):  # `explain` assumes that the request creates the job
+        return ClusterError(
+            f"the API server refused the ConfigMap with the code ({error.status} {error.reason}). Ask the "
+            f"administrator of namespace {namespace!r}, or put the code into the image.\n{error.message}"
+        )
+    return explain(error, "create", RESOURCE, namespace)

@@ -1,0 +1,109 @@
+"""Read what decides how a job with a runtime is sent: the schema that the cluster serves, and the runtime."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.checks.server_rules import Answer
+from airflow_provider_ktrain.core.errors import RuntimeMismatchError
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.kinds.runtimes import Served
+from airflow_provider_ktrain.core.manifest import schema
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import Log
+from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
+
+Read = Callable[..., Awaitable[Answer]]  #: `answer_to` with the parameters of all requests
+SCHEMA_PATIENCE_SECONDS = 15.0  #: limit to repeat requests for a schema that the API server can't serve (5xx)
+
+
+async def read_served(
+    api: Api,
+    kind: Kind,
+    version: str,
+    manifest: Mapping[str, Any],
+    namespace: str,
+    *,
+    patience: float = 0,
+    log: Log | None = None,
+) -> Served | None:
+    """What the cluster serves for a job. None: jobs of this kind have no runtime.
+
+    :param version: API version of the kind, without the group.
+    :param manifest: of the job; it names the runtime.
+    :param namespace: of the job.
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :param log: where to log what is left out because of an older operator or a missing right. Default: None, nowhere.
+    :raises RuntimeMismatchError: the runtime does not exist.
+    :raises AccessError, UnreachableError, ClusterError: a request fails.
+    """
+    if kind.runtimes is None:
+        return None
+    read = functools.partial(answer_to, api, end=time.monotonic() + patience, log=log)
+    fields = await _spec_fields(read, kind, version)
+    runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
+    if ref := kind.runtimes.ref(manifest):
+        found = await read(api_paths.runtime(kind, version, ref, namespace))
+        if found.status == 404:
+            where = f" in namespace {namespace}" if ref.namespaced else ""
+            raise RuntimeMismatchError(
+                f"the {ref} does not exist{where}",
+                where="$.spec.runtimeRef",
+                found=ref.name,
+                expected=f"a {ref.kind}",
+                remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
+            )
+        if found.status == 200:
+            runtime = found.body
+        else:
+            unreadable = f"no right to get {ref.plural}.{kind.group}"
+    served = Served(fields, runtime, unreadable)
+    if log is not None and (limits := kind.runtimes.limits_of(served)):
+        log.info(limits)
+    return served
+
+
+async def _spec_fields(read: Read, kind: Kind, version: str) -> frozenset[str] | None:
+    """The fields of `spec` that the cluster serves. None: the schema can't be read.
+
+    Versions of the Trainer differ in their fields, but not in their API version. An API server that can't publish its
+    schema may still run jobs: its errors 5xx are handled like a missing right.
+    """
+    api_version = f"{kind.group}/{version}"
+    document = await read(f"/openapi/v3/apis/{api_version}", optional=True)
+    published = schema.published(document.body, kind.name, api_version)
+    if published is None:
+        crd = await read(api_paths.definition(kind), optional=True)
+        versions = (crd.body.get("spec") or {}).get("versions") or ()
+        published = next((v["schema"]["openAPIV3Schema"] for v in versions if v.get("name") == version), None)
+    return schema.spec_fields(published) or None if published is not None else None
+
+
+async def answer_to(api: Api, path: str, *, end: float = 0, log: Log | None = None, optional: bool = False) -> Answer:
+    """The object at a path, or that it isn't found (404) or may not be read (403).
+
+    :param end: value of `time.monotonic()` until which requests are repeated. Default: 0, not at all.
+    :param log: where to log that requests are repeated. Default: None, nowhere.
+    :param optional: after SCHEMA_PATIENCE_SECONDS, errors of the API server (5xx) are answers, too. Default: False.
+    :raises AccessError, UnreachableError, ClusterError: the request fails.
+    """
+    schema_end = time.monotonic() + SCHEMA_PATIENCE_SECONDS
+
+    async def ask() -> Answer:
+        try:
+            return Answer(200, await api.request("GET", path))
+        except ApiStatusError as e:
+            if optional and e.status >= 500 and time.monotonic() > schema_end:
+                return Answer(e.status, {})
+            raise
+
+    try:
+        return await retry_transient(ask, end, warn=log.warning if log else None)
+    except (ApiStatusError, ApiUnavailable) as e:
+        if e.status not in (403, 404) and not (optional and e.status >= 500):
+            raise explain(e, "get", path) from None
+        return Answer(e.status, {})
