@@ -31,7 +31,7 @@ from airflow_provider_ktrain.engine.submit.code_directory import read_code
 
 KIND = "PyTorchJob"  #: of a job without a file
 WORKERS = 1  #: of a job without a file, beside its Master
-LOCAL_IMAGE = "local"  #: of a job without a file in an embedded cluster, which runs it in the working directory
+LOCAL_IMAGE = "local:latest"  #: of a job without a file in an embedded cluster, which runs it in the working directory
 
 
 def add_parser(subparsers: Any) -> None:

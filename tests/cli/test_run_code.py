@@ -47,6 +47,7 @@ def code(tmp_path: Path) -> Path:
 def test_command_runs_in_the_code_of_a_job_without_a_manifest(ktrain: Start) -> None:
     command = ktrain("run", "--local", "--code", "training", "--", "python3", "train.py", "--epochs", "3")
     assert command.end() == 0, command.output
+    assert "warning" not in command.output
     assert "PyTorchJob default/training-" in command.output
     assert "Code: 1 file, " in command.output
     assert "[Master 0] rank 0 of 2 ['--epochs', '3']" in command.output  # and there was a Worker
