@@ -50,6 +50,7 @@ from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Postin
 Object = dict[str, Any]
 FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
+CONFLICT_PAUSE_SECONDS = 0.5  #: until a mark is written again that met another write
 MARK_SECONDS = 60.0  #: to write on a job that its success is doubtful
 FIND_INTERVAL = 0.2  #: seconds between two looks for a job whose create request is on its way
 MODES = {
@@ -337,6 +338,7 @@ class OwnedJob:
                     with contextlib.suppress(ApiStatusError, ApiUnavailable):
                         read = await self.read()
                         if self._owner_in(read) is Ownership.MINE:
+                            await asyncio.sleep(CONFLICT_PAUSE_SECONDS)
                             continue
             except ApiUnavailable as e:
                 error = e

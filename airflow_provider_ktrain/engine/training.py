@@ -380,8 +380,8 @@ class Training:
             read = await job.mark_interrupted(read, following.state.interruption)
         await closing.read_rest_of_ended_job(releases=True)
         seen = following.seen
-        if seen is Seen.SUCCEEDED:  # also if the rest of the log has the result
-            read = await job.mark_interrupted(read, "")
+        if seen in (Seen.SUCCEEDED, Seen.INTERRUPTED):  # the rest of the log may have the result, and a pod the doubt
+            read = await job.mark_interrupted(read, following.state.interruption if seen is Seen.INTERRUPTED else "")
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)

@@ -119,6 +119,67 @@ def test_only_a_request_before_the_end_is_doubtful(finished: str, grace: int, do
     assert bool(history.interruptions(known.job)) is doubtful
 
 
+T0 = "2026-01-01T12:00:00Z"
+
+
+def master(uid: str, *, ended: str = "", deleted: str = "", disrupted: str = "") -> dict[str, Any]:
+    """A pod of Master 0, whose deletion was requested 30 s before `deleted`."""
+    labels = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
+    meta: dict[str, Any] = {"name": f"j-master-0-{uid}", "uid": uid, "creationTimestamp": T0, "labels": labels}
+    if deleted:
+        meta |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": 30}
+    state: dict[str, Any] = {"running": {"startedAt": T0}}
+    if ended:
+        state = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ended}}
+    status: dict[str, Any] = {"containerStatuses": [{"name": "pytorch", "state": state}]}
+    if disrupted:
+        reason = {"reason": "EvictionByEvictionAPI", "lastTransitionTime": disrupted}
+        status["conditions"] = [{"type": "DisruptionTarget", "status": "True", **reason}]
+    return {"metadata": meta, "spec": {"nodeName": "n1", "containers": [{"name": "pytorch"}]}, "status": status}
+
+
+def job_that_succeeded(at: str) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "pytorch"}]}}
+    spec = {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": template}}}
+    conditions = [{"type": "Succeeded", "status": "True", "lastTransitionTime": at}] if at else []
+    return {"kind": "PyTorchJob", "metadata": {"name": "j"}, "spec": spec, "status": {"conditions": conditions}}
+
+
+def history_of(pod: dict[str, Any], earlier: dict[str, Any] | None = None) -> PodHistory:
+    history = PodHistory(kind_of("PyTorchJob"), earlier or {})
+    history.update({pod["metadata"]["uid"]: pod}, (), NOW)
+    return history
+
+
+@pytest.mark.parametrize(("succeeded", "doubts"), [("2026-01-01T12:10:40Z", 1), ("2026-01-01T18:00:00Z", 0)])
+def test_doubt_of_an_earlier_process_ends_with_the_pod_that_it_saw(succeeded: str, doubts: int) -> None:
+    """A Master was evicted, and nobody followed while its successor trained to the end and was deleted."""
+    first = history_of(master("a", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z"))
+    later = PodHistory(kind_of("PyTorchJob"), first.handover(job_that_succeeded(""), NOW))
+    assert len(later.interruptions(job_that_succeeded(succeeded))) == doubts
+
+
+def test_pod_that_a_suspension_deleted_is_no_doubt_after_the_job_was_resumed() -> None:
+    pod = master("a", deleted="2026-01-01T12:10:30Z")
+    job = job_that_succeeded("2026-01-01T12:10:40Z")
+    assert history_of(pod).interruptions(job)
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T12:10:05Z"}
+    job["status"]["conditions"].append(resumed)
+    assert not history_of(pod).interruptions(job)
+
+
+def test_eviction_counts_also_if_the_clock_of_the_node_is_slow() -> None:
+    pod = master("a", ended="2026-01-01T12:09:58Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
+    assert history_of(pod).interruptions(job_that_succeeded("2026-01-01T12:10:02Z"))
+
+
+@pytest.mark.parametrize(("succeeded", "doubts"), [("2026-01-01T12:10:00Z", 0), ("2026-01-01T12:10:02Z", 1)])
+def test_pod_that_is_deleted_after_the_end_of_the_job_is_no_doubt(succeeded: str, doubts: int) -> None:
+    """The operator deletes pods that still run when the job has ended; this one was deleted at 12:10:00."""
+    pod = master("a", ended="2026-01-01T12:10:01Z", deleted="2026-01-01T12:10:30Z")
+    assert len(history_of(pod).interruptions(job_that_succeeded(succeeded))) == doubts
+
+
 # a failure that is not final
 
 EVICTED_WORKER = "101-mpi-ephemeral-storage-worker"
@@ -132,7 +193,10 @@ def test_job_with_an_evicted_worker_ends_with_its_launcher() -> None:
 
 def test_it_fails_if_the_launcher_fails() -> None:
     known = until(EVICTED_WORKER, lambda known: known.kind.runs_on(known.job))
+    known.job["spec"]["runPolicy"] = {"backoffLimit": 1}
     known.job["status"]["replicaStatuses"]["Launcher"] = {"failed": 1}
+    assert known.kind.runs_on(known.job), "its batch Job creates another pod"
+    known.job["status"]["replicaStatuses"]["Launcher"] = {"failed": 2}
     assert known.phase is Phase.FAILED
     known.job["apiVersion"], known.job["status"]["replicaStatuses"] = "kubeflow.org/v1", {}
     assert known.phase is Phase.FAILED, "training-operator deletes the Launcher"

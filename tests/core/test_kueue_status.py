@@ -614,3 +614,32 @@ def test_an_unfinished_workload_comes_before_a_finished_one() -> None:
         chosen = workload_of(order, "u")
         assert chosen is not None
         assert chosen["metadata"]["name"] == "new"
+
+
+TOO_LARGE = (
+    "couldn't assign flavors to pod set worker: insufficient quota for cpu in flavor f, previously considered podsets "
+    "requests (0) + current podset request (8) > maximum capacity (4)"
+)
+QUOTA_IN_USE = "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor f, 4 more needed"
+
+
+def equal_job(message: str = "", at: str = "10:00", *, active: bool = True) -> dict[str, Any]:
+    """A Workload that was not admitted yet; all of them are equal."""
+    quota = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}
+    quota["lastTransitionTime"] = f"2026-11-24T{at}:00Z"
+    pods = {"name": "worker", "count": 1, "template": {"spec": {"containers": [{"resources": {}}]}}}
+    spec = {"queueName": "q", "priority": 0, "active": active, "podSets": [pods]}
+    return {"spec": spec, "status": {"conditions": [quota] if message else []}}
+
+
+def test_equal_job_that_waits_for_quota_refutes_an_older_verdict() -> None:
+    """The time of a condition stays while only its message changes, and a job that Kueue bypasses keeps its text."""
+    evaluated, stale = equal_job(QUOTA_IN_USE, "10:00"), equal_job(TOO_LARGE, "10:05")
+    assert queue_status(stale, []).phase is QueuePhase.NEVER_FITS
+    assert queue_status(equal_job(), [evaluated, stale]).phase is QueuePhase.WAITING
+    assert queue_status(stale, [evaluated]).phase is QueuePhase.WAITING
+
+
+def test_paused_workload_says_nothing_about_equal_jobs() -> None:
+    assert queue_status(equal_job(), [equal_job(TOO_LARGE)]).phase is QueuePhase.NEVER_FITS
+    assert queue_status(equal_job(), [equal_job(TOO_LARGE, active=False)]).phase is not QueuePhase.NEVER_FITS

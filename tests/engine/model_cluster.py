@@ -427,10 +427,16 @@ class Cluster:
         if not self.kind.behavior.reports_phases:
             kind = {"Succeeded": "Complete", "Running": "", "Created": ""}.get(kind, kind)
         wanted = [kind] if kind else []
-        if [c["type"] for c in job["status"]["conditions"]] == wanted:
+        before = job["status"]["conditions"]
+        if [c["type"] for c in before if c["status"] == "True"] == wanted:
             return
+        resumed = [c for c in before if c["type"] == "Suspended" and kind != "Suspended"]
+        for condition in resumed:
+            if condition["status"] == "True":
+                condition |= {"status": "False", "lastTransitionTime": self.stamp()}
+        shown = [{"type": kind, "status": "True", "lastTransitionTime": self.stamp()} for kind in wanted]
         job["status"] = {
-            "conditions": [{"type": kind, "status": "True", "lastTransitionTime": self.stamp()} for kind in wanted],
+            "conditions": [*resumed, *shown],
             "startTime": job["status"].get("startTime") or self.stamp(),
         }
         if phase_of(job).ended and self.kind.behavior.reports_phases:
@@ -448,7 +454,11 @@ class Cluster:
             self._written(job)
 
     def finish(self, succeeded: bool, lingering: bool = False) -> None:
-        """The training ends. `lingering`: one of its pods continues to run, as with `cleanPodPolicy: None`."""
+        """The training ends. `lingering`: one of its pods continues to run, as with `cleanPodPolicy: None`.
+
+        A TrainJob succeeds when all its ranks have.
+        """
+        lingering = lingering and not (succeeded and self.kind.behavior.pods_outlive_job)
         for job in self.jobs.values():
             mine = self.pods_of(job)
             if not mine or any(pod["status"]["phase"] != "Running" or is_being_deleted(pod) for pod in mine):

@@ -182,6 +182,26 @@ async def test_next_process_knows_what_the_one_before_has_seen() -> None:
         assert not outcome.succeeded
 
 
+async def test_interruption_that_a_late_watch_shows_is_marked() -> None:
+    """The read no longer has the pod; what the pods' watch brings while the logs are read shows the eviction."""
+    async with replaying(MASTER) as (training, recorded):
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly(
+            lambda change: change["watch"] != "pods" and "Running" in str(change["object"]["status"])
+        )
+        training.api.freeze("pods")
+        recorded.go()
+        for pod in list(training.api.objects["pods"]):
+            if pod.endswith("master-0"):
+                training.api.remove("pods", pod)
+        await until(lambda: "is Succeeded" in str(training.log), 30)
+        training.api.thaw()
+        outcome = await following
+        assert not outcome.succeeded
+        assert mark_of(training) == DOUBTS[MASTER]
+
+
 async def test_mark_is_written_again_after_a_conflict() -> None:
     async with replaying(MASTER) as (training, recorded):
         training.api.fail("PATCH", "pytorchjobs", 409)

@@ -359,7 +359,7 @@ async def test_a_trainjob_is_never_deleted_in_the_foreground(task: TrainTask, cl
 
 async def test_scale_is_refused_with_the_reason(task: TrainTask) -> None:
     ref = (await task.submit(1, TRAINS)).ref
-    with pytest.raises(ManifestError, match=r"can't be scaled: Kubeflow Trainer cannot change .*KEP-2903"):
+    with pytest.raises(ManifestError, match=r"can't be scaled: Kubeflow Trainer can't change .*KEP-2903"):
         await operations.scale(task.api, ref, 3, timeout=5)
 
 

@@ -35,7 +35,9 @@ class MPIJob(Kind):
             return False
         status = job.get("status") or {}
         launcher = (status.get("replicaStatuses") or {}).get("Launcher") or {}
-        ended = status.get("completionTime") or launcher.get("failed")
+        limit = ((job.get("spec") or {}).get("runPolicy") or {}).get("backoffLimit")
+        # `failed` counts pods: the launcher's batch Job creates others up to its limit, which is 6 by default
+        ended = status.get("completionTime") or (launcher.get("failed") or 0) > (6 if limit is None else limit)
         return not ended and self.operator_of(str(job.get("apiVersion"))).recreates_pods
 
 

@@ -25,7 +25,7 @@ class DisruptionReporter:
             return
         if pods.groups.shown_version != self._looked_at:
             self._looked_at = pods.groups.shown_version
-            before, self._silent = self._silent, silent_nodes(pods.live)
+            before, self._silent = self._silent, silent_nodes(pods.groups.silent.values())
             for node in self._silent.keys() - before:
                 self._log.warning(describe_silence(node, self._silent[node]))
         if not self._runs_on and state.kind.runs_on(state.known_job):

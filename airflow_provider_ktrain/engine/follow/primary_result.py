@@ -123,7 +123,7 @@ class PrimaryResult:
         since = {"sinceTime": f"{self.origin.get('time', '')[:19]}Z"}
         for run in ({}, {"previous": "true"}):
             if found := await self._search(pod, container, {**since, **run}):
-                self._before = found
+                self._before = _later(found, self._before)
                 return
         self._unread = _not_read(pod)
 

@@ -139,7 +139,9 @@ class QueueFollower:
     async def _status_of(self, workload: dict[str, Any]) -> QueueStatus:
         """What the queue does with the job, by its Workload and what else the Workload depends on."""
         namespace, version = self._state.ref.namespace, self._kueue_version
-        equals = self._informer.objects_of([by_equality(workload)]) if self._informer and not verdict(workload) else ()
+        own = verdict(workload)
+        asks = self._informer is not None and (own is None or own[0] is QueuePhase.NEVER_FITS)
+        equals = self._informer.objects_of([by_equality(workload)]) if self._informer is not None and asks else ()
         queues = Queues()
         if names_queue(workload):
             queue = str((workload.get("spec") or {}).get("queueName"))

@@ -191,7 +191,7 @@ class LogFollower:
         def log_again(_: object = None) -> None:
             if not live.emitter.logs:
                 live.emitter.logs = True
-                late.emitter.queue.put_before(live.emitter.queue)
+                late.emitter.queue.put_after(live.emitter.queue)
 
         late = self._read_late(self._overflow, live.source_pod, live.name, caught_up)
         late.emitter.tally, late.emitter.repays = live.emitter.tally, True

@@ -129,12 +129,12 @@ class LineQueue:
         self._count(len(line.text) + LINE_BYTES)
         self._socket.serve(self)
 
-    def put_before(self, later: LineQueue) -> None:
-        """Move all lines into another queue of the same container, before its own."""
-        later._lines.extendleft(reversed(self._lines))
-        later._count(self._bytes)
+    def put_after(self, earlier: LineQueue) -> None:
+        """Move all lines into another queue of the same container, after its own, which are older."""
+        earlier._lines.extend(self._lines)
+        earlier._count(self._bytes)
         if self._lines:
-            self._socket.serve(later)
+            self._socket.serve(earlier)
         self._lines.clear()
         self._count(-self._bytes)
 

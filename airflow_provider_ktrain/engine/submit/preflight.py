@@ -76,7 +76,12 @@ async def preflight(
         answers = replace(answers, old_trainer=await answer_to(api, KUEUE_DEPLOYMENT))
     problems += judge(manifest, answers)
     if rendered and not any(p.code == "type" for p in problems):
-        served = await read_served(api, kind, version, manifest, namespace, patience=patience, log=log)
+        try:
+            served = await read_served(api, kind, version, manifest, namespace, patience=patience, log=log)
+        except RuntimeMismatchError as e:
+            if not problems:
+                raise
+            return sorted([*problems, Problem.of("runtime", e, "$.spec")], key=lambda p: p.level is not ERROR)
         if served is not None and served.runtime is not None:
             known = {(p.level, p.code, p.path) for p in problems}
             found = judge_runtime(manifest, served.runtime, len(request.job_name))

@@ -19,6 +19,10 @@ from airflow_provider_ktrain.core.state.pods.objects import Json, created, label
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 Replica = tuple[str, int]
+#: the end of a container is the node's time, and the condition DisruptionTarget the API server's
+MAX_CLOCK_SKEW_SECONDS = 5.0
+DEFAULT_GRACE_SECONDS = 30  #: Kubernetes' terminationGracePeriodSeconds
+MAX_LAG_SECONDS = 60.0  #: in which a job's status shows that its program has ended
 #: reasons of the condition DisruptionTarget: what happened to the pod, and whether its node is to blame
 #: (https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions)
 REASONS = {
@@ -40,6 +44,8 @@ class Interruption:
     :param created: when it was created.
     :param text: what happened, for example `Master 0 ended with exit code 0 after it was evicted from gpu-7`.
     :param node: the node, if it is the reason. Default: "".
+    :param ends_by: when a program that had not ended has ended at the latest, in epoch seconds. Default: 0, it had
+        ended.
     """
 
     role: str
@@ -48,9 +54,10 @@ class Interruption:
     created: str
     text: str
     node: str = ""
+    ends_by: float = 0.0
 
 
-def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json]) -> list[Json]:
+def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterable[Interruption] = ()) -> list[Json]:
     """The pods without those that replace another one after the job has ended.
 
     The operator may create a Master just after it has reported the end (recordings 103, 105c, 107c). What becomes of
@@ -59,11 +66,12 @@ def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json]) -> list[Json]:
     :param kind: of the job.
     :param job: as last seen.
     :param pods: all pods, each as last seen.
+    :param earlier: of replicas whose pods an earlier process has seen. Default: none.
     """
     known, end = sorted(pods, key=created), ended_at(job)
     if not end:
         return known
-    seen: set[Replica] = set()
+    seen: set[Replica] = {(one.role, one.index) for one in earlier}
     found = []
     for pod in known:
         replica = kind.pod_role(labels_of(pod))
@@ -84,8 +92,11 @@ def find_interruptions(
     :param requested: when the deletion of pods was requested, by uid, in epoch seconds.
     :param earlier: what an earlier process knew of pods that may be gone. Default: nothing.
     """
-    found: dict[Replica, Interruption] = {(one.role, one.index): one for one in earlier}
-    for pod in pods_until_end(kind, job, pods):
+    end = epoch_seconds(ended_at(job))
+    # a job that succeeds long after that has done so by a pod that nobody saw
+    known_before = (one for one in earlier if end is None or not one.ends_by or end <= one.ends_by)
+    found: dict[Replica, Interruption] = {(one.role, one.index): one for one in known_before}
+    for pod in pods_until_end(kind, job, pods, earlier):
         replica = kind.pod_role(labels_of(pod))
         known = found.pop(replica, None)
         interruption = _interruption_of(kind, job, pod, requested.get(uid_of(pod)))
@@ -97,13 +108,19 @@ def find_interruptions(
 
 
 def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) -> Interruption | None:
-    """None if the program ended by itself, or failed."""
+    """None if the program ended by itself, failed, or was stopped after the end of the job."""
     role, index = kind.pod_role(labels_of(pod))
     ended = objects.state_of(objects.container_status(pod, kind.main_container_name(job, pod)), "terminated")
     disrupted = _disrupted_at(pod)
     at = min((time for time in (disrupted, requested) if time is not None), default=None)
-    finished = epoch_seconds(ended.get("finishedAt"))
-    if at is None or objects.run_failed(ended) or (finished is not None and finished < at):
+    finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
+    if at is None or objects.run_failed(ended) or (job_end is not None and at >= job_end):
+        return None
+    suspension = objects.condition_of(job, "Suspended")
+    if suspension.get("status") == "False" and at <= (epoch_seconds(suspension.get("lastTransitionTime")) or 0.0):
+        return None  # the job was resumed after that, and has other pods
+    skew = 0.0 if disrupted is None else MAX_CLOCK_SKEW_SECONDS
+    if finished is not None and finished < at - skew:
         return None
     reason = str(objects.condition_of(pod, "DisruptionTarget").get("reason")) if disrupted is not None else ""
     why, blames_node = REASONS.get(reason, ("its pod was deleted", False))
@@ -111,7 +128,9 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     replica = kind.replica_name(role, index)
     how = f"ended with exit code {ended['exitCode']} after" if ended else "had not ended when"
     text = f"{replica} {how} {why.format(node=node)}"
-    return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "")
+    grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_SECONDS
+    ends_by = 0.0 if ended else at + grace + MAX_LAG_SECONDS
+    return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by)
 
 
 def _disrupted_at(pod: Json) -> float | None:

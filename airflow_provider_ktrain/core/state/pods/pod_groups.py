@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.state.pods.objects import (
     labels_of,
     node_of,
     restarts_of,
+    silent_since,
 )
 from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start, scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_state import state_of_pod
@@ -63,6 +64,7 @@ class PodGroups:
         self.pods: dict[str, Pod] = {}  #: by uid; change it only by `put` and `remove`
         self.shown: dict[str, str] = {}  #: of `state_of_pod`, by uid
         self.shown_version = 0  #: grows when `shown` changes
+        self.silent: dict[str, Pod] = {}  #: by uid, those whose node doesn't report
         self._places: dict[str, tuple[State, float]] = {}  # group and time of each pod
         self._groups: dict[State, _Group] = {}
         for pod in pods:
@@ -73,6 +75,9 @@ class PodGroups:
         uid = str(pod["metadata"]["uid"])
         self.pods[uid] = pod
         self._show(uid, state_of_pod(pod, self._kind))
+        self.silent.pop(uid, None)
+        if silent_since(pod):
+            self.silent[uid] = pod
         place = _place_of(self._kind, pod)
         if self._places.get(uid) != place:
             self._leave(uid)
@@ -83,6 +88,7 @@ class PodGroups:
         """Remove a pod, if it is known."""
         if self.pods.pop(uid, None) is not None:
             self._show(uid, None)
+            self.silent.pop(uid, None)
             self._leave(uid)
 
     def state_of(self, pod: Pod) -> str:

@@ -267,7 +267,21 @@ def _phase(workload: Workload, equals: Iterable[Workload], queues: Queues) -> tu
         at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
         waits = at and str(condition_of(workload, "Requeued").get("status")) == "False"
         return phase, _eviction_why(workload) + (". Kueue queues it again after a pause" if waits else "")
-    return verdict(workload) or _without_verdict(workload, quota, equals, queues)
+    # a paused Workload keeps the text of its last evaluation
+    equals = [of for of in equals if (of.get("spec") or {}).get("active") is not False]
+    found = verdict(workload) or _without_verdict(workload, quota, equals, queues)
+    if found[0] is QueuePhase.NEVER_FITS and any(map(_may_fit, equals)):
+        return QueuePhase.WAITING, "waits behind equal jobs"  # its own text, or that of an equal one, is old
+    return found
+
+
+def _may_fit(workload: Workload) -> bool:
+    """Whether Kueue has found that a Workload fits the whole quota. Times don't show which of two texts is newer:
+    lastTransitionTime stays while only the message changes (recording 83).
+    """
+    found = verdict(workload)
+    unfinished = not has_condition(workload, "Finished")
+    return unfinished and (has_condition(workload, "QuotaReserved") or bool(found and found[0] is QueuePhase.WAITING))
 
 
 def _without_verdict(
