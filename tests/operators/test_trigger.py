@@ -368,7 +368,7 @@ def test_an_interruption_before_the_event_of_an_error_leaves_no_job(
             running = asyncio.ensure_future(anext(aiter(trigger.run())))
 
             async def failed() -> bool:
-                return "Following" in capsys.readouterr().out
+                return "The trigger can't follow" in capsys.readouterr().out
 
             await until(failed)
         running.cancel()
