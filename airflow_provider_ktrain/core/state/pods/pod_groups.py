@@ -147,10 +147,8 @@ def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | No
     :param groups: its pods.
     """
     partial = find_partial_start(job, groups.examples())
-    if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(
-        job
-    ):  # whether it has its minimum takes all pods
-        partial = find_partial_start(job, groups.pods.values())
+    if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(job):
+        partial = find_partial_start(job, groups.pods.values())  # whether it has its minimum takes all pods
     return None if partial is None else partial.since
 
 
