@@ -100,7 +100,7 @@ def test_a_queued_and_evicted_task_continues_from_its_checkpoint(begin: Begin, k
     with replaying(kueue, "70b-kueue-hold", ours={"train": None}, held=steps) as driver:
         run = begin("kueue_continues", driver.namespace)
         run.wait_deferred()
-        run.wait_line("ClusterQueue q70b is inactive: it is stopped, or not completely set up")
+        run.wait_line("Queued in LocalQueue queue: ClusterQueue q70b is stopped. An administrator must correct this.")
         driver.let_go("queue let go")
         run.wait_line("] saved")
         assert run.kube.gpus_held() == 1

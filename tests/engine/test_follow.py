@@ -533,7 +533,7 @@ async def test_job_deleted_by_somebody_else_is_gone(task: Task) -> None:
     assert outcome.phase == "Gone"
     assert outcome.cause is not None
     assert outcome.cause["category"] == "infrastructure"
-    assert f"{ref} is gone. " in outcome.released
+    assert f"{ref} is gone." in outcome.released
     assert not await task.pods(ref)
 
 

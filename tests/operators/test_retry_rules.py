@@ -14,7 +14,7 @@ from airflow_provider_ktrain.exceptions import TrainingInfrastructureError, Trai
 from tests.operators.task_instance import Instance
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "infrastructure-failures.md"
-POLICY, SUBCLASS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+_, POLICY, SUBCLASS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 #: the job was released, and a retry would fail in the same way
 NEVER_RETRIED = {
     "TrainingUserCodeError", "TrainingOutOfMemoryError", "TrainingImageError", "TrainingEnvironmentError",
