@@ -45,6 +45,34 @@ def test_missing_runtime_is_an_error(cluster: TestCluster, check: Check, kind: s
     assert f"{kind.lower()}s" in problem["hint"]
 
 
+def test_unknown_runtime_is_compared_with_the_names_of_the_others(cluster: TestCluster, check: Check) -> None:
+    manifest = trainjob()
+    manifest["spec"]["runtimeRef"] = {"name": "torch-distribute"}
+    status, (problem,) = check(manifest, cluster.kubeconfig)
+    assert (status, problem["code"]) == (1, "runtime")
+    assert problem["hint"].startswith("did you mean torch-distributed")
+    manifest["spec"]["runtimeRef"] = {"name": "x"}
+    (problem,) = check(manifest, cluster.kubeconfig)[1]
+    assert problem["hint"].startswith("there are ")
+    assert "torch-distributed" in problem["hint"]
+
+
+def test_objects_that_a_trainjob_names_are_checked(cluster: TestCluster, check: Check) -> None:
+    manifest = patched("node", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "imagenet"}}])
+    manifest["spec"]["trainer"]["env"] = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "a"}}}]
+    manifest["spec"]["initializer"] = {"model": {"secretRef": {"name": "weights"}}}
+    problems = [p for p in check(manifest, cluster.kubeconfig)[1] if p["code"] == "reference"]
+    assert sorted((p["found"], p["path"].rpartition("]")[0] or p["path"]) for p in problems) == [
+        ("hub", "$.spec.trainer.env[0"),
+        (
+            "imagenet",
+            "$.spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec"
+            ".volumes[0",
+        ),
+        ("weights", "$.spec.initializer.model.secretRef.name"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
