@@ -134,3 +134,15 @@ def test_colors_are_used_on_terminals_unless_no_color_is_set(monkeypatch: pytest
     assert printed(io.StringIO()).partition(" ")[2] == "error: bad\n         very bad\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in printed(Terminal())
+
+
+def test_rbac_prints_the_right_to_read_nodes_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes are not in a namespace, so it is a ClusterRole with a binding of its own."""
+    assert main(["rbac", "-n", "training", "--service-account", "airflow:worker"]) == 0
+    assert "nodes" not in capsys.readouterr().out
+    assert main(["rbac", "-n", "training", "--service-account", "airflow:worker", "--nodes"]) == 0
+    _, role, _, binding = yaml.safe_load_all(capsys.readouterr().out)
+    assert (role["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] == "ktrain-nodes-training"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "worker", "namespace": "airflow"}]
