@@ -29,7 +29,7 @@ def patched(job: str, manager: str = "example.com/me", **pod: Any) -> dict[str, 
 def test_valid_trainjob_is_not_created(cluster: TestCluster, check: Check) -> None:
     status, problems = check(patched("node", nodeSelector={"kubernetes.io/os": "linux"}), cluster.kubeconfig)
     assert (status, codes(problems)) == (0, [SLOW])
-    assert problems[0]["message"] == "a failing program is restarted for about 5 minutes before the job fails"
+    assert problems[0]["message"] == "a failing program is restarted for up to 5 minutes before the job fails"
     api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
     made = api.list_cluster_custom_object("trainer.kubeflow.org", "v1alpha1", "trainjobs")["items"]
     assert "train" not in [job["metadata"]["name"] for job in made]

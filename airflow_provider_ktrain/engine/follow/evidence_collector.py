@@ -21,6 +21,7 @@ from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 
 Object = dict[str, Any]
 Pod = Mapping[str, Any]
@@ -129,7 +130,9 @@ class EvidenceCollector:
                     del end[:-MAX_TAIL_BYTES]
         except (ApiStatusError, ApiUnavailable):
             return
-        lines = [_parted(line) for line in end.decode(errors="replace").split("\n") if line]
+        *whole, unended = bytes(end).split(b"\n")
+        parts = whole if is_of_kubelet(unended) else [*whole, unended]
+        lines = [_parted(line.decode(errors="replace")) for line in parts if line]
         self._tails[log_key(name, container)] = deque(
             (TailLine("", 0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
         )
