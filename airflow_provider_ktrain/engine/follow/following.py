@@ -302,7 +302,7 @@ class Following:
         for rests_until in self._not_before.values():
             if (rest := rests_until - time.time()) > 0:
                 seconds = min(seconds, rest)
-        reporters = self._replicas.due, self._output.restarts.due, self._reporter.due
+        reporters = self._observer.due, self._replicas.due, self._output.restarts.due, self._reporter.due
         queue_due = None if self._rests(Event.QUEUE_VERDICT) else self._queue.wakes_at
         for due in (until, self._startup.due, self._partial.due, queue_due, *reporters):
             if due is not None:
