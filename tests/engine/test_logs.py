@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import container_follower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 
 from .fakekube import PODS, FakeKube, cutter, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, write
@@ -460,3 +461,17 @@ async def test_restart_that_the_status_shows_late_is_no_rotation(monkeypatch: py
         report = await follower.drain(60)
     assert sink.by_run() == {("p", "main", 0): numbered(0, 3), ("p", "main", 1): numbered(0, 3)}
     assert (gaps_of(report), sink.notes) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("unended", "expected"),
+    [
+        (NO_WATCHER, True),
+        (NO_FILE, True),
+        (b"2026-11-21T10:06:08.600000000Z 37%", False),  # a progress bar without a line end
+        (b"2026-11-21T10:06:08.6+01:00 37%", False),
+        (b"", False),
+    ],
+)
+def test_unended_line_without_a_timestamp_is_the_kubelets(unended: bytes, expected: bool) -> None:
+    assert is_of_kubelet(unended) is expected

@@ -47,7 +47,7 @@ _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
 }  # fmt: skip
 
-#: no node can match a pod, and it is given up; the conditions of a node on which a pod failed
+#: in addition, in the whole cluster: whether any node can match a pod that waits for one
 _NODE_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}
 
 

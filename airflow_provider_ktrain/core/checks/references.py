@@ -56,7 +56,6 @@ def _of_job(job: Job) -> Iterator[Reference]:
                 yield from _required(source["configMap"], "configMap")
             for source in volume["projected"]["sources"]:
                 yield from _required(source["secret"], "secret")
-        yield from (Reference("Secret", "secrets", s["name"], pulls_images=True) for s in pod["imagePullSecrets"])
     initializers = [job.spec["initializer"][name] for name in ("dataset", "model")]
     for initializer in initializers:
         yield from _required(initializer["secretRef"], "secret")
@@ -65,6 +64,8 @@ def _of_job(job: Job) -> Iterator[Reference]:
         for source in (*container["envFrom"], *(env["valueFrom"] for env in container["env"])):
             for key in ("secretRef", "secretKeyRef", "configMapRef", "configMapKeyRef"):
                 yield from _required(source[key], key.removesuffix("Ref").removesuffix("Key"))
+    for secret in (secret for pod in pods for secret in pod["imagePullSecrets"]):
+        yield Reference("Secret", "secrets", secret["name"], pulls_images=True)
 
 
 def _required(source: Field, kind: str, name: str = "name") -> Iterator[Reference]:

@@ -123,7 +123,7 @@ def _deprecated(at: Field, runtime: Mapping[str, Any]) -> Iterator[Problem]:
 def _slow_failure(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
     """By default a failing program is restarted for 5.5 minutes before the job fails (recording 51i).
 
-    Newer kubelets may begin with shorter delays, and a node limits the longest one: 2 minutes on Kubernetes 1.36.
+    A node may be configured to restart containers sooner: a job needed 2 minutes on Kubernetes 1.36.
     """
     for replicated in replicated_jobs(template):
         job = (replicated.get("template") or {}).get("spec") or {}

@@ -58,7 +58,9 @@ _LAUNCHER_MESSAGES = (
 _WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
 #: a line of metrics or progress
 _ROUTINE = re.compile(
-    r"^\s*$|KTRAIN_|\d%\||\b(step|epoch|iter(ation)?|batch|(train_|val_)?loss|acc(uracy)?|lr)\b\W{0,3}\d", re.IGNORECASE
+    r"^\s*$|KTRAIN_(METRIC|RESULT)|\d%\||"
+    r"\b(step|epoch|iter(ation)?|batch|(train_|val_)?loss|acc(uracy)?|lr)\b\W{0,3}\d",
+    re.IGNORECASE,
 )
 _LAUNCHER_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
 

@@ -177,7 +177,8 @@ class Observer:
     @property
     def due(self) -> float | None:
         """When the phase may change although nothing else has, by `time.monotonic`; None if it doesn't."""
-        return None if self._placed_since is None else self._placed_since + STARTING_DELAY_SECONDS
+        since = self._placed_since
+        return None if since is None else max(since + STARTING_DELAY_SECONDS, time.monotonic() + 0.1)
 
     async def take(self, read: JobRead) -> None:
         """Bring state and output up to date with what was read from the API server.

@@ -100,21 +100,19 @@ class StartupChecks:
 
         :param fresh: whether to read the nodes now.
         """
-        cause, now = None, time.monotonic()
+        nodes = None
         if not self._state.has_run and unmatched_pods.suspects(evidence):
             nodes = await read_nodes(self._api, fresh=fresh)
-            since = now if self._unmatched_since is None else self._unmatched_since
-            waited = now - since - self._seconds_away_since(time.time() - (now - since))
-            cause = None if nodes is None else unmatched_pods.find_unmatched_pod(evidence, nodes, waited)
-            self._unmatched_since = None if cause is None else since
-            if waited < unmatched_pods.GRACE_SECONDS:
-                return None
-        else:
-            self._unmatched_since = None
-        events: list[Object] = []
-        if cause is None or not await self._events.read(events) or any(map(is_of_autoscaler, events)):
+        now = time.monotonic()
+        since = self._unmatched_since or now
+        waited = now - since - self._seconds_away_since(time.time() - (now - since))
+        cause = None if nodes is None else unmatched_pods.find_unmatched_pod(evidence, nodes, waited)
+        self._unmatched_since = None if cause is None else since
+        if cause is None or waited < unmatched_pods.GRACE_SECONDS:
             return None
-        return cause
+        events: list[Object] = []
+        are_read = await self._events.read(events)
+        return cause if are_read and not any(map(is_of_autoscaler, events)) else None
 
     def _log_obstacle(self, events: list[Object]) -> None:
         """Log the newest Warning event about the job or its pods, once. The job may start in spite of it."""
