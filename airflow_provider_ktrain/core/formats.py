@@ -12,7 +12,7 @@ from typing import Any
 
 VERSION = 1  #: of all formats of this release; it is written, and a reader accepts any
 
-# keys of the task's state (`task_state_store`)
+# keys of the task store: Airflow's `task_state_store`, which keeps values for later tries of a task
 SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits jobs, and the number of submissions
 JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
 DEFERRAL_STATE = "ktrain_deferral"  #: arguments of the last trigger, as `engine.follow.deferral.Deferral`

@@ -228,13 +228,13 @@ class TrainingJobOperator(JobParameters):
         :param host: the host that is responsible for the job until Airflow's TaskDeferred leaves it. Default: None.
         """
         from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         with self._only_logged(
             f"Lines of {deferral.job} may be repeated if its trigger fails: its arguments were not stored."
         ):
-            task_state.write_deferral(context, deferral)
+            task_store.write_deferral(context, deferral)
         if hint := compat.trigger_log_hint(context["ti"]):
             self.log.info(hint)
         trigger = TrainingJobTrigger(**deferral.to_dict())
@@ -301,7 +301,7 @@ class TrainingJobOperator(JobParameters):
         found = self._deferral_of_this_try(context)
         if found is None:
             raise KtrainError(
-                f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
+                f"the trigger failed ({clipped(reason, 80)}), and the task store contains no job to follow. A retry "
                 "adopts the job; without a retry, release it with ReapTrainingJobsOperator"
             )
         deferral, since = found
@@ -354,11 +354,11 @@ class TrainingJobOperator(JobParameters):
         If only the job of this try is stored, the deferral has defaults. None if that isn't stored either.
         """
         from airflow_provider_ktrain.engine.follow.deferral import Handover
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
-        if found := task_state.read_deferral(context):
+        if found := task_store.read_deferral(context):
             return found
-        job = task_state.read_job(context)
+        job = task_store.read_job(context)
         if job is None or job.owner != str(context["ti"].id):
             return None
         return self._deferral(job, self._options({}), Handover()), "the job's start"
@@ -378,13 +378,13 @@ class TrainingJobOperator(JobParameters):
 
     def _earlier_success(self, context: Context) -> Outcome | None:
         """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
-        outcome = task_state.read_earlier_success(context)
+        outcome = task_store.read_earlier_success(context)
         if outcome is not None:
             self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
             with self._only_logged("The identity of the job could not be pushed to Airflow."):
-                if job := task_state.read_job_description(context).get("job"):
+                if job := task_store.read_job_description(context).get("job"):
                     self._push_job(context, job)
         return outcome
 
@@ -414,11 +414,11 @@ class TrainingJobOperator(JobParameters):
         :param host: which has followed it in this process. Default: None, another process did.
         """
         from airflow_provider_ktrain.core.ending import Event
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
         stored = False
-        with self._only_logged("The outcome could not be stored in the task's state."):
-            stored = outcome.superseded or task_state.write_outcome(context, outcome)
+        with self._only_logged("The outcome could not be stored in the task store."):
+            stored = outcome.superseded or task_store.write_outcome(context, outcome)
         self._note_failed_nodes(outcome, context)
         with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
             self._count(outcome, context)
@@ -427,11 +427,11 @@ class TrainingJobOperator(JobParameters):
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
         """Store the nodes on which this try failed, if later tries are to avoid them."""
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
         nodes = (outcome.cause or {}).get("failed_nodes")
-        with self._only_logged("The failed nodes could not be stored in the task's state."):
-            if nodes and self.avoid_failed_nodes and task_state.add_failed_nodes(context, nodes):
+        with self._only_logged("The failed nodes could not be stored in the task store."):
+            if nodes and self.avoid_failed_nodes and task_store.add_failed_nodes(context, nodes):
                 self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
 
     def _count(self, outcome: Outcome, context: Context) -> None:
@@ -501,7 +501,7 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.core.ending import Event
 
         if event is Event.OUTCOME_NOT_STORED:
-            if compat.has_task_state(context):
+            if compat.has_task_store(context):
                 self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
             else:
                 self.log.info(

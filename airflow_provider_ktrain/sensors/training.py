@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.worker_host import WorkerHost
 
-STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.md
+STATE_KEY = "ktrain_sensor"  #: in the task store: see docs/reference/formats.md
 RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
 
 
