@@ -25,7 +25,7 @@ from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note_of_proof
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
@@ -401,13 +401,17 @@ class Training:
     async def _mark(self, following: Following, read: JobRead, seconds: float) -> tuple[JobRead, str]:
         """Write on a job that has succeeded why that is doubtful, so that no later try takes it for a success.
 
-        If it isn't doubtful, what says so is removed: the pods that prove it may be gone for the next process.
+        If it isn't doubtful, what says so is removed, and that a result proves it is noted: the next process may find
+        neither pods nor logs.
 
         :return: the job as it is now, and why that failed.
         """
-        doubtful = following.seen is Seen.INTERRUPTED
-        notes = {INTERRUPTED_ANNOTATION: following.state.interruption if doubtful else ""}
-        return await self.job.annotate(read, notes if doubtful else {**notes, STOPPED_PODS_ANNOTATION: ""}, seconds)
+        why = following.state.interruption
+        notes = {INTERRUPTED_ANNOTATION: why}
+        if following.seen is not Seen.INTERRUPTED:
+            proof = note_of_proof(following.state.known_job) if why else ""
+            notes = {INTERRUPTED_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
+        return await self.job.annotate(read, notes, seconds)
 
     async def _conclude(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""

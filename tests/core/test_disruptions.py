@@ -18,7 +18,12 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION, SUCCESS_POLICY_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limit, Limits, clocks
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note, noted_interruptions
+from airflow_provider_ktrain.core.state.pods.interruption import (
+    STOPPED_PODS_ANNOTATION,
+    note,
+    note_of_proof,
+    noted_interruptions,
+)
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.pod_state import SILENT, state_of_pod
 from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
@@ -144,6 +149,46 @@ def test_the_last_state_of_a_deleted_pod_shows_whether_its_deletion_came_first(
     assert bool(history.interruptions(known.job)) is doubtful
 
 
+SHOWN = "Master 0 ended with exit code 0 after its pod was stopped (condition Restarting)"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_conditions_of_a_job_show_that_its_master_was_stopped(name: str) -> None:
+    """Nobody has seen a pod. Of all recorded successes, exactly those of a Master that was stopped are doubtful."""
+    *_, last = replay(changes(name))
+    stopped = name in DOUBTS and "-pt-" in name
+    assert seen_by_next(last) == ([SHOWN] if stopped else [])
+    if stopped:
+        late = [pod for pod in last.pods.live if pod["metadata"]["name"] == "run-master-0"]
+        assert seen_by_next(last, late) == [SHOWN], "the Master that was created after the end is not its reason"
+
+
+@pytest.mark.parametrize(
+    ("restarting", "created", "doubtful"),
+    [
+        ("12:10:35", "", True),
+        ("12:08:00", "", False),  # the new Master may have trained to its end while no operator ran
+        ("12:10:35", "12:10:36", False),
+    ],
+)  # fmt: skip
+def test_master_that_replaced_the_stopped_one_explains_the_success(
+    restarting: str, created: str, doubtful: bool
+) -> None:
+    job = job_that_succeeded("2026-01-01T12:10:40Z")
+    why = {
+        "reason": "PyTorchJobRestarting",
+        "message": "PyTorchJob j is restarting because 1 Master replica(s) failed.",
+    }
+    job["status"]["conditions"].append(
+        {"type": "Restarting", "status": "True", "lastTransitionTime": f"2026-01-01T{restarting}Z", **why}
+    )
+    pod = master("a", ended="2026-01-01T12:10:39Z")
+    pod["metadata"]["creationTimestamp"] = f"2026-01-01T{created}Z"
+    history = history_of(pod) if created else PodHistory(kind_of("PyTorchJob"))
+    assert bool(history.interruptions(job)) is doubtful
+    assert note(job, history.interruptions(job)) is None, "the conditions stay"
+
+
 # what is noted on the job for the next process
 
 
@@ -169,11 +214,10 @@ def seen_by_next(known: Known, pods: Sequence[Mapping[str, Any]] = ()) -> list[s
 @pytest.mark.parametrize("name", DOUBTS)
 def test_next_process_knows_of_a_stopped_pod_that_is_gone(name: str) -> None:
     notes, known = noting(name)
-    (doubt,) = seen_by_next(known)
-    assert doubt.split()[0] == DOUBTS[name].split()[0]
+    assert seen_by_next(known) == [DOUBTS[name]]
     assert len(notes) == 2, "one when the pod is stopped, and one when its program has ended with exit code 0"
     known.job["metadata"]["uid"] = "a job that was created of this one's manifest"
-    assert not seen_by_next(known)
+    assert seen_by_next(known) != [DOUBTS[name]]
 
 
 #: how many pods were stopped, of replicas that a success depends on, while the job was alive
@@ -194,6 +238,14 @@ def test_note_is_no_doubt_of_a_later_success(name: str) -> None:
     assert len(notes) == STOPPED.get(name, 0), "pods that were rejected, or that no success depends on, are no reason"
     if known.phase is Phase.SUCCEEDED:
         assert not seen_by_next(known, known.pods.live)
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_result_that_was_found_once_ends_all_doubts(name: str) -> None:
+    known = at_the_end(name)
+    known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: note_of_proof(known.job)}
+    assert not known.doubts
+    assert not seen_by_next(known)
 
 
 @pytest.mark.parametrize(

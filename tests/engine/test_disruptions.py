@@ -21,7 +21,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.core.disruptions import changes
-from tests.core.test_disruptions import DOUBTS
+from tests.core.test_disruptions import DOUBTS, SHOWN
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object, precise_stamp
 from tests.engine.staged import NAME, Staged, staged
@@ -164,10 +164,19 @@ async def test_mark_is_the_proof_when_the_pods_are_gone() -> None:
 
 
 async def test_pods_that_nobody_saw_are_no_doubt() -> None:
-    async with replaying(MASTER) as (training, recorded):
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
         recorded.go()
         assert (await training.follow(OPTIONS)).succeeded
         assert "PATCH" not in str(training.api.writes()), "a success needs no further request"
+
+
+async def test_master_that_nobody_saw_is_doubtful_by_the_conditions_of_its_job() -> None:
+    """It was drained between the death of the worker that deferred the task and the next try (found by the soak)."""
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go()
+        outcome = await training.follow(OPTIONS)
+        assert (outcome.cause or {})["summary"] == f"{SHOWN}: the training is probably incomplete"
+        assert mark_of(training) == SHOWN
 
 
 def is_stopped(change: Object) -> bool:
@@ -229,7 +238,7 @@ async def test_stop_while_the_result_is_read_repeats_no_success() -> None:
         assert mark_of(training) is None, "the next try would train again"
         training.api.pause("")
         following = asyncio.ensure_future(training.follow(OPTIONS))
-        await until(lambda: annotation_of(training, STOPPED_PODS_ANNOTATION) is None)
+        await until(lambda: '"pods": []' in str(annotation_of(training, STOPPED_PODS_ANNOTATION)))
         recorded.go()  # the pod is gone
         outcome = await following
         assert (outcome.succeeded, outcome.result) == (True, {"loss": 0.5})

@@ -4,6 +4,7 @@ A program that handles SIGTERM by saving a checkpoint and exiting with 0 ends li
 evicted, preempted or deleted, the job succeeds in the middle of the training (recordings 100b, 107c). Its pods show
 that: the condition DisruptionTarget, or a deletion that was requested before the container ended. The operator deletes
 them, so each is judged as last seen, and what may make a success doubtful is noted on the job for the next process.
+The conditions of a PyTorchJob show it also if nobody has seen the pod of its Master.
 """
 
 from __future__ import annotations
@@ -84,15 +85,28 @@ class Interruption:
 
 
 def noted_interruptions(job: Json) -> list[Interruption]:
-    """What an earlier process has noted on this job; the note of another job, from which it was copied, says nothing.
+    """What an earlier process has noted on this job.
 
     :param job: as last seen.
     """
+    return Interruption.all_of(_noted(job))
+
+
+def _noted(job: Json) -> object:
+    """The noted pods; None without a note. That of another job, from which the job was copied, says nothing."""
     try:
         noted = mapping(json.loads((objects.metadata_of(job).get("annotations") or {})[STOPPED_PODS_ANNOTATION]))
     except (KeyError, TypeError, ValueError):
-        return []
-    return Interruption.all_of(noted.get("pods")) if noted.get("job") == uid_of(job) else []
+        return None
+    return noted.get("pods") if noted.get("job") == uid_of(job) else None
+
+
+def note_of_proof(job: Json) -> str:
+    """The value of STOPPED_PODS_ANNOTATION that says: pods were stopped, and a result proves the training complete.
+
+    :param job: as last seen.
+    """
+    return json.dumps({"job": uid_of(job), "pods": []})
 
 
 def note(job: Json, found: Sequence[Interruption]) -> str | None:
@@ -104,7 +118,7 @@ def note(job: Json, found: Sequence[Interruption]) -> str | None:
     :param job: as last seen.
     :param found: of `find_interruptions`.
     """
-    noted, found = noted_interruptions(job), found[:MAX_INTERRUPTIONS]
+    noted, found = noted_interruptions(job), [one for one in found if one.uid][:MAX_INTERRUPTIONS]
     before, now = ({(one.uid, one.has_ended) for one in ones} for ones in (noted, found))
     if now <= before and not any(has_ended for _, has_ended in before - now):
         return None
@@ -136,7 +150,7 @@ def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterabl
 
 
 def find_interruptions(
-    kind: Kind, job: Json, pods: Iterable[Json], requested: Mapping[str, float], earlier: Sequence[Interruption] = ()
+    kind: Kind, job: Json, pods: Sequence[Json], requested: Mapping[str, float], earlier: Sequence[Interruption] = ()
 ) -> list[Interruption]:
     """The interruptions of replicas on which the job's success depends, and whose pod was not replaced.
 
@@ -146,6 +160,8 @@ def find_interruptions(
     :param requested: when the deletion of pods was requested, by uid, in epoch seconds.
     :param earlier: what an earlier process knew of pods that may be gone. Default: nothing.
     """
+    if _noted(job) == []:
+        return []
     known_before = sorted(earlier, key=lambda one: (one.created, one.has_ended))
     found: dict[Replica, Interruption] = {(one.role, one.index): one for one in known_before if _counts(job, one)}
     for pod in pods_until_end(kind, job, pods, earlier):
@@ -157,7 +173,26 @@ def find_interruptions(
             interruption = known if is_same or known.created > created(pod) else None
         if interruption is not None:
             found[replica] = interruption
+    if not found and (shown := _shown_by_conditions(kind, job, pods)):
+        return [shown]
     return [one for replica, one in sorted(found.items()) if kind.completes(job, *replica)]
+
+
+def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Interruption | None:
+    """The interruption of a primary whose pod nobody has seen, if the job's conditions show it.
+
+    A pod that was seen shows more. A success long after that has come by another pod that nobody saw.
+    """
+    primary, since, end = (kind.primary(job), 0), kind.stopped_primary(job), ended_at(job)
+    at, ended = epoch_seconds(since), epoch_seconds(end)
+    if at is None or ended is None:
+        return None
+    seen = any(kind.pod_role(labels_of(pod)) == primary and created(pod) < end for pod in pods)
+    template = (kind.replicas(job).get(primary[0]) or {}).get("template") or {}
+    if seen or ended - at > _grace_of(template) + MAX_LAG_SECONDS:
+        return None
+    text = f"{kind.replica_name(*primary)} ended with exit code 0 after its pod was stopped (condition Restarting)"
+    return Interruption(*primary, uid="", created="", text=text, at=at)
 
 
 def _counts(job: Json, earlier: Interruption) -> bool:
@@ -202,9 +237,13 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     replica = kind.replica_name(role, index)
     how = f"ended with exit code {ended['exitCode']} after" if ended else "had not ended when"
     text = f"{replica} {how} {why.format(node=node)}"
-    grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_SECONDS
-    ends_by = 0.0 if ended else at + grace + MAX_LAG_SECONDS
+    ends_by = 0.0 if ended else at + _grace_of(pod) + MAX_LAG_SECONDS
     return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by, at)
+
+
+def _grace_of(pod: Json) -> float:
+    """The grace period of a pod, or of a template of pods, in seconds."""
+    return float((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_SECONDS)
 
 
 def _disrupted_at(pod: Json) -> float | None:
