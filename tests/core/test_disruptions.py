@@ -184,7 +184,10 @@ def test_master_that_replaced_the_stopped_one_explains_the_success(
     )
     pod = master("a", ended="2026-01-01T12:10:39Z")
     pod["metadata"]["creationTimestamp"] = f"2026-01-01T{created}Z"
-    history = history_of(pod) if created else PodHistory(kind_of("PyTorchJob"))
+    worker = master("w", disrupted="2026-01-01T12:05:00Z")
+    worker["metadata"]["labels"] = {**worker["metadata"]["labels"], "training.kubeflow.org/replica-type": "worker"}
+    history = history_of(worker)
+    history.update({"a": pod} if created else {}, (), NOW)
     assert bool(history.interruptions(job)) is doubtful
     assert note(job, history.interruptions(job)) is None, "the conditions stay"
 

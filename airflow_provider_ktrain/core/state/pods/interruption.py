@@ -173,9 +173,9 @@ def find_interruptions(
             interruption = known if is_same or known.created > created(pod) else None
         if interruption is not None:
             found[replica] = interruption
-    if not found and (shown := _shown_by_conditions(kind, job, pods)):
-        return [shown]
-    return [one for replica, one in sorted(found.items()) if kind.completes(job, *replica)]
+    matter = [one for replica, one in sorted(found.items()) if kind.completes(job, *replica)]
+    shown = None if matter else _shown_by_conditions(kind, job, pods)
+    return matter if shown is None else [shown]
 
 
 def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Interruption | None:
