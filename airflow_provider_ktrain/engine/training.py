@@ -432,11 +432,10 @@ class Training:
             result = await job.write(rule, read)
         except JobChanged:
             result = await job.release_by_rule(Event.CONCLUDED)
-        if unmarked:
+        if unmarked and seen is Seen.INTERRUPTED:  # Airflow stores a success before a retry could look at the job
             read, unmarked = await self._mark(following, read, self._seconds_left(MARK_AGAIN_SECONDS))
-        if unmarked:
-            takes = "take it for a success" if seen is Seen.INTERRUPTED else "train again"
-            self._log.warning(f"{ref} could not be marked. A retry may {takes}.\n{unmarked}")
+            if unmarked:
+                self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
         await closing.read_rest_after_release(deleted=result[0] is not None)
         outcome = await closing.outcome(cause)
         self._concluded = None if result[0] is None else read
