@@ -264,14 +264,15 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
     return await api.request("PATCH", api_paths.job(ref), body=patch)
 
 
-async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], name: str, value: str) -> Object:
-    """Set an annotation of the job, or remove it, only if the job hasn't changed since it was read.
+async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str]) -> Object:
+    """Set annotations of the job, or remove them, only if the job hasn't changed since it was read.
 
-    :param value: empty to remove the annotation.
+    :param notes: values by the names of the annotations, empty to remove one.
     :raises ApiStatusError: 409 if the job has changed.
     """
     version = job["metadata"]["resourceVersion"]
-    patch = {"metadata": {"resourceVersion": version, "annotations": {name: value or None}}}
+    annotations = {name: value or None for name, value in notes.items()}
+    patch = {"metadata": {"resourceVersion": version, "annotations": annotations}}
     return await api.request("PATCH", api_paths.job(ref), body=patch)
 
 
