@@ -35,6 +35,11 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="also the rights to create and get ConfigMaps: only tasks with `code`, and `ktrain run --code`, need them",
     )
+    parser.add_argument(
+        "--dra",
+        action="store_true",
+        help="also the right to get ResourceClaims: to count the devices of pods",
+    )
     parser.set_defaults(run=_rbac)
 
 
@@ -46,6 +51,7 @@ def _rbac(args: argparse.Namespace) -> int:
         cluster_runtimes=args.cluster_runtimes,
         kueue=args.kueue,
         code=args.code,
+        dra=args.dra,
     )
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
     return 0
