@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
@@ -10,7 +11,9 @@ from airflow_provider_ktrain.core.checks.problem import WARNING
 from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
+from airflow_provider_ktrain.core.state.accelerators import COMMON_NAMES, DEFAULT_RESOURCE, accelerator_of
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.text.output import SUGGESTION
 
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 #: variables of NCCL itself; those of its library's loading are matched by their value
@@ -42,7 +45,7 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
             at,
             f"{replica.role} {verb} nccl, which needs GPUs, and requests none",
             "nccl, no GPU",
-            "resources.limits nvidia.com/gpu: 1",
+            f"resources.limits {DEFAULT_RESOURCE}: 1",
             "request GPUs, or use gloo" if replica.role in users else "request GPUs, or remove the settings of nccl",
         )
 
@@ -62,6 +65,39 @@ def unequal_gpus(job: Job) -> Iterator[Finding]:
         message = f"{with_gpus.role} requests GPUs and {without.role} doesn't: both train"
         expected, hint = f"GPUs for {without.role}, too", f"request them for {without.role}, or for neither"
         yield Finding(without.main["resources"], message, f"{with_gpus.gpus} and 0 GPUs", expected, hint)
+
+
+@rule("resource-name", WARNING)
+def resource_name(job: Job) -> Iterator[Finding]:
+    """The names of accelerators are spelled as their device plugins do.
+
+    No node has a resource of another name, so that the pods would wait for ever.
+    """
+    for _, container in job.containers:
+        limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+        for name, at in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].present)):
+            if meant := _meant(name):
+                message = f"{name} is probably misspelled: pods wait until a node has a resource of this name"
+                yield Finding(at, message, name, meant, f"{SUGGESTION}{meant}?")
+
+
+def _meant(name: str) -> str:
+    """The common resource whose name is like this one; "" if it is one, or if this may well be another resource."""
+    vendor, _, resource = name.lower().rpartition("/")
+    for known in () if name in COMMON_NAMES else COMMON_NAMES:
+        known_vendor, _, known_resource = known.lower().partition("/")
+        if vendor == known_vendor:
+            if accelerator_of(name) is None and _similarity(resource, known_resource) > 0.8:
+                return known
+        elif resource.removesuffix("s") == known_resource and (
+            vendor in ("", *known_vendor.split(".")[:-1]) or _similarity(vendor, known_vendor) > 0.87
+        ):
+            return known
+    return ""
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 @rule("gloo-with-gpus", WARNING)

@@ -93,6 +93,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def capitalized(text: str) -> str:
+    """The text as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def listed(names: Sequence[str], most: int) -> str:
     """The first `most` names, and the number of others: `a, b and 3 more`."""
     more = len(names) - most

@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evide
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.reporting.success_summary import summary_of_success
+from airflow_provider_ktrain.core.state.accelerators import unit_of
 from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.text.output import counted, listed
@@ -241,15 +242,14 @@ class Closing:
         if not full:
             self._count()
             return replace(brief, metrics=state.metrics)
-        in_queue = state.requested_gpus * state.seconds_in(Phase.QUEUED)
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
-        spent = state.pods.usage(now, completed, in_queue, state.spans_in(Phase.QUEUED))
+        spent = state.pods.usage(now, completed, state.queued_seconds(), state.spans_in(Phase.QUEUED))
         if cause is None:
             self._log.info(summary_of_success(state.ref, state.kind, job, now))
         self._log.info(str(spent))
         steps = self._output.training_metrics.steps
         repeated = steps.usage(spent.gpus, spent.held)
-        if line := steps.describe(repeated):
+        if line := steps.describe(repeated, unit_of(spent.resource)[0]):
             self._log.info(line)
         await self._log_rest()
         self._count()

@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.api.request_errors import explain
+from airflow_provider_ktrain.engine.follow.claims import ClaimReader
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
@@ -60,7 +61,7 @@ class Observer:
         self._fail_fast = context.policy.fail_fast_on_forbidden
         self._output, self._queue, self._informers = output, queue, informers
         self._jobs, self._pods = jobs, pods
-        self._own = OwnPods(context, pods)
+        self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._placed_since: float | None = None  # since when each existing pod has a node, by `time.monotonic`
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
@@ -123,7 +124,9 @@ class Observer:
                     await asyncio.sleep(0)
                 changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
                 state.pods.update(changed, removed, utc_now())
+                self._claims.note(changed)
                 self._output.observe(changed, removed)
+            await self._claims.update()
         await self._queue.update()
         return pods_known and self._update_phase()
 
@@ -192,6 +195,7 @@ class Observer:
         pods = self._read_pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
         state.pods.update(pods, removed, utc_now())
+        self._claims.note(pods)
         if state.job is not None:
             self._output.observe(pods, removed)
         await self._queue.update()
