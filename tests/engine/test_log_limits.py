@@ -153,6 +153,25 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: py
         assert len(sink.lines) == 5
 
 
+async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another triggerer logs these lines."""
+    kube, sink, seen = FakeKube(), Sink(), list[str]()
+    kube.pod("p")
+    socket = log_socket.log_socket()
+    socket.connect(lambda: 0, 100_000)
+    monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
+    inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
+    async with following(kube, sink, inspector=inspector) as follower:
+        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        write(kube.log("p"), 0, 5)
+        await until(lambda: len(seen) == 5)
+        monkeypatch.setattr(log_socket, "STALL_SECONDS", 3600)
+        assert socket.waiting_bytes
+    assert not socket.waiting_bytes
+    assert (follower.report().total.lines, follower.report().total.late, sink.texts) == (0, 5, [])
+
+
 async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
     monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 0.2)

@@ -300,8 +300,7 @@ class LogFollower:
                 break
             await asyncio.sleep(LOOK_SECONDS)
         await _cancel([late.task for late in self._late])
-        for container in self._readers():
-            container.emitter.queue.discard()
+        self._discard()
         return self.report()
 
     async def _count_earlier(self) -> None:
@@ -313,6 +312,11 @@ class LogFollower:
         if reading:
             await asyncio.wait([late.task for late in reading], timeout=COUNT_SECONDS)
         await _cancel([late.task for late in reading])
+
+    def _discard(self) -> None:
+        """Give up all lines that wait."""
+        for container in self._readers():
+            container.emitter.queue.discard()
 
     def _readers(self) -> Iterator[ContainerFollower]:
         yield from self._followed.values()
@@ -351,11 +355,16 @@ class LogFollower:
         return DrainReport(found, self._gone_whole)
 
     async def close(self) -> None:
-        """Stop at once. The cursor then stands after the last line that was accepted for the log."""
+        """Stop at once. The cursor then stands after the last line that was accepted for the log.
+
+        After a stall, the job may have been assigned to another triggerer, which logs what is not logged here.
+        """
         late = [reader for reader in self._late if reader.emitter.repays]
         await _cancel([container.task for container in (*self._followed.values(), *self._late)])
         for reader in late:
             self.cursor.positions[Cursor.key(reader.uid, reader.name)] = reader.position
+        if log_socket().settling_seconds():
+            self._discard()
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -286,8 +286,7 @@ class LogSocket:
     def _pump(self) -> None:
         """Write for SLICE_SECONDS at most, and go on later, whatever happens."""
         loop, self._timer = asyncio.get_running_loop(), None
-        self._note_stall()
-        pause = self._settled - loop.time()
+        pause = self.settling_seconds()
         end, self._writing = time.monotonic() + SLICE_SECONDS, True
         try:
             while pause <= 0 and time.monotonic() < end:
@@ -350,10 +349,14 @@ class LogSocket:
             self._settled = now + SETTLE_SECONDS
         self._ticked = now
 
+    def settling_seconds(self) -> float:
+        """Seconds in which Airflow may still cancel triggers that it reassigned during a stall; 0 without one."""
+        self._note_stall()
+        return max(self._settled - asyncio.get_running_loop().time(), 0.0)
+
     async def awake(self) -> None:
         """Return at once; after a stall, only when Airflow has had time to cancel reassigned triggers."""
-        self._note_stall()
-        if (wait := self._settled - asyncio.get_running_loop().time()) > 0:
+        if wait := self.settling_seconds():
             await asyncio.sleep(wait)
 
 
