@@ -357,6 +357,26 @@ async def test_lines_that_are_not_logged_in_time_are_counted(supervisor: Wire, m
     assert report.total.lines + report.total.late == 3000
 
 
+@pytest.mark.parametrize("stuck", [True, False], ids=["are counted", "are waited for"])
+async def test_waiting_lines_of_a_deleted_pod(supervisor: Wire, stuck: bool) -> None:
+    kube = FakeKube()
+    kube.pod("p")
+    write(kube.log("p"), 0, 50)
+    supervisor.connect()
+    supervisor.fill()
+    async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
+        await until(lambda: follower.report().total.lines == 50)
+        kube.log("p").end()
+        follower.observe(kube.delete("p"), deleted=True)
+        assert (await follower.drain(240)).unread == []
+        reading = asyncio.ensure_future(asyncio.sleep(0) if stuck else supervisor.read_until(lambda: False, 0.0))
+        report = await follower.log_rest(0.3 if stuck else 240, 240, 240)
+        assert not log_socket().waiting_bytes
+        reading.cancel()
+    assert (report.total.lines, report.total.late) == ((0, 50) if stuck else (50, 0))
+    assert bool(report.containers) == stuck, "a log without gaps is forgotten"
+
+
 async def test_container_that_restarts_while_its_lines_wait(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
     kube = FakeKube()

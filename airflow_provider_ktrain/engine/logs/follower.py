@@ -199,9 +199,12 @@ class LogFollower:
         late.observe(live.run)
 
     def _forget(self, container: ContainerFollower) -> None:
-        """Keep only the tally of a container whose pod was deleted and whose log was read."""
+        """Keep only the tally of a container whose pod was deleted and whose log was read, once no line waits."""
         if late := self._late_of(container):
             late[-1].task.add_done_callback(lambda _: self._forget(container))
+            return
+        if container.emitter.queue:
+            container.emitter.queue.when_empty(lambda: self._forget(container))
             return
         if self._followed.pop((container.uid, container.name), None) is None:
             return
@@ -315,7 +318,7 @@ class LogFollower:
 
     def _discard(self) -> None:
         """Give up all lines that wait."""
-        for container in self._readers():
+        for container in list(self._readers()):  # those of deleted pods are forgotten
             container.emitter.queue.discard()
 
     def _readers(self) -> Iterator[ContainerFollower]:

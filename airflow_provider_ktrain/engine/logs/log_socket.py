@@ -103,6 +103,7 @@ class LineQueue:
         self._lines: deque[LogLine] = deque()
         self._bytes = 0
         self._popped = asyncio.Event()
+        self._on_empty: Callable[[], None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -138,11 +139,20 @@ class LineQueue:
         self._lines.clear()
         self._count(-self._bytes)
 
+    def when_empty(self, act: Callable[[], None]) -> None:
+        """Call a function when all lines are written or discarded, in place of one that was set before."""
+        self._on_empty = act
+
     def discard(self) -> None:
         """Give up the lines that wait."""
         self._lost(sum(line.lines for line in self._lines))
         self._lines.clear()
         self._count(-self._bytes)
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if self._on_empty is not None and not self._lines:
+            self._on_empty()
 
     def take(self, join: bool, piece: int) -> tuple[Record, int, int]:
         """Remove lines from the queue, for one record; returns how to write it, its lines, and the bytes of its text.
@@ -178,6 +188,7 @@ class LineQueue:
             self.written += lines
         except Exception:
             self._lost(lines)
+        self._note_empty()
 
     def _count(self, size: int) -> None:
         self._bytes += size
