@@ -71,7 +71,7 @@ def test_cost_of_a_record_is_not_higher_than_expected(supervisor: Wire, size: in
 TEXTS = st.text(alphabet=st.one_of(st.characters(), st.sampled_from('\r\0\ud800"\\\U0001f600x')), max_size=300)
 
 
-@given(TEXTS, st.integers(min_value=16, max_value=200))
+@given(TEXTS, st.integers(min_value=64, max_value=200))
 def test_parts_have_the_whole_text_and_are_short(text: str, size: int) -> None:
     found = parts(text, size)
     if len(found) == 1:
@@ -80,7 +80,16 @@ def test_parts_have_the_whole_text_and_are_short(text: str, size: int) -> None:
     marks = [f" (part {number} of {len(found)})" for number in range(1, len(found) + 1)]
     assert all(part.endswith(mark) for part, mark in zip(found, marks, strict=True))
     assert "".join(part.removesuffix(mark) for part, mark in zip(found, marks, strict=True)) == text
-    assert all(json_size(part) <= size + len(mark) for part, mark in zip(found, marks, strict=True))
+    assert all(json_size(part) <= size for part in found)
+
+
+async def test_parts_of_a_line_are_not_split_again(supervisor: Wire) -> None:
+    queue = queue_to(supervisor)
+    queue.add(line("x" * (4 * (log_socket()._piece - 2))))
+    queue.add(line("y" * 3 * log_socket()._piece, note=True, lines=0))
+    await supervisor.read_until(lambda: not queue and not supervisor.unread())
+    assert {record["event"].count("(part ") for record in supervisor.records} == {1}
+    assert queue.written == 1
 
 
 async def test_no_write_blocks_the_loop_and_every_line_comes_once(supervisor: Wire) -> None:

@@ -44,6 +44,7 @@ UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
 SLICE_SECONDS = 0.004  #: for which lines are written before other tasks run
 RECORD_BYTES = 512  #: of a record beside its text: times, names, and the keys of JSON
 PIECE_BYTES = 16 * 1024  #: of a text as JSON; a longer one is split
+MARK_BYTES = 32  #: of the mark of a part, at most
 PREFIX_BYTES = 32  #: of a line in a record: the replica and a line break
 JOINED_BYTES = 4096 - RECORD_BYTES  #: of lines in one record
 MIN_BURST_LINES = 32  #: lines of a burst after which the next one may follow at once
@@ -69,11 +70,11 @@ def json_size(text: str) -> int:
 def parts(text: str, size: int) -> list[str]:
     """The text, split into numbered parts if it is longer.
 
-    :param size: bytes of a part as JSON.
+    :param size: bytes of a part as JSON, with its mark.
     """
-    pieces = list(_pieces(text, size))
-    if len(pieces) == 1:
-        return pieces
+    if json_size(text) <= size:
+        return [text]
+    pieces = list(_pieces(text, size - MARK_BYTES))
     return [f"{piece} (part {number} of {len(pieces)})" for number, piece in enumerate(pieces, 1)]
 
 
@@ -164,8 +165,9 @@ class LineQueue:
         self._count(-len(first.text) - LINE_BYTES)
         size = json_size(first.text)
         if size > piece:
+            lines = first.lines
             first, *rest = (replace(first, text=text, lines=0) for text in parts(first.text, piece))
-            rest[-1].lines = 1
+            rest[-1].lines = lines
             self._lines.extendleft(reversed(rest))
             self._count(sum(len(line.text) + LINE_BYTES for line in rest))
             size = json_size(first.text)
