@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logs.cursor import Position, Replay
 from airflow_provider_ktrain.engine.logs import emitter, log_socket, stream_budget
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
@@ -128,6 +129,19 @@ async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest
     assert report.total.dropped > 900
     assert seen == numbered(0, 1000)
     assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
+
+
+async def test_text_without_a_time_is_not_a_late_line() -> None:
+    """A kubelet may add it to one response and not to the next one."""
+    source = LogLine("p", "main", "Worker", 0, 0, "", "")
+    live = emitter.RateLimitedEmitter(lambda line: None, source, on_full=lambda position: None)
+    late = emitter.RateLimitedEmitter(lambda line: None, source, until=lambda position, time: False)
+    live.logs, late.tally, late.repays = False, live.tally, True
+    block = f"{stamp(1)} a\n{stamp(2)} b".encode()
+    await live.emit(block, Replay(Position()))
+    assert live.tally.late == 2
+    await late.emit(block + b"\nfailed to create fsnotify watcher: too many open files", Replay(Position()))
+    assert (live.tally.late, live.tally.lines) == (0, 3)
 
 
 @of_each_kind
