@@ -194,7 +194,8 @@ class RateLimitedEmitter:
         return len(lines), fresh
 
     def _emit_line(self, position: Position, time: str, text: str, *, counts: bool = True) -> None:
-        """
+        """Inspect a line, and log it if it may be logged.
+
         :param counts: whether each response has the line, so that a late reader finds it again. Default: True.
         """
         self._inspect(text, time, position.restart)
