@@ -289,16 +289,17 @@ class LogFollower:
 
         :param timeout: seconds after which this ends if no line was logged.
         :param longest: seconds after which it ends in any case.
-        :param earlier: seconds for lines since the handover, after a takeover.
+        :param earlier: seconds for lines since the handover, after a takeover; in the second half, at most
+            COUNT_SECONDS, they are only counted.
         """
         loop = asyncio.get_running_loop()
         began = last = loop.time()
-        logged = 0
+        logged, counting = 0, min(COUNT_SECONDS, earlier / 2)
         while self._late or any(container.emitter.queue for container in self._readers()):
             now, written = loop.time(), sum(container.emitter.queue.written for container in self._readers())
             last, logged = now if written != logged else last, written
-            if now - began >= earlier:
-                await self._count_earlier()
+            if now - began >= earlier - counting:
+                await self._count_earlier(counting)
             if now - began >= longest or now - last >= timeout:
                 break
             await asyncio.sleep(LOOK_SECONDS)
@@ -306,14 +307,14 @@ class LogFollower:
         self._discard()
         return self.report()
 
-    async def _count_earlier(self) -> None:
+    async def _count_earlier(self, seconds: float) -> None:
         """End late readers of lines since the handover; what is left is only counted."""
         reading = [late for late in self._again if not late.task.done()]
         for late in self._again:
             late.emitter.logs = False
             late.emitter.queue.discard()
         if reading:
-            await asyncio.wait([late.task for late in reading], timeout=COUNT_SECONDS)
+            await asyncio.wait([late.task for late in reading], timeout=seconds)
         await _cancel([late.task for late in reading])
 
     def _discard(self) -> None:
