@@ -242,6 +242,41 @@ async def test_log_is_read_although_other_lines_follow(supervisor: Wire) -> None
     assert supervisor.unread()
 
 
+async def test_messages_are_read_although_lines_of_other_jobs_wait(supervisor: Wire) -> None:
+    others = queue_to(supervisor)
+    supervisor.fill()
+    assert not admitted(supervisor, "the last message")
+    others.add(line("of another job"))
+    reading = asyncio.ensure_future(log_socket().read(240, lines=False))
+    async with asyncio.timeout(240):
+        while not reading.done():
+            others.add(line("of another job" + "x" * 3000))
+            if supervisor.unread() > 20_000:
+                supervisor.read_some()
+            await asyncio.sleep(0.001)
+    assert reading.result()
+    assert "the last message" in supervisor.lines
+    assert others
+
+
+async def test_messages_that_nobody_reads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MESSAGES_BYTES", 100)
+    written: list[str] = []
+    log_socket().connect(lambda: unread, 10_000)
+    unread = 10_000
+    texts = [f"{number:050}" for number in range(5)]
+    for text in texts:
+        assert not log_socket().admit(lambda text, **kw: written.append(text), text, {})
+    unread = 0
+    await until(lambda: len(written) == 2)
+    unread = 10_000
+    assert not log_socket().admit(lambda text, **kw: written.append(text), "next", {})
+    unread = 0
+    await until(lambda: len(written) == 4)
+    missing = "3 messages of the triggers in this process are missing here: Airflow did not read them"
+    assert written == [*texts[:2], missing, "next"]
+
+
 async def test_log_that_nobody_reads_is_not_waited_for(supervisor: Wire) -> None:
     queue_to(supervisor).add(line("a line"))
     assert not await log_socket().read(0.3)

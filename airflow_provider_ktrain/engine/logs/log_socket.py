@@ -16,6 +16,8 @@ Stalls: a triggerer whose process is stalled (suspended, or without CPU) misses 
 triggers to another triggerer, which logs the same lines. When the process resumes, it can't detect this. So after a
 stall, nothing of the queues is written for some seconds, in which Airflow cancels the triggers that were reassigned.
 
+Loggers of the standard library, Airflow's and ours, write to the same socket at once: they have the other half of it.
+
 A worker's log has no such socket (`connect` is not called): its lines are written at once.
 """
 
@@ -34,6 +36,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 STALL_SECONDS = 5.0  #: without a turn of the event loop that count as a stall
@@ -52,6 +55,7 @@ MIN_BURST_BYTES = 16 * 1024  #: bytes of its lines that have the same effect, so
 BURST_INTERVAL = 0.25  #: seconds between a smaller burst and the next one
 LINE_BYTES = 256  #: of memory that a line in a queue takes beside its text
 QUEUE_BYTES, ALL_QUEUES_BYTES = 1024 * 1024, 32 * 1024 * 1024  #: of lines that wait: of one container, and of all
+MESSAGES_BYTES = 8 * 1024 * 1024  #: of messages that wait, of all triggers
 LATE_QUEUE_BYTES = 64 * 1024  #: of a late reader, which waits for room
 
 Record = Callable[[], object]
@@ -213,6 +217,7 @@ class LogSocket:
         self._unread: Callable[[], int] | None = None
         self._limit = self._piece = 0
         self._messages: deque[tuple[Record, int]] = deque()  # each with the bytes of its text
+        self._message_bytes = self._lost_messages = 0
         self._queues: deque[LineQueue] = deque()  # that have lines
         self._late: deque[LineQueue] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -251,6 +256,8 @@ class LogSocket:
     def admit(self, method: Callable[..., Any], text: str, kw: dict[str, Any]) -> bool:
         """Whether a logger's method may be called now with a message; otherwise it is called in its turn.
 
+        While MESSAGES_BYTES wait, messages are lost. The next one is preceded by their number.
+
         :param method: of Airflow's logger.
         :param text: the message.
         :param kw: further arguments.
@@ -260,21 +267,29 @@ class LogSocket:
         pieces = parts(text, self._piece)
         if len(pieces) == 1 and not self._messages and self._fits(record_cost(json_size(text) + RECORD_BYTES)):
             return True
+        if self._message_bytes >= MESSAGES_BYTES:
+            self._lost_messages += 1
+            return False
+        if self._lost_messages:
+            lost, self._lost_messages = counted(self._lost_messages, "message"), 0
+            pieces.insert(0, f"{lost} of the triggers in this process are missing here: Airflow did not read them")
         now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
         kw = {"timestamp": f"{now}Z", **kw}
         for piece in pieces:
             self._messages.append((partial(copy_context().run, method, piece, **kw), json_size(piece)))
+            self._message_bytes += json_size(piece)
         self._arm(0.0)
         return False
 
-    async def read(self, patience: float) -> bool:
+    async def read(self, patience: float, *, lines: bool = True) -> bool:
         """Wait until the supervisor has read what was logged until now, except for late lines.
 
         :param patience: seconds, at most.
+        :param lines: whether lines that wait in queues, of any job, are waited for. Default: True.
         :return: whether it has.
         """
         loop = asyncio.get_running_loop()
-        end, waiting, passed = loop.time() + patience, [*self._queues], -1
+        end, waiting, passed = loop.time() + patience, [*self._queues] if lines else [], -1
         while loop.time() < end:
             waiting = [queue for queue in waiting if queue]
             if passed < 0 and not waiting and not self._messages:
@@ -320,6 +335,7 @@ class LogSocket:
             if not self._fits(record_cost(size + RECORD_BYTES)):
                 return UNREAD_INTERVAL
             self._messages.popleft()
+            self._message_bytes -= size
             self._write(record)
             return 0.0
         queues, share = (self._queues, 1) if self._queues else (self._late, 2)
