@@ -182,6 +182,7 @@ async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypa
         await until(lambda: len(seen) == 5)
         monkeypatch.setattr(log_socket, "STALL_SECONDS", 3600)
         assert socket.waiting_bytes
+        assert await follower.close() == 5
     assert not socket.waiting_bytes
     assert (follower.report().total.lines, follower.report().total.late, sink.texts) == (0, 5, [])
 

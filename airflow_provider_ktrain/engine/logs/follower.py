@@ -358,17 +358,21 @@ class LogFollower:
             found[key] = found[key] + tally if key in found else tally
         return DrainReport(found, self._gone_whole)
 
-    async def close(self) -> None:
+    async def close(self) -> int:
         """Stop at once. The cursor then stands after the last line that was accepted for the log.
 
         After a stall, the job may have been assigned to another triggerer, which logs what is not logged here.
+
+        :return: number of lines that are therefore discarded.
         """
-        late = [reader for reader in self._late if reader.emitter.repays]
+        repaying = [reader for reader in self._late if reader.emitter.repays]
         await _cancel([container.task for container in (*self._followed.values(), *self._late)])
-        for reader in late:
+        for reader in repaying:
             self.cursor.positions[Cursor.key(reader.uid, reader.name)] = reader.position
+        late = self.report().total.late
         if log_socket().settling_seconds():
             self._discard()
+        return self.report().total.late - late
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

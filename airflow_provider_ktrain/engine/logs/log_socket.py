@@ -256,7 +256,7 @@ class LogSocket:
     def admit(self, method: Callable[..., Any], text: str, kw: dict[str, Any]) -> bool:
         """Whether a logger's method may be called now with a message; otherwise it is called in its turn.
 
-        While MESSAGES_BYTES wait, messages are lost. The next one is preceded by their number.
+        While MESSAGES_BYTES wait, messages are lost; their number is logged in their place.
 
         :param method: of Airflow's logger.
         :param text: the message.
@@ -267,19 +267,21 @@ class LogSocket:
         pieces = parts(text, self._piece)
         if len(pieces) == 1 and not self._messages and self._fits(record_cost(json_size(text) + RECORD_BYTES)):
             return True
-        if self._message_bytes >= MESSAGES_BYTES:
-            self._lost_messages += 1
-            return False
-        if self._lost_messages:
-            lost, self._lost_messages = counted(self._lost_messages, "message"), 0
-            pieces.insert(0, f"{lost} of the triggers in this process are missing here: Airflow did not read them")
         now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
-        kw = {"timestamp": f"{now}Z", **kw}
-        for piece in pieces:
-            self._messages.append((partial(copy_context().run, method, piece, **kw), json_size(piece)))
+        records = [partial(method, piece, **{"timestamp": f"{now}Z", **kw}) for piece in pieces]
+        if self._message_bytes >= MESSAGES_BYTES:
+            pieces, records = ([""], [partial(self._log_lost, method)]) if not self._lost_messages else ([], [])
+            self._lost_messages += 1
+        for record, piece in zip(records, pieces, strict=True):
+            self._messages.append((partial(copy_context().run, record), json_size(piece)))
             self._message_bytes += json_size(piece)
         self._arm(0.0)
         return False
+
+    def _log_lost(self, method: Callable[..., Any]) -> None:
+        """Log how many messages are missing between the one before and the next one."""
+        lost, self._lost_messages = counted(self._lost_messages, "message"), 0
+        method(f"{lost} of triggers in this process are missing here: Airflow did not read the log in time.")
 
     async def read(self, patience: float, *, lines: bool = True) -> bool:
         """Wait until the supervisor has read what was logged until now, except for late lines.
