@@ -51,7 +51,6 @@ class _Part(NamedTuple):
 class PrimaryResult:
     """The last result line of the primary replica.
 
-    :param context: of the job.
     :param budget: of log streams.
     """
 
@@ -74,8 +73,6 @@ class PrimaryResult:
     def take(self, source: LogLine, text: str, written: str, *, earlier: bool = False) -> None:
         """Take one line of the primary.
 
-        :param source: names its container.
-        :param text: of the line.
         :param written: its time.
         :param earlier: whether it was written before all lines that were not. Default: False.
         """
