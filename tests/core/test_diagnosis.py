@@ -792,7 +792,7 @@ HUGE = 256 * 1024  #: a progress bar counts as one line
 @pytest.mark.parametrize("replicas", [1, 512])
 def test_a_cause_is_limited_in_length(replicas: int) -> None:
     pods = [pod("Worker", i, code=1, at=5) for i in range(replicas)]
-    lines = [*["\r".join(["epoch 3:  97%|####"] * (HUGE // 20))] * 49, "ValueError: bad shard " + "x" * HUGE]
+    lines = [*["\r".join(["epoch 3:  97%|####"] * (HUGE // 20))] * 49, f"ValueError: bad shard {'x' * HUGE} in b"]
     cause = diagnose(
         make_evidence(
             failed(message="y" * HUGE), pods, logs={log_key(p["metadata"]["name"], "pytorch"): lines for p in pods}
@@ -803,7 +803,7 @@ def test_a_cause_is_limited_in_length(replicas: int) -> None:
     assert len(cause.detail) <= MAX_DETAIL_CHARS
     assert cause.detail.startswith("Worker 0 failed: ValueError: bad shard xxx"), "the summary in full"
     assert "\nyyy" in cause.detail
-    assert cause.detail.endswith("xxx")
+    assert cause.detail.endswith("in b")
     assert " characters ...] " in cause.detail
 
 

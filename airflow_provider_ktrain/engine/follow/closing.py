@@ -29,7 +29,8 @@ from airflow_provider_ktrain.engine.logs.emitter import Tally
 from airflow_provider_ktrain.engine.logs.follower import DrainReport
 
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
-SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
+#: for the rest of the logs after a limit has passed and where the deadline is near, and for lines before a takeover
+SHORT_DRAIN_SECONDS = 5.0
 MAX_REST_SECONDS = 30.0  #: after the release, for lines of replicas that outlived the job
 MAX_NAMED_CONTAINERS = 3  #: in one message
 
@@ -156,11 +157,11 @@ class Closing:
     async def _log_rest(self) -> None:
         """Wait until what was read is logged, as long as lines are logged, and count what is not.
 
-        Lines since the handover have `drain_timeout` after a takeover.
+        Lines since the handover, after a takeover, have SHORT_DRAIN_SECONDS: Airflow hears of the end afterwards.
         """
         began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_DRAIN_SECONDS)
         timeout = min(self._options.drain_timeout, longest)
-        report = await follower.log_rest(timeout, longest, timeout)
+        report = await follower.log_rest(timeout, longest, min(timeout, SHORT_DRAIN_SECONDS))
         seconds = time.monotonic() - began
         self._warn_about_missing_lines(report, seconds)
         late = {key: tally.late for key, tally in report.containers.items() if tally.late}

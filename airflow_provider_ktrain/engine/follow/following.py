@@ -77,7 +77,7 @@ class Following:
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             context, output = self._context, self._output
-            stack.push_async_callback(output.follower.close)
+            stack.push_async_callback(output.close)
             stack.callback(context.api.on_notice(context.log.warning))
             watches = watches_of(context.api, self.state.ref, shared=self._policy.shared)
             jobs, pods = [
