@@ -109,8 +109,25 @@ class ScaleTrainingJobOperator(_JobControlOperator):
 
     template_fields: Sequence[str] = (*_JobControlOperator.template_fields, "workers")
 
-    def __init__(self, *, workers: int | str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        workers: int | str,
+        # of _JobControlOperator: scripts/signatures.py
+        job_name: str,
+        kind: str = "PyTorchJob",
+        namespace: str | None = None,
+        timeout: timedelta | float = 300,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            # of _JobControlOperator: scripts/signatures.py
+            job_name=job_name, kind=kind, namespace=namespace, timeout=timeout, kubernetes_conn_id=kubernetes_conn_id,
+            cluster_context=cluster_context,
+            **kwargs,
+        )  # fmt: skip
         self.workers: Any = workers  # a rendered template is text until `execute` converts it
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
@@ -182,8 +199,26 @@ class DeleteTrainingJobOperator(_JobControlOperator):
     :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
-    def __init__(self, *, missing_ok: bool = True, force: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        missing_ok: bool = True,
+        force: bool = False,
+        # of _JobControlOperator: scripts/signatures.py
+        job_name: str,
+        kind: str = "PyTorchJob",
+        namespace: str | None = None,
+        timeout: timedelta | float = 300,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            # of _JobControlOperator: scripts/signatures.py
+            job_name=job_name, kind=kind, namespace=namespace, timeout=timeout, kubernetes_conn_id=kubernetes_conn_id,
+            cluster_context=cluster_context,
+            **kwargs,
+        )  # fmt: skip
         self.missing_ok = missing_ok
         self.force = force
 
