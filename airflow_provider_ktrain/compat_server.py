@@ -176,7 +176,7 @@ def read_statuses(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mappin
 
 
 def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
-    """The summaries of the task's last tries, oldest first; none on Airflow below 3.3, which has no task state."""
+    """The summaries of the task's last tries, oldest first; none on Airflow below 3.3, which has no task store."""
     try:
         from airflow.models.task_state_store import TaskStateStoreModel
     except ImportError:  # below 3.3

@@ -197,9 +197,11 @@ def test_named_parameters_exist(cls: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("cls", [*CLASSES.values(), JobOptions], ids=lambda cls: cls.__name__)
 def test_signature_is_what_the_docstring_documents(cls: type) -> None:
-    """Editors show both, and the reference is generated from the docstring."""
+    """In the docstring of the class or of a base, from which the reference is generated."""
     signature = inspect.signature(cls).parameters
-    documented = dict(re.findall(r":param (\w+):(.*?)(?=\n\s*:|\Z)", cls.__doc__ or "", re.DOTALL))
+    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("airflow_provider_ktrain.")]
+    texts = "\n".join(base.__doc__ or "" for base in ours)
+    documented = dict(re.findall(r":param (\w+):(.*?)(?=\n\s*:|\n\n|\Z)", texts, re.DOTALL))
     assert set(signature) == set(documented)
     for name, parameter in signature.items():
         if parameter.kind is not parameter.VAR_KEYWORD and cls is not JobOptions:  # which describes its defaults once
