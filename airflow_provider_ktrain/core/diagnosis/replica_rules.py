@@ -108,7 +108,7 @@ def _known_message(f: Failure) -> Cause | None:
 def _explained(f: Failure, known: failure_patterns.FailurePattern, message: str) -> Cause:
     """The cause that a message in the log explains."""
     what, code = f"{f.replica} {known.description}", f"({describe_exit_code(f.exit_code)})"
-    summary = f"{what}: {message} {code}"
+    summary = f"{what}: {re.sub(failure_patterns.CODE_PATH, '', message)} {code}"
     return Cause(known.category, summary, "", known.resolution, unquoted=f"{what} {code}")
 
 

@@ -57,6 +57,9 @@ class Options:
         return cls(**{**known_fields(cls, data), **read})
 
 
+REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
+
+
 class StatusSink(Protocol):
     """Where a host takes statuses."""
 
@@ -100,9 +103,11 @@ class FollowPolicy:
         deployment. Default: False.
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes the training's status for the training page. Default: None, nobody does.
+    :param deadline_option: how the user sets the deadline, for messages. Default: "", by `execution_timeout`.
     """
 
     fail_fast_on_forbidden: bool = False
     shared: bool = False
     began_at: float | None = None
     status_sink: StatusSink | None = None
+    deadline_option: str = ""
