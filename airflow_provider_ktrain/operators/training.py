@@ -91,6 +91,9 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, and `python3` in the
         image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the
         program uses the files of the image.
+    :param hang_traces: whether a program that is sent as code or as a function prints the stacks of its Python
+        processes when its pod is stopped, so that a hang names the replica and the line where it waits. The program
+        then isn't process 1 of its container. Default: True.
     :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param workers: number of Workers; the Master is not counted. Templated. Default: the manifest's.
@@ -202,6 +205,9 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         match a pattern in its `.ktrainignore` are left out. The program and its ranks run in the directory. Requires a
         `command`, and `python3` in the image. A relative path is below the DAG file's folder or a
         `template_searchpath`. Templated. Default: None, the program uses the files of the image.
+    :param hang_traces: whether a program that is sent as code or as a function prints the stacks of its Python
+        processes when its pod is stopped, so that a hang names the replica and the line where it waits. The program
+        then isn't process 1 of its container. Default: True.
     :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param workers: number of Workers; the Launcher is not counted. Templated. Default: the manifest's.
@@ -318,6 +324,9 @@ class TrainJobOperator(TrainingJobOperator):
         pattern in its `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, `python3`
         in the image, Trainer 2.2 or newer, and a runtime that isn't for MPI. A relative path is below the DAG file's
         folder or a `template_searchpath`. Templated. Default: None, the program uses the files of the image.
+    :param hang_traces: whether a program that is sent as code or as a function prints the stacks of its Python
+        processes when its pod is stopped, so that a hang names the replica and the line where it waits. The program
+        then isn't process 1 of its container. Default: True.
     :param env: environment variables of the container `node`, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param nodes: number of nodes (`numNodes`); on MPI runtimes the launcher usually is one of them. Templated. Default:

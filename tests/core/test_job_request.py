@@ -18,9 +18,11 @@ from airflow_provider_ktrain.core.identity.names import (
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Manifest
+from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.deadline import deadline_of, deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest, manifest_hash
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.start import prints_stacks
 from airflow_provider_ktrain.core.manifest.transform import fit
 from tests.core.manifests import pytorchjob
 
@@ -121,3 +123,23 @@ def test_namespace_of_parameter_manifest_or_connection() -> None:
 
 def test_hash_does_not_depend_on_the_order_of_fields() -> None:
     assert manifest_hash({"a": 1, "b": {"c": 2, "d": 3}}) == manifest_hash({"b": {"d": 3, "c": 2}, "a": 1})
+
+
+def test_sent_program_prints_stacks_unless_hang_traces_is_off() -> None:
+    """A program of the image is started as before, because only code and functions are sure to have python3."""
+    manifest = build("PyTorchJob", JobOptions(image="i", command=["python3", "train.py"]))
+    function = build("PyTorchJob", JobOptions(image="i", command=["python3", "-c", "x"], env={"KTRAIN_PROGRAM": "x"}))
+    code = pack([CodeFile("train.py", b"")])
+
+    def command(manifest: Manifest, **options: Any) -> list[str]:
+        asked = replace(REQUEST, manifest=manifest, **options)
+        made = asked.stamped(asked.fitted("kubeflow.org/v1"), "team", "s-1", attempt=1, now=0.0)
+        (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+        return list(container["command"])
+
+    assert prints_stacks(command(manifest, code=code))
+    assert prints_stacks(command(function))
+    assert command(function)[7:10] == ["ktrain-s-1", "30", "0"]
+    assert not prints_stacks(command(manifest, code=code, hang_traces=False))
+    assert command(function, hang_traces=False) == ["python3", "-c", "x"]
+    assert command(manifest) == ["python3", "train.py"]
