@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK = "KTRAIN_STACK "
+MAX_RECORDS = 400  #: of one container: they have 64 KiB together
 RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"  #: parts that a process has in a training
 
 

@@ -17,7 +17,7 @@ import time
 SITECUSTOMIZE = ""  # its text is put here
 MARK = "KTRAIN_STACK "
 SECONDS = 2.0  # between SIGTERM and its arrival at the program, at most; a fifth of a grace period below 5 s
-MAX_RECORD, MAX_RECORDS = 4000, 64 * 1024  # bytes of one record, and of all
+MAX_RECORD, MAX_BYTES, MAX_RECORDS = 4000, 64 * 1024, 400  # bytes of one record and of all, and their number
 SWEEP_SECONDS = 30.0  # between two removals of the files of processes that have ended
 MAX_DEAD = 256  # files that are kept of ranks that have ended
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
@@ -352,9 +352,10 @@ def print_stacks(directory, root, began, seconds):
     for process in gone(processes):
         found.insert(0, {"pid": process.pid, "rank": process.rank, "local": process.local, "part": RANK, "main": True,
                          "frames": [], "why": "gone"})  # fmt: skip
-    for record in found:
+    for number, record in enumerate(found):
         size = len(json.dumps(record))
-        if printed + size > MAX_RECORDS or not put(record, began + seconds):
+        full = printed + size > MAX_BYTES or number >= MAX_RECORDS - 1
+        if full or not put(record, began + seconds):
             left_out += 1
         else:
             printed += size
