@@ -101,7 +101,7 @@ def test_rank_that_lives_elsewhere_has_not_left() -> None:
 def test_process_that_does_not_answer_is_named() -> None:
     stacks = job(3, 9) | {"Worker 1": [main((), why="no answer, state D")]}
     assert sentence(stacks, 4).startswith(
-        "Worker 1 does not answer (state D: it waits in the kernel, for a disk, a network file system or a driver), 3 other"
+        "Worker 1 does not answer (state D: it waits in the kernel, for a disk, a network file system or a driver), "
     )
 
 

@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.identity.names import (
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
+    STACKS_ANNOTATION,
     OnFinishAction,
     Owner,
     TaskKey,
@@ -22,7 +23,6 @@ from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.deadline import deadline_of, deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest, manifest_hash
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.core.manifest.start import prints_stacks
 from airflow_provider_ktrain.core.manifest.transform import fit
 from tests.core.manifests import pytorchjob
 
@@ -135,11 +135,12 @@ def test_sent_program_prints_stacks_unless_hang_traces_is_off() -> None:
         asked = replace(REQUEST, manifest=manifest, **options)
         made = asked.stamped(asked.fitted("kubeflow.org/v1"), "team", "s-1", attempt=1, now=0.0)
         (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+        starts = container["command"][7:8] == ["ktrain-s-1"]
+        assert (STACKS_ANNOTATION in made["metadata"]["annotations"]) is starts
         return list(container["command"])
 
-    assert prints_stacks(command(manifest, code=code))
-    assert prints_stacks(command(function))
-    assert command(function)[7:10] == ["ktrain-s-1", "30", "0"]
-    assert not prints_stacks(command(manifest, code=code, hang_traces=False))
+    assert command(manifest, code=code)[7:] == ["ktrain-s-1", "30", "0", "python3", "train.py"]
+    assert command(function)[5:] == ["", "", "ktrain-s-1", "30", "0", "python3", "-c", "x"]
+    assert command(manifest, code=code, hang_traces=False)[7:] == ["", "30", "0", "python3", "train.py"]
     assert command(function, hang_traces=False) == ["python3", "-c", "x"]
     assert command(manifest) == ["python3", "train.py"]

@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.identity.names import (
     FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
+    STACKS_ANNOTATION,
     OnFinishAction,
     Owner,
     Reattach,
@@ -163,15 +164,16 @@ class JobRequest:
         runtimes = self.kind.runtimes
         if self.code is not None and runtimes and served is not None:
             runtimes.require_code(served)
-        stacks = f"ktrain-{submission}" if self.hang_traces else ""
+        stacks, printed = f"ktrain-{submission}" if self.hang_traces else "", dict[str, str]()
         if self.code is not None or (stacks and runs_function(manifest)):
             config_map = None if self.code is None else config_map_name(self.job_name, submission)
             manifest = run_with_code(manifest, config_map, stacks=stacks)
+            printed = {STACKS_ANNOTATION: "true"} if stacks else {}
         if runtimes and served is not None:
             manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
             manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)
-        labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now)
+        labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now) | printed
         manifest = transform.stamp(manifest, self.job_name, namespace, labels, annotations)
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)
 

@@ -7,7 +7,7 @@ standard input are the command's own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +104,6 @@ def without_start(command: list[Any]) -> list[Any]:
     earlier = len(_EARLIER_PYTHON) + 1 + len(_CODE)
     starts = len(command) > earlier and command[: len(_EARLIER_PYTHON)] == [*_EARLIER_PYTHON]
     return command[earlier:] if starts and command[earlier - 2 : earlier] == [*_CODE] else command
-
-
-def prints_stacks(command: Sequence[Any]) -> bool:
-    """Whether a container with this command prints the stacks of its processes when it is stopped."""
-    at = len(_PYTHON)
-    starts = len(command) > _START_WORDS and list(command[:at]) == [*_PYTHON] and is_starter(str(command[at]))
-    return starts and bool(command[at + 3])
 
 
 def is_starter(text: str) -> bool:
