@@ -124,7 +124,8 @@ class Closing:
         self._output.restarts.report(at_once=True)
         self._log.error("\n".join(filter(None, (cause.summary, cause.resolution))))
         if stacks:
-            self._log.error("\n".join(stacks))
+            text = "\n".join(stacks)
+            self._log.error(f"The stacks of the processes when the job was released:\n{text}")
         if cause.last_lines:
             lines = "\n".join(f"  {line}" for line in cause.last_lines)
             self._log.error(f"Last log lines of {cause.replica}:\n{lines}", logger=cause.replica)

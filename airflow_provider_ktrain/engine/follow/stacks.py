@@ -92,9 +92,8 @@ class StackReader:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SECONDS)
         found = {source.replica: source.stacks for source in self._sources if source.stacks}
-        kind = self._state.kind
-        counts = kind.replicas(self._state.known_job).items()
-        hang = find_hang(found, sum(count for role, count in counts if role not in kind.launchers))
+        kind, job = self._state.kind, self._state.known_job
+        hang = find_hang(found, kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
         if hang is None or self._limit is None:
             return cause, []
         return explain_hang(cause, self._limit, self._seconds, hang), [*hang.lines, *self._shown(hang)]

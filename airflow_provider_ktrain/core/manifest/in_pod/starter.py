@@ -130,7 +130,7 @@ class Process:
         with open(path, "rb") as file:
             words = file.readline(200).decode(errors="replace").split()
         if words[:2] != ["ktrain", "1"] or len(words) != 10 or int(words[2]) != self.pid:
-            raise ValueError(path)
+            raise ValueError
         self.parent, self.target, self.main, self.forked, self.signal = map(int, words[3:8])
         self.rank, self.local = ("" if word == "-" else word for word in words[8:])
         self.status = status_of(self.pid)
