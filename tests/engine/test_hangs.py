@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from airflow_provider_ktrain.core.logs.stacks import MARK
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.program import MPI, Definition, mpirun_command, program_variable
+from airflow_provider_ktrain.core.manifest.program import program as sent
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -67,11 +70,11 @@ class MPITask(Task):
 
 
 async def start(task: Task, program: str, command: list[str], grace: int = 10, **options: Any) -> Submitted:
-    """Submit a job whose program is a file of its code."""
+    """Submit a job whose program is a file of its code. Without a program, it is a function in its environment."""
     built = build(task.kind.name, JobOptions(image=clusters.IMAGE, command=command, **options))
     for _, template in task.kind.form.templates(built):
         template["spec"]["terminationGracePeriodSeconds"] = grace
-    code = pack([CodeFile("train.py", program.encode())])
+    code = pack([CodeFile("train.py", program.encode())]) if program else None
     asked = JobRequest(task.kind, task.owner(1), 1, built, code=code)
     fitted = asked.fitted(f"{task.kind.group}/{task.version}")
     submitted = await submit(
@@ -135,15 +138,24 @@ async def test_torchrun_names_the_rank_that_has_left(task: Task) -> None:
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun")
-async def test_mpirun_names_the_rank_of_a_worker() -> None:
+@pytest.mark.parametrize("is_function", [False, True])
+async def test_mpirun_names_the_rank_of_a_worker(is_function: bool) -> None:
     """Each Worker prints its own ranks, and the Launcher keeps mpirun from ending them meanwhile."""
+    program, options = LOADER, dict[str, Any]()
     command = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-x", "PYTHONPATH", "python3", "train.py"]
+    if is_function:
+        text = "def train():\n    import os, time\n    rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
+        text += "    def next_batch():\n        print('started', flush=True)\n        time.sleep(600)\n"
+        text += "    def wait_for_peers():\n        time.sleep(600)\n"
+        text += "    next_batch() if rank == '1' else wait_for_peers()\n"
+        program, command = "", mpirun_command([])
+        options = {"env": program_variable(sent(Definition(text), "train", [], {}, MPI))}
     with clusters.cluster(mpi_api="v2beta1") as cluster:
         async with api_of(cluster) as api:
             task = MPITask(api, cluster.namespace)
-            submitted = await start(task, LOADER, command, workers=2)
+            submitted = await start(task, program, command, workers=2, **options)
             found = cause(await ended(task, submitted, Limits(log_stall=8)))
-    assert "Worker 1 is in next_batch (train.py:5)" in found["summary"]
+    assert re.search(r"Worker 1 is in next_batch \(\S+\.py:\d+\)", found["summary"])
 
 
 async def test_healthy_training_that_is_stopped_saves_and_shows_no_stacks(task: Task) -> None:
