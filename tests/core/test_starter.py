@@ -305,6 +305,33 @@ def test_150_threads_keep_the_main_thread(start: Any) -> None:
     assert functions(container.main_of())[0] == "stuck"
 
 
+def test_process_that_cannot_write_is_not_dumped_by_faulthandler(start: Any) -> None:
+    """A full /dev/shm: it runs Python, which faulthandler could crash while it saves its checkpoint."""
+    program = (
+        "import os, resource, signal, sys, time\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(0)))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n" + SLEEPS
+    )
+    container = start(*python(program))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 0
+    assert container.out == "saved\n"
+    assert container.main_of().why == "no answer, state S"
+
+
+def test_others_can_write_only_below_the_directory_of_the_path(start: Any) -> None:
+    """Python imports from it, so another user of the machine must not be able to put modules there."""
+    container = start(*python(SLEEPS))
+    container.wait_for()
+    directory = Path("/dev/shm", container.stacks_name)
+    assert directory.stat().st_mode & 0o777 == 0o755
+    assert (directory / "files").stat().st_mode & 0o7777 == 0o1777
+    container.stop()
+    assert container.end() == 143
+
+
 def test_process_that_has_executed_another_program_is_not_asked(start: Any) -> None:
     container = start(*python("import os; os.execvp('sh', ['sh', '-c', 'echo ready; exec sleep 600'])"))
     container.wait_for()

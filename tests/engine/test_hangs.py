@@ -52,16 +52,26 @@ def train():
     print("started", flush=True)
     dist.all_reduce(torch.ones(1))
 dist.init_process_group("gloo")
+open("ready", "w").close()
 train()
 """
 LEAVES = """\
 import os, time
 def wait_for_peers():
-    print("started", flush=True)
+    while not os.path.exists("left"):
+        time.sleep(0.1)
+    open("ready", "w").close()
     time.sleep(600)
 if os.environ["RANK"] != "2":
     wait_for_peers()
+open("left", "w").close()
 """
+
+
+def torchrun(ranks: int) -> list[str]:
+    """The command. Its log isn't silent until the ranks are ready."""
+    beat = "(until [ -e ready ]; do echo starting; sleep 0.5; done) &"
+    return ["sh", "-c", f"{beat} exec torchrun --nproc-per-node {ranks} --standalone train.py"]
 
 
 class MPITask(Task):
@@ -119,8 +129,7 @@ async def test_replica_in_a_data_loader_is_named_followed_or_not(task: Task, log
 
 
 async def test_torchrun_names_the_rank_that_keeps_the_collective_waiting(task: Task) -> None:
-    command = ["torchrun", "--nproc-per-node", "4", "--standalone", "train.py"]
-    submitted = await start(task, COLLECTIVE, command, workers=0)
+    submitted = await start(task, COLLECTIVE, torchrun(4), workers=0)
     found = cause(await ended(task, submitted, Limits(log_stall=10)))
     assert found["summary"] == (
         "No log line for 10 s: rank 1 of Master 0 is in next_batch (train.py:6), "
@@ -129,11 +138,10 @@ async def test_torchrun_names_the_rank_that_keeps_the_collective_waiting(task: T
 
 
 async def test_torchrun_names_the_rank_that_has_left(task: Task) -> None:
-    command = ["torchrun", "--nproc-per-node", "3", "--standalone", "train.py"]
-    submitted = await start(task, LEAVES, command, workers=0)
+    submitted = await start(task, LEAVES, torchrun(3), workers=0)
     found = cause(await ended(task, submitted, Limits(log_stall=8)))
     assert found["summary"] == (
-        "No log line for 8 s: rank 2 of Master 0 has left, 2 other ranks are in wait_for_peers (train.py:4)"
+        "No log line for 8 s: rank 2 of Master 0 has left, 2 other ranks are in wait_for_peers (train.py:6)"
     )
 
 
@@ -154,7 +162,7 @@ async def test_mpirun_names_the_rank_of_a_worker(is_function: bool) -> None:
         async with api_of(cluster) as api:
             task = MPITask(api, cluster.namespace)
             submitted = await start(task, program, command, workers=2, **options)
-            found = cause(await ended(task, submitted, Limits(log_stall=8)))
+            found = cause(await ended(task, submitted, Limits(log_stall=15)))
     assert re.search(r"Worker 1 is in next_batch \(\S+\.py:\d+\)", found["summary"])
 
 

@@ -26,7 +26,7 @@ def _register():
         header = "ktrain 1 %d %d %d %d %d %d %s %s\n" % (
             os.getpid(), os.getppid(), target, _thread.get_ident(), forked, asked, rank, local,
         )  # fmt: skip
-        path = os.path.join(directory, "%d.%s" % (os.getpid(), os.urandom(4).hex()))
+        path = os.path.join(directory, "%d.%s.%s" % (os.getpid(), namespace, os.urandom(4).hex()))
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
         os.write(fd, header.encode())
         os.dup2(fd, target, False)
@@ -34,6 +34,7 @@ def _register():
 
     def answer(number, frame):
         try:
+            os.utime(target, (1, 1))  # Python runs here: nobody must use faulthandler, even if nothing can be written
             lines = []
             threads = list(sys._current_frames().items())[:100]
             main = _thread.get_ident()
@@ -54,7 +55,8 @@ def _register():
         except Exception:
             pass
 
-    directory = os.path.dirname(os.path.abspath(__file__))
+    directory = os.path.join(os.path.dirname(os.path.abspath(__file__)), "files")
+    namespace = "".join(filter(str.isdigit, os.readlink("/proc/self/ns/pid")))
     # a high number, so that the program gets the descriptors that it would get without us
     target = 957 if os.sysconf("SC_OPEN_MAX") > 957 else 247
     try:

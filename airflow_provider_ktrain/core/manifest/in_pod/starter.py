@@ -6,12 +6,9 @@
 # code on, and reaps processes. At the first SIGTERM, it asks the Python processes of the container for their stacks,
 # prints them, and then passes the signal on. `sitecustomize.py` is the other side.
 # mypy: ignore-errors
-import json
 import os
-import select
 import signal
 import sys
-import tarfile
 import time
 
 SITECUSTOMIZE = ""  # its text is put here
@@ -20,6 +17,7 @@ SECONDS = 2.0  # between SIGTERM and its arrival at the program, at most; a fift
 MAX_RECORD, MAX_BYTES, MAX_RECORDS = 4000, 64 * 1024, 400  # bytes of one record and of all, and their number
 SWEEP_SECONDS = 30.0  # between two removals of the files of processes that have ended
 MAX_DEAD = 256  # files that are kept of ranks that have ended
+FILES = "files"  # the directory below that of the sitecustomize, with one file of each process
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
 ASKED, DUMP_ALL, DUMP_MAIN = (signal.SIGRTMIN + number for number in (7, 8, 9))
 RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"
@@ -30,6 +28,8 @@ def unpack(archive, directory):
     # (Python 3.6). After a restart of the container, a file must not be written to where a link leads, and Python below
     # 3.8.8 replaces no links. Files get the current time, because Python and build tools recognize by it that what they
     # have compiled is old.
+    import tarfile
+
     tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)
     with tarfile.open(archive) as packed:
         for member in packed:
@@ -64,20 +64,24 @@ def execute(command):
 
 
 def make_directory(name):
-    # In a directory that somebody else has made, that person's code would run in all our processes.
+    # Python imports from it, so only we may write there: others register in a directory below it.
     for parent in ("/dev/shm", "/tmp", "/var/tmp", "/run"):
         directory = os.path.join(parent, name)
         try:
             try:
                 os.mkdir(directory)
-                os.chmod(directory, 0o1777)  # processes of other users register, too
             except FileExistsError:
                 if os.path.islink(directory) or os.lstat(directory).st_uid != os.getuid():
                     continue
-                if os.getpid() == 1:  # files of the container's run before
-                    for old in os.listdir(directory):
-                        if old.split(".")[0].isdigit():
-                            os.unlink(os.path.join(directory, old))
+            os.chmod(directory, 0o755)
+            files = os.path.join(directory, FILES)
+            if not os.path.isdir(files):
+                os.mkdir(files)
+                os.chmod(files, 0o1777)
+            if os.getpid() == 1:  # files of the container's run before
+                for old in os.listdir(files):
+                    if is_file_of_process(old):
+                        os.unlink(os.path.join(files, old))
             path = os.path.join(directory, "sitecustomize.py")
             with open("%s.%d" % (path, os.getpid()), "w") as file:
                 file.write(SITECUSTOMIZE)
@@ -87,6 +91,12 @@ def make_directory(name):
         except OSError:
             pass
     return ""
+
+
+def is_file_of_process(name):
+    # of this namespace: other containers may share the directory
+    words = name.split(".")
+    return len(words) == 3 and words[0].isdigit() and "pid:[%s]" % words[1] == os.readlink("/proc/self/ns/pid")
 
 
 def status_of(pid):
@@ -122,7 +132,7 @@ def ancestors(pid, parent_of):
 
 
 class Process:
-    # a process that has registered: one file, `PID.RANDOM`
+    # a process that has registered: one file, `PID.NAMESPACE.RANDOM`
 
     def __init__(self, path):
         self.path = path
@@ -135,7 +145,7 @@ class Process:
         self.rank, self.local = ("" if word == "-" else word for word in words[8:])
         self.status = status_of(self.pid)
         self.part = RANK
-        self.offset = 0
+        self.offset, self.changed = 0, 0
         self.text, self.how = "", ""
         self.why = "no answer, state %s" % self.status.get("State", "?")[:1]
 
@@ -159,7 +169,8 @@ class Process:
 
     def send(self, number):
         try:
-            self.offset = os.path.getsize(self.path)
+            before = os.stat(self.path)
+            self.offset, self.changed = before.st_size, before.st_mtime_ns
             os.kill(self.pid, number)
             if self.status.get("State", "").startswith("T"):  # stopped: it answers before it goes on
                 os.kill(self.pid, signal.SIGCONT)
@@ -171,6 +182,12 @@ class Process:
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             return file.read(1 << 20).decode(errors="replace")
+
+    @property
+    def runs_python(self):
+        # whether the handler in Python has begun since the last signal
+        now = os.stat(self.path)
+        return (now.st_size, now.st_mtime_ns) != (self.offset, self.changed)
 
     def has(self, number, field):
         return bool(int(self.status.get(field, "0"), 16) >> (number - 1) & 1)
@@ -194,8 +211,8 @@ def registered(directory, root, parent_of):
     # the processes of this container that have registered, the last file of each pid; other containers may share the
     # directory on a machine without PID namespaces
     found = {}
-    for entry in os.scandir(directory):
-        if not entry.name.split(".")[0].isdigit():
+    for entry in os.scandir(os.path.join(directory, FILES)):
+        if not is_file_of_process(entry.name):
             continue
         try:
             process = Process(entry.path)
@@ -233,7 +250,7 @@ def sweep(directory, root):
 
 
 def remove_directory(directory):
-    for name in os.listdir(directory):
+    for name in os.listdir(os.path.join(directory, FILES)):
         pid = name.split(".")[0]
         if pid.isdigit() and os.path.exists("/proc/%s" % pid):
             return  # another container of this machine uses it
@@ -274,23 +291,23 @@ def ask(processes, began, seconds):
             main, others = now[0] - before[0], now[1] - before[1]
         # a main thread that got no CPU may be in the middle of anything
         starved = process.has(ASKED, "ShdPnd") or (state == "R" and (main is None or main < elapsed / 4))
-        blocked = process.has(DUMP_MAIN, "SigBlk") or state not in ("R", "S")
-        if first >= 0.3 and taken and not starved and not blocked and process.send(DUMP_MAIN):
-            numbers = [DUMP_MAIN]
-            if others is not None and others < elapsed / 100:
-                os.kill(process.pid, DUMP_ALL)
-                numbers.append(DUMP_ALL)
-            silent.append((process, numbers))
+        blocked = process.has(DUMP_MAIN, "SigBlk") or state not in ("R", "S") or process.runs_python
+        # One signal only: the kernel gives it to the main thread, whose stack DUMP_MAIN shows without its id, and might
+        # give a second one to another thread.
+        still = others is not None and others < elapsed / 100
+        number = DUMP_ALL if still else DUMP_MAIN
+        if first >= 0.3 and taken and not starved and not blocked and process.send(number):
+            silent.append((process, number, ""))
     while silent and time.monotonic() - began < seconds * 3 / 4:
-        time.sleep(0.01)
+        time.sleep(0.02)
         left = []
-        for process, numbers in silent:
-            process.status = status_of(process.pid)
-            if any(process.has(number, field) for number in numbers for field in ("ShdPnd", "SigBlk")):
-                left.append((process, numbers))
+        for process, number, before in silent:
+            process.status, now = status_of(process.pid), process.read()
+            pending = any(process.has(number, field) for field in ("ShdPnd", "SigBlk"))
+            if pending or not now or now != before:
+                left.append((process, number, now))
             else:
-                process.text = process.read()
-                process.how, process.why = "faulthandler", ""
+                process.text, process.how, process.why = now, "faulthandler", ""
         silent = left
 
 
@@ -302,8 +319,7 @@ def threads_of(process):
         if line.startswith(("Thread 0x", "Current thread 0x", "Stack (most")):
             ident = next((int(word, 16) for word in words if word.startswith("0x")), process.main)
             main, frames = ident == process.main, []
-            if not any(main and other for other, _ in threads):  # two dumps may contain the main thread
-                threads.append((main, frames))
+            threads.append((main, frames))
         elif line.startswith('  File "') and " in " in line:
             path, _, rest = line[8:].rpartition('", line ')
             number, _, name = rest.partition(" in ")
@@ -313,6 +329,8 @@ def threads_of(process):
 
 def records(processes):
     # the records to print, the most important first
+    import json
+
     order = {RANK: 0, LAUNCHER: 1, WORKER: 2}
     first, rest = [], []
     for process in sorted(processes, key=lambda p: (order[p.part], p.pid)):
@@ -336,6 +354,9 @@ def gone(processes):
 
 def put(record, end):
     # print one record by one write, which the pipe takes as a whole
+    import json
+    import select
+
     poll = select.poll()
     poll.register(2, select.POLLOUT)
     if not poll.poll(max(0, int((end - time.monotonic()) * 1000))):
@@ -345,6 +366,8 @@ def put(record, end):
 
 
 def print_stacks(directory, root, began, seconds):
+    import json
+
     processes = registered(directory, root, parents())
     ask([process for process in processes if process.status], began, seconds)
     printed, left_out = 0, 0
@@ -375,7 +398,10 @@ def supervise(command, directory, grace, holds):
     for number in waited:  # with a handler, the kernel sends them to process 1, too, and doesn't reap for us
         before[number] = signal.signal(number, lambda number, frame: None)
     has_terminal = os.isatty(0)
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError:  # the limit of processes: the program runs without us
+        child, has_terminal = 0, True
     if child == 0:
         if not has_terminal:
             os.setpgid(0, 0)  # `kill 0` in a script must not reach us
@@ -384,8 +410,10 @@ def supervise(command, directory, grace, holds):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         execute(command)
     terminated, others, code, swept = False, [], None, time.monotonic()
-    try:
+    try:  # the program has started meanwhile
+        import json  # noqa: F401
         import py_compile
+        import select  # noqa: F401
 
         py_compile.compile(os.path.join(directory, "sitecustomize.py"), doraise=True)
     except Exception:
@@ -412,7 +440,10 @@ def supervise(command, directory, grace, holds):
             if number == signal.SIGTERM:
                 terminated, parent_of = True, parents()
                 others = [pid for pid in parent_of if os.getpid() in ancestors(pid, parent_of) and pid != child]
-            os.kill(child, number)
+            try:
+                os.kill(child, number)
+            except OSError:  # it has another user
+                pass
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
