@@ -7,10 +7,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 
 
 class DisruptionReporter:
-    """Logs a warning for each disruption, once.
-
-    :param context: of the job.
-    """
+    """Logs a warning for each disruption, once."""
 
     def __init__(self, context: FollowContext) -> None:
         self._state, self._log = context.state, context.log
