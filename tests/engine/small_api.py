@@ -63,6 +63,7 @@ class Where:
     def of(cls, path: str) -> Where:
         parts = path.strip("/").split("/")
         at = parts.index("namespaces") + 2 if "namespaces" in parts else len(parts)
+        at -= parts[-1] == "nodes"  # these have no namespace
         return cls(*[*parts[at:], "", "", ""][:3])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import WARNING
 from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
@@ -34,12 +35,8 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
 
     Without a request, the scheduler places the pods anywhere, and pods that see all GPUs of a node share them.
     """
-    using = _using(job, "nccl")
-    configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
-    users, others = ([r.role for r, _ in _using(job, backend)] for backend in ("nccl", "gloo"))
-    for replica, at in [*using, *((r, env) for r, env in configured if r.role not in (*users, *others))]:
-        if _gpus(job, replica) or _claims_devices(job, replica) or job.kind.runtimes:
-            continue
+    users = [r.role for r, _ in _using(job, "nccl")]
+    for replica, at in _nccl_without_gpus(job):
         verb = "uses" if replica.role in users else "configures"
         yield Finding(
             at,
@@ -48,6 +45,23 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
             "resources.limits nvidia.com/gpu: 1",
             "request GPUs, or use gloo" if replica.role in users else "request GPUs, or remove the settings of nccl",
         )
+
+
+@rule("unequal-gpus", WARNING, PYTORCHJOB)
+def unequal_gpus(job: Job) -> Iterator[Finding]:
+    """Either both Master and Worker request GPUs, or none of them: both train.
+
+    Replicas that use or configure nccl without GPUs have a warning of their own (nccl-without-gpus).
+    """
+    master, worker = job.replicas.get("Master"), job.replicas.get("Worker")
+    if master is None or worker is None or worker.count < 1:
+        return
+    without, with_gpus = sorted((master, worker), key=lambda replica: replica.gpus)
+    warned = [replica.role for replica, _ in _nccl_without_gpus(job)]
+    if with_gpus.gpus and not without.gpus and without.role not in warned and not _claims_devices(job, without):
+        message = f"{with_gpus.role} requests GPUs and {without.role} doesn't: both train"
+        expected, hint = f"GPUs for {without.role}, too", f"request them for {without.role}, or for neither"
+        yield Finding(without.main["resources"], message, f"{with_gpus.gpus} and 0 GPUs", expected, hint)
 
 
 @rule("gloo-with-gpus", WARNING)
@@ -227,6 +241,16 @@ def _using(job: Job, backend: str) -> list[tuple[Replica, Field]]:
         if selected == backend:
             found.append((replica, at))
     return found
+
+
+def _nccl_without_gpus(job: Job) -> list[tuple[Replica, Field]]:
+    """The replicas that use or configure nccl and request no GPUs, and the field that shows it."""
+    using = _using(job, "nccl")
+    configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
+    others = [r.role for r, _ in (*using, *_using(job, "gloo"))]
+    found = [*using, *((r, env) for r, env in configured if r.role not in others)]
+    lacking = [(r, at) for r, at in found if not _gpus(job, r) and not _claims_devices(job, r)]
+    return [] if job.kind.runtimes else lacking
 
 
 def _nccl_setting(replica: Replica) -> Field | None:

@@ -10,13 +10,13 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import interruption_note, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
-from airflow_provider_ktrain.core.state.pods.interruption import pods_until_end
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note, pods_until_end
 from airflow_provider_ktrain.core.state.pods.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
@@ -93,6 +93,17 @@ class JobState:
         """Why the success of the job is doubtful: what its pods have shown, or an earlier process; "" if it isn't."""
         shown = (one.text for one in self.pods.interruptions(self.known_job))
         return interruption_note(self.known_job) or next(shown, "")
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether the job has an annotation about stopped pods."""
+        return annotation(self.known_job, STOPPED_PODS_ANNOTATION) is not None
+
+    @property
+    def note(self) -> dict[str, str]:
+        """The annotation about stopped pods that the job doesn't have yet; empty if it has it."""
+        value = note(self.known_job, self.pods.interruptions(self.known_job))
+        return {} if value is None else {STOPPED_PODS_ANNOTATION: value}
 
     @property
     def is_being_released(self) -> bool:

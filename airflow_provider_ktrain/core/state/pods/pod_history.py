@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.pods.interruption import Interruption, find_interruptions, requested_at
-from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, labels_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.interruption import (
+    MAX_INTERRUPTIONS,
+    Interruption,
+    find_interruptions,
+    noted_interruptions,
+    requested_at,
+)
+from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, labels_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.usage import Span, Usage, usage
 
@@ -20,7 +25,6 @@ Pod = Mapping[str, Any]
 USAGE_SECONDS = ("requested", "queued", "held", "wasted")  #: the fields of `Usage` in GPU-seconds
 #: Replaced pods kept for each replica. Under ExitCode, an operator may recreate a failing pod forever.
 MAX_REPLACED_PODS = 20
-MAX_HANDED_OVER_INTERRUPTIONS = 8  #: one is enough to doubt a success
 
 
 class PodHistory:
@@ -39,9 +43,8 @@ class PodHistory:
         self._evicted: Collection[str] = ()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
-        interrupted = given.get("interrupted")
-        earlier = [known_fields(Interruption, one) for one in interrupted] if isinstance(interrupted, list) else []
-        self._interrupted = [Interruption(**known) for known in earlier if len(known) == len(fields(Interruption))]
+        self._interrupted = Interruption.all_of(given.get("interrupted"))
+        self.stopped_version = 0  #: grows with each change of a pod that was stopped from outside
         self._requested: dict[str, float] = {}  # when the deletion of pods was requested, by uid, in epoch seconds
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
         requested, queued, held, wasted = (given.get(name, 0.0) for name in USAGE_SECONDS)
@@ -57,7 +60,7 @@ class PodHistory:
         self._known |= changed
         for pod in changed.values():
             self.groups.put(pod)
-            self._note_deletion(pod)
+            self._note_stop(pod)
         for uid in removed:
             self.groups.remove(uid)
         if len(self._known) - len(self.groups.pods) > max(MAX_REPLACED_PODS, self._deleted):
@@ -68,20 +71,21 @@ class PodHistory:
         """Record that a pod was deleted. `pod` is its last state."""
         self._known[pod["metadata"]["uid"]] = pod
         self.groups.remove(pod["metadata"]["uid"])
-        self._note_deletion(pod)
+        self._note_stop(pod)
 
-    def _note_deletion(self, pod: Pod) -> None:
-        """Keep the earliest time at which the deletion of the pod was requested."""
+    def _note_stop(self, pod: Pod) -> None:
+        """Keep the time at which the deletion of the pod was requested: its last state shows that less exactly."""
         if (at := requested_at(pod)) is not None:
-            uid = pod["metadata"]["uid"]
-            self._requested[uid] = min(at, self._requested.get(uid, at))
+            self._requested.setdefault(pod["metadata"]["uid"], at)
+        self.stopped_version += at is not None or has_condition(pod, "DisruptionTarget")
 
     def interruptions(self, job: Pod) -> list[Interruption]:
         """The replicas that were stopped from outside although their end counts as success.
 
         :param job: as last seen.
         """
-        return find_interruptions(self._kind, job, self.all, self._requested, self._interrupted)
+        earlier = [*self._interrupted, *noted_interruptions(job)]
+        return find_interruptions(self._kind, job, self.all, self._requested, earlier)
 
     def mark_evicted(self) -> None:
         """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
@@ -139,7 +143,7 @@ class PodHistory:
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
         spent = _plus(self._dropped_usage, usage(deleted, now, None, self._evicted, spans)).as_dict()
         seconds = {name: spent[name] for name in USAGE_SECONDS}
-        interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_HANDED_OVER_INTERRUPTIONS]]
+        interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_INTERRUPTIONS]]
         restarts = float(self.restarts - self._count(self.live))
         return {"restarts": restarts, **seconds, **({"interrupted": interrupted} if interrupted else {})}
 
