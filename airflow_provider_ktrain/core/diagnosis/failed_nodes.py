@@ -44,8 +44,9 @@ def _disruption(failure: Failure) -> str:
 
 
 def _program_or_start_error(failure: Failure) -> str:
-    message = find_known_message(failure)
-    known = message[0] if message else find_start_error(failure.reason, failure.message)
+    known = find_start_error(failure.reason, failure.message)
+    if known is None and (message := find_known_message(failure)):
+        known = message[0]
     return known.description if known and known.blames_node else ""
 
 
