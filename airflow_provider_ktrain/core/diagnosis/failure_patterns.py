@@ -78,7 +78,7 @@ PROGRAM_ERRORS = (
         r"Too many open files|received 0 items of ancdata",
         USER_CODE,
         "has opened too many files",
-        "Use fewer DataLoader workers, set_sharing_strategy('file_system') of torch.multiprocessing, or a higher ulimit.",
+        "Use fewer DataLoader workers, torch.multiprocessing.set_sharing_strategy('file_system'), or a higher ulimit.",
     ),
     FailurePattern(
         r"can't start new thread|pthread_create(:| failed)|Resource temporarily unavailable",
@@ -213,7 +213,7 @@ PROGRAM_ERRORS = (
         r"PytorchStreamReader failed|Error while deserializing header|EOFError: Ran out of input|invalid load key",
         USER_CODE,
         "can't read a file that is incomplete or damaged",
-        "Delete it, or continue from an earlier checkpoint. Write checkpoints under another name, and then rename them.",
+        "Delete it, or continue from an earlier checkpoint. Write checkpoints under another name, then rename them.",
     ),
     FailurePattern(
         r"(?i)address already in use",

@@ -366,8 +366,9 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
                 replica = evidence.replica_of(pod)
                 what = f"{replica} {known.description}"
                 output = re.search(r"^Output: (.+)", message, re.MULTILINE)  # of the command mount
-                text = f"{first_line(message).split(' : ')[0]}: {output[1]}" if output else message
-                summary = f"{what}: {ends_of_chain(text, MAX_FIRST_LINE_CHARS - len(what) - 2)}"
+                error = f"{first_line(message).split(' : ')[0]}: {output[1]}" if output else message
+                error = ends_of_chain(error, MAX_FIRST_LINE_CHARS - len(what) - 2)
+                summary = f"{what}: {error}"
                 cause = Cause(known.category, summary, f"Event {reason}: {message}", known.resolution, replica)
                 return [_waited_for(cause, waited_seconds)]
     return []
