@@ -35,6 +35,11 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="also the rights to create and get ConfigMaps: only tasks with `code`, and `ktrain run --code`, need them",
     )
+    parser.add_argument(
+        "--nodes",
+        action="store_true",
+        help="also print a ClusterRole that reads nodes, so that a cause and a warning name what is wrong with one",
+    )
     parser.set_defaults(run=_rbac)
 
 
@@ -46,6 +51,7 @@ def _rbac(args: argparse.Namespace) -> int:
         cluster_runtimes=args.cluster_runtimes,
         kueue=args.kueue,
         code=args.code,
+        nodes=args.nodes,
     )
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
     return 0

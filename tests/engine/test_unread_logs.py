@@ -49,6 +49,6 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
         for number in range(lines_read):
             keep(f"line {number}", "2026-11-22T10:00:00Z", 0)
-        found = await evidence.gather({("w", "main")})
-    assert diagnose(make_evidence(JOB, [pod], *found)).summary == summary
+        found = await evidence.gather({("w", "main")}, [pod])
+    assert diagnose(make_evidence(JOB, [pod], **found)).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"

@@ -43,6 +43,7 @@ KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # optional: the job's place in its queue
     ("visibility.kueue.x-k8s.io", ("localqueues/pendingworkloads",), ("get",)),
 )
+_NODES_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
 _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
 }  # fmt: skip
@@ -66,6 +67,7 @@ def objects(
     cluster_runtimes: bool = False,
     kueue: bool = False,
     code: bool = False,
+    nodes: bool = False,
 ) -> list[dict[str, Any]]:
     """A Role, and the objects that belong to it.
 
@@ -76,6 +78,7 @@ def objects(
     :param kueue: with the rights on Kueue's Workloads and LocalQueues, and a ClusterRole that reads ClusterQueues and
         WorkloadPriorityClasses, for `ktrain check --server` and why a queue is inactive. Default: False.
     :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
+    :param nodes: add a ClusterRole that reads nodes, so that a cause names what is wrong with one. Default: False.
     """
     made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code))]
     if cluster_runtimes:
@@ -86,6 +89,8 @@ def objects(
         made.append(_role("ClusterRole", {"name": f"{name}-runtimes-{namespace}"}, readable))
     if kueue:
         made.append(_role("ClusterRole", {"name": f"{name}-kueue-{namespace}"}, [_KUEUE_CLUSTER_RULE]))
+    if nodes:
+        made.append(_role("ClusterRole", {"name": f"{name}-nodes-{namespace}"}, [_NODES_RULE]))
     if not service_account:
         return made
     where, _, account = service_account.rpartition(":")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node, describe_nodes
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
 from airflow_provider_ktrain.core.state.pods.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
@@ -32,6 +33,8 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
         effect = f"{failure.replica} failed while waiting for it ({describe_exit_code(failure.exit_code)})"
         cause = obstacle.with_summary(lambda summary: f"{summary}. {effect}")
+    else:
+        cause = blame_node(cause, failure, evidence)
     return replace(
         cause.with_summary(lambda summary: " ".join(summary.split())),
         replica=cause.replica or failure.replica,
@@ -41,7 +44,7 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
 
 
 def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
-    """The lines of the detail: the job's message, pod and restarts, later failures, the last log lines."""
+    """The lines of the detail: the job's message, pod and restarts, later failures, nodes, the last log lines."""
     yield evidence.failed_condition.message.strip() if evidence.failed_condition else ""
     recreated = sum(not f.is_latest and f.replica == failure.replica for f in evidence.all_failures)
     yield f"{failure.replica}: " + ", ".join(
@@ -56,6 +59,7 @@ def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
     )
     others = dict.fromkeys(f.replica for f in evidence.failures[1:] if f.replica != failure.replica)
     yield f"Failed later: {', '.join(others)}" if others else ""
+    yield from describe_nodes(evidence)
     if failure.tail.quoted_lines:
         yield "\n".join(["Last log lines:", *(f"  {line}" for line in failure.tail.quoted_lines)])
 

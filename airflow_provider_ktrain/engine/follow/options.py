@@ -100,9 +100,11 @@ class FollowPolicy:
         deployment. Default: False.
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes the training's status for the training page. Default: None, nobody does.
+    :param node_seconds: between two reads of a node while a job runs, one node at a time. Default: 60.
     """
 
     fail_fast_on_forbidden: bool = False
     shared: bool = False
     began_at: float | None = None
     status_sink: StatusSink | None = None
+    node_seconds: float = 60.0
