@@ -41,7 +41,7 @@ DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the sec
 SUCCEEDED_JOB_TTL = 3600  #: below 3.3; seconds after its end after which the cluster deletes a kept job
 #: below 3.3
 WHO_DELETES_IT = "The training operator deletes a PyTorchJob an hour after its end. To delete another kind, run"
-RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that replace the task state
+RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that replace the task store
 #: seconds after its start before which a trigger fires no event: Airflow 3.3 fails a task whose event arrives while its
 #: worker still reports the deferral (measured: 2 of 20 tasks within 5 s)
 EARLIEST_EVENT = 10.0
@@ -214,9 +214,9 @@ def explicit_deployment_id() -> str:
 
 
 def remember(context: Context, key: str, value: Any) -> bool:
-    """Store a value for later resumes and tries of this task, in Airflow's task state, which survives a SIGKILL.
+    """Store a value for later resumes and tries of this task, in Airflow's task store, which survives a SIGKILL.
 
-    Below 3.3 there is no task state. The values that a resumed task needs (RESUME_STATE) become XComs, which Airflow
+    Below 3.3 there is none. The values that a resumed task needs (RESUME_STATE) become XComs, which Airflow
     keeps when a task resumes and clears before the next try. Other values are not stored.
 
     :return: whether later tries can read the value.
@@ -239,7 +239,7 @@ def recall(context: Context, key: str) -> Any:
     return own_xcom(context["ti"], key)
 
 
-def has_task_state(context: Context) -> bool:
+def has_task_store(context: Context) -> bool:
     """Whether later tries can read what this try stores.
 
     Below 3.3 they can't: the job itself is the only proof of its success, so the task doesn't delete it.

@@ -163,7 +163,7 @@ def read_status(key: TaskInstanceId) -> Mapping[str, Any] | None:
 
 
 def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
-    """The summaries of the task's last tries, oldest first; none on Airflow below 3.3, which has no task state."""
+    """The summaries of the task's last tries, oldest first; none on Airflow below 3.3, which has no task store."""
     try:
         from airflow.models.task_state_store import TaskStateStoreModel
     except ImportError:  # below 3.3

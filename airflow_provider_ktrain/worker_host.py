@@ -223,9 +223,6 @@ class WorkerHost:
         """Follow a job that this try submitted before it deferred: from now on a kill may release it.
 
         :param deferral: the last one of this try.
-        :param until: as of `follow`.
-        :param patience: as of `follow`.
-        :param first: as of `follow`.
         """
         training = self._training
         training.job.ref, training.job.options, training.handover = deferral.job, deferral.options, deferral.handover

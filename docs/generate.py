@@ -153,21 +153,7 @@ def messages() -> str:
     return "\n\n".join(f"## {room}\n\n{table(head, dict.fromkeys(rooms[room]))}" for room in ROOMS if room in rooms)
 
 
-def metrics() -> str:
-    """The metrics of tasks, with their types, units and tags."""
-    from airflow_provider_ktrain.core.reporting.task_metrics import METRICS, PREFIX, TASK_TAGS
-
-    def row(metric: Any) -> tuple[str, ...]:
-        first, *others = metric.names
-        common = first.rpartition(".")[0]
-        names = [f"`{PREFIX}{first}`", *(f"`{name.removeprefix(common)}`" for name in others)]
-        tags = ", ".join(f"`{tag}`" for tag in (*TASK_TAGS, *metric.tags))
-        return ", ".join(names), metric.type, metric.unit, tags, metric.meaning
-
-    return table(("name", "type", "unit", "tags", "value"), map(row, METRICS))
-
-
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands, "options": options, "categories": categories, "rules": rules, "rights": rights,
-    "messages": messages, "metrics": metrics,
+    "messages": messages,
 }  # fmt: skip

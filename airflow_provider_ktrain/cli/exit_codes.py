@@ -22,18 +22,15 @@ class ExitCode(enum.IntEnum):
     TIMEOUT = 124  #: as timeout(1)
 
 
-_NOT_RUN = (Category.ENVIRONMENT, Category.IMAGE, Category.SCHEDULING, Category.QUEUE, Category.INFRASTRUCTURE)
-
-
 def of_cause(cause: Mapping[str, Any] | None) -> int:
     """The exit code of a failed training.
 
     :param cause: `core.diagnosis.model.Cause` as a dict; None if there is none.
     """
-    category = (cause or {}).get("category")
-    if category == Category.TIMEOUT:
+    category = Category.of((cause or {}).get("category"))
+    if category is Category.TIMEOUT:
         return ExitCode.TIMEOUT
-    return ExitCode.NOT_RUN if category in _NOT_RUN else ExitCode.FAILED
+    return ExitCode.NOT_RUN if category.is_of_cluster else ExitCode.FAILED
 
 
 def of_error(error: KtrainError) -> int:

@@ -40,7 +40,6 @@ def request(
 ) -> JobRequest:
     """The job that is submitted. Each run has a deployment of its own, so no reaper knows it.
 
-    :param prepared: its manifest, of a kind that exists.
     :param name: readable prefix of its name. Default: empty, `job`.
     :param code: as of `JobRequest`. Default: None.
     :param run_seconds: as of `JobRequest`. Default: None.

@@ -91,11 +91,11 @@ class Successor(enum.StrEnum):
 class Action(enum.StrEnum):
     """What the owner does. ACTS are those that change the job."""
 
-    FOLLOW = "follows on"
+    FOLLOW = "goes on following the job"
     LOOK_AGAIN = "looks again"
     HAND_OVER = "ends, and another process follows the job"
     LET_GO = "stops following the job, and changes nothing"
-    KEEP = "keeps the job"
+    LEAVE = "leaves the job as it is"
     REPORT = "reports the end, releases nothing"
     CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"
     CONCLUDE_SUSPENDED = "suspends the failed job, and concludes its own end"
@@ -233,7 +233,7 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.HAND_OVER),
     ),
     Rule(
-        "not affected", Action.FOLLOW, "{why}: {job} is followed on.",
+        "not affected", Action.FOLLOW, "{why}: {job} is still followed.",
         event=_of(Event.SUSPENDED, Event.TRIGGER_FAILED),
     ),
     # the job of a sensor
@@ -242,7 +242,7 @@ RULES: tuple[Rule, ...] = (
         owner=_of(Ownership.FOREIGN), event=_of(Event.ENDED, Event.MISSING, Event.CONDITION, *LIMITS),
     ),
     Rule(
-        "sensor follows on", Action.FOLLOW, "{job} is watched on.",
+        "sensor follows on", Action.FOLLOW, "{job} is still watched.",
         owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED),
     ),
     Rule(
@@ -255,16 +255,16 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.KILL), task=_UNDECIDED, may_wait=True,
     ),
     Rule(
-        "task goes on elsewhere", Action.KEEP, "{job} is kept: its task goes on in another process or try.",
+        "task goes on elsewhere", Action.LEAVE, "{job} runs on: its task goes on in another process or try.",
         event=_of(Event.KILL), task=_of(Task.ELSEWHERE, Task.CHANGING),
     ),
     Rule(
-        "stopped", Action.KEEP, "This process was stopped while the task was running. {job} is kept for {next}.",
+        "stopped", Action.LEAVE, "This process was stopped while the task was running. {job} runs on for {next}.",
         event=_of(Event.KILL), task=_of(Task.RUNNING), successor=CONTINUED,
     ),
     Rule(
-        "state unknown", Action.KEEP,
-        "Airflow did not report the task's state. {job} is kept for {next}.\nIf the task is over, run: {command}",
+        "state unknown", Action.LEAVE,
+        "Airflow did not report the task's state. {job} runs on for {next}.\nIf the task is over, run: {command}",
         event=_of(Event.KILL), task=_of(Task.UNKNOWN), successor=CONTINUED,
     ),
     Rule(
@@ -277,16 +277,16 @@ RULES: tuple[Rule, ...] = (
         seen=_of(Seen.NOTHING), may_wait=True,
     ),
     Rule(
-        "not read, failed for good", Action.KEEP,
+        "not read, failed for good", Action.LEAVE,
         "{job} can't be read, and the task has failed for good.\nTo delete it, run: {command}",
         event=_of(Event.FINAL_ERROR), seen=_of(Seen.NOTHING),
     ),
     Rule(
-        "not read, continued", Action.KEEP, "{job} can't be read, and is kept for {next}.",
+        "not read, continued", Action.LEAVE, "{job} can't be read, and is left as it is for {next}.",
         seen=_of(Seen.NOTHING), successor=CONTINUED,
     ),
     Rule(
-        "not read, nobody", Action.KEEP, "{job} can't be read, and no retry is left.\nTo delete it, run: {command}",
+        "not read, nobody", Action.LEAVE, "{job} can't be read, and no retry is left.\nTo delete it, run: {command}",
         seen=_of(Seen.NOTHING),
     ),
     # the job has ended: its own end counts, whatever led here
@@ -332,7 +332,7 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.BEING_DELETED), cause_stored=True,
     ),
     Rule(
-        "no longer holds", Action.FOLLOW, "{job} has changed meanwhile, and is followed on.",
+        "no longer holds", Action.FOLLOW, "{job} has changed meanwhile, and is still followed.",
         event=_of(*LIMITS, Event.CODE_REFUSED), holds=False,
     ),
     Rule(
@@ -356,18 +356,18 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.CONCLUDED),
     ),
     Rule(
-        "trouble, continued", Action.KEEP, "{job} is kept for {next}.", event=TROUBLE, successor=CONTINUED,
+        "trouble, continued", Action.LEAVE, "{job} runs on for {next}.", event=TROUBLE, successor=CONTINUED,
     ),
     Rule(
         "trouble right after the creation", Action.RELEASE,
         "{job} is released: no retry is left, and it was created just now.", event=TROUBLE, fresh=True,
     ),
     Rule(
-        "trouble, nobody", Action.KEEP, "{job} is kept, and nobody follows it now.\nTo delete it, run: {command}",
+        "trouble, nobody", Action.LEAVE, "{job} runs on, and nobody follows it now.\nTo delete it, run: {command}",
         event=TROUBLE,
     ),
     # everything else
-    Rule("follow on", Action.FOLLOW, "{job} is followed on."),
+    Rule("follow on", Action.FOLLOW, "{job} is still followed."),
 )  # fmt: skip
 
 #: how a kill is named, by the task's state

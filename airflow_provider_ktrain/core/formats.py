@@ -12,7 +12,7 @@ from typing import Any
 
 VERSION = 1  #: of all formats of this release; it is written, and a reader accepts any
 
-# keys of the task's state (`task_state_store`)
+# keys of the task store: Airflow's `task_state_store`, which keeps values for later tries of a task
 SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits jobs, and the number of submissions
 JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
 DEFERRAL_STATE = "ktrain_deferral"  #: arguments of the last trigger, as `engine.follow.deferral.Deferral`
@@ -76,7 +76,6 @@ def earlier_success(stored: Any, try_number: int, max_tries: int) -> Mapping[str
     The outcome of a failed training is not used again: a retry submits a new job.
 
     :param stored: the return value of `stored_outcome`, or None.
-    :param try_number: this try.
     :param max_tries: of this try's task instance.
     """
     read = mapping(stored)
@@ -103,7 +102,6 @@ def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:
 
     :param stored: the return value of `with_try`, or None.
     :param first_try: the first try of this life.
-    :param try_number: this try.
     """
     listed = mapping(stored).get("tries")
     tries = [mapping(one) for one in listed] if isinstance(listed, list) else []

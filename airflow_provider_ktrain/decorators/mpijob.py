@@ -41,20 +41,13 @@ def mpijob_task(
 ) -> TaskDecorator:
     """Run a function in every rank of an MPIJob under mpirun; rank 0's return value is the task's.
 
-    Only the function's source is sent to the pods, so it imports what it needs inside. Its arguments and its return
-    value are JSON. The Launcher runs mpirun, which starts one process per slot (`nproc_per_node`) of each Worker. The
-    function finds its rank in OMPI_COMM_WORLD_RANK (Open MPI) or PMI_RANK (MPICH, Intel MPI); mpi4py is not needed.
-    Open MPI passes the variables of `env` to all ranks. A name of the surrounding module or of Airflow's context is
-    an error when the DAG is parsed. Decorators above this one, such as `@setup` and `@task.run_if`, are applied by
-    Airflow; decorators below it are errors.
+    The Launcher runs mpirun, which starts one process per slot (`nproc_per_node`) of each Worker. The function finds
+    its rank in OMPI_COMM_WORLD_RANK (Open MPI) or PMI_RANK (MPICH, Intel MPI); mpi4py is not needed. Open MPI passes
+    the variables of `env` to all ranks. What a function can use, and further errors: see `pytorchjob_task`.
 
     :param python_callable: the function.
     :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of MPIJobOperator: `image`, `workers`, `nproc_per_node`, `gpus`, `manifest`, ...
-    :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
-        this one; `command` or `args` is set; `image` and `manifest` are missing.
-    :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
-        the program; the return value isn't JSON.
     :raises TrainingJobError: when the task runs: the function succeeded, but its return value can't be read, because
         it has more than 48 KiB of JSON, or lines of the Launcher's log are missing or damaged.
     """

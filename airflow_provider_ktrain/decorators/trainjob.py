@@ -36,18 +36,12 @@ def trainjob_task(
     """Run a function on the nodes of a TrainJob; rank 0's return value is the task's.
 
     torchrun starts the function on each node, once for each process (`nproc_per_node`), so the runtime must be one for
-    torch, such as `torch-distributed`. An MPI runtime is refused, if the connection can read it. Only the function's
-    source is sent to the pods, so it imports what it needs inside. Its arguments and its return value are JSON. A name
-    of the surrounding module or of Airflow's context is an error when the DAG is parsed. Decorators above this one,
-    such as `@setup` and `@task.run_if`, are applied by Airflow; decorators below it are errors.
+    torch, such as `torch-distributed`. An MPI runtime is refused, if the connection can read it. `image` and `manifest`
+    may both be missing: the runtime has an image. What a function can use, and further errors: see `pytorchjob_task`.
 
     :param python_callable: the function.
     :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of TrainJobOperator: `runtime`, `image`, `nodes`, `nproc_per_node`, `gpus`, ...
-    :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
-        this one; `command` or `args` is set.
-    :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
-        the program; the return value isn't JSON.
     :raises TrainingClusterError: when the task runs: the runtime is not one for torch.
     """
     return function_task(_TrainJobDecoratedOperator, python_callable, multiple_outputs=multiple_outputs, **kwargs)

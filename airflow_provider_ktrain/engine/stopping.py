@@ -117,7 +117,7 @@ class Stopping:
                 command = job.known_ref.delete_command
                 error = f"The request was not answered. To delete the job, run: {command}\n{e}".rstrip()
             self._log.warning(f"{text}\n{error}".rstrip())
-            unread = read is None and rule.action is Action.KEEP and event is not Event.KILL
+            unread = read is None and rule.action is Action.LEAVE and event is not Event.KILL
             if not (error or unread) or time.monotonic() > late:
                 return text, error
             end = late
@@ -176,7 +176,7 @@ class Stopping:
             self._log_unknown_job()
             return "Interrupted before a job was submitted.", ""
         rule, task, state = await self._ask_until_decided(event)
-        if rule.action is Action.KEEP:
+        if rule.action is Action.LEAVE:
             text = job.text(rule, event, state)
             self._log.warning(f"{text}\nThe task is {state or 'in an unknown state'}.")
             return text, ""

@@ -291,7 +291,7 @@ class Training:
                 return await self._conclude(following, rule, read or JobRead(None, []))
             case Action.CONCLUDE_STORED:
                 return await self._conclude_stored(following, noticed, rule, read or JobRead(None, []))
-            case Action.KEEP:
+            case Action.LEAVE:
                 raise KtrainError(self.job.text(rule, noticed.event))
         return await self._release_running(following, noticed)
 

@@ -120,7 +120,6 @@ async def configuration(
 ) -> Configuration:
     """The client configuration of a connection, built in a thread: nothing that it reads or runs blocks this loop.
 
-    :param conn_id: id of the connection.
     :param cluster_context: context of the kubeconfig; None is the connection's, or the current one.
     :param extras: `effective` ones of the connection.
     :param renew: run an exec plugin although its last credential has not expired. Default: False.

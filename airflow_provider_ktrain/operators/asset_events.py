@@ -11,7 +11,7 @@ from airflow.sdk import Asset, AssetAlias
 from airflow_provider_ktrain.core.reporting import asset_events
 from airflow_provider_ktrain.core.text.output import clipped
 from airflow_provider_ktrain.engine.api.job_calls import Log
-from airflow_provider_ktrain.operators import task_state
+from airflow_provider_ktrain.operators import task_store
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -60,9 +60,9 @@ def _extra(context: Context, outcome: Outcome, model_uri: str, log: Log) -> dict
     """The extra of all events: the same in each try that returns this outcome."""
     described: dict[str, Any] = {}
     try:
-        described = task_state.read_job_description(context)
+        described = task_store.read_job_description(context)
     except Exception as e:  # the result matters more
-        log.warning(f"The asset events do not name the job: it could not be read from the task's state.\n{e}")
+        log.warning(f"The asset events do not name the job: it could not be read from the task store.\n{e}")
     fields = {
         **described,
         asset_events.MODEL_URI: model_uri,

@@ -35,9 +35,110 @@ KILLED = "the task received SIGTERM"
 
 
 class TrainingJobOperator(JobParameters):
-    """Base of the operators that run a job: submits it, follows it to its end and releases its GPUs.
+    """Base of the operators of all kinds of jobs. It submits a job, follows it to its end and releases its GPUs.
 
-    The parameters are documented in each operator.
+    The job's name is derived from the task's identity, so that a retry finds and adopts the job of an earlier try. A
+    cleared task submits a new job. However the task ends, the job's pods are released. Options such as `image` and
+    `gpus` override fields of the manifest; the other fields keep the manifest's values.
+
+    A template renders to text. The text of a whole number is converted; a list or a mapping needs
+    `render_template_as_native_obj=True` on the DAG.
+
+    The main container is named `pytorch` in a PyTorchJob and `node` in a TrainJob. In an MPIJob it is the one that
+    `spec.mainContainer` names, else the first one.
+
+    :param manifest: the job: a dict, YAML text, or the path of a YAML file (absolute, or relative to the DAG's
+        folder). Templated. Default: None, a job is built from the other parameters.
+    :param name: prefix of the job's name. Templated. Default: the task's id.
+    :param namespace: namespace of the job. Templated. Default: the manifest's, else the connection's, else
+        `default`.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
+        default_deferrable` where an environment variable sets it, else True.
+    :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
+        `delete_succeeded_job`. A finished job that is kept loses its running pods. An unfinished job is deleted, and
+        only `keep_job` suspends it instead: a job of a Kueue queue by its Workload, or it is deleted if the right or
+        the time to do this is missing.
+    :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
+        manifest has changed; `if_unchanged` replaces it if the manifest has changed.
+    :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
+        replica), `all`, `primary`, `none`, or indexes by role: `{"Worker": [0, 1]}`.
+    :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
+        limit.
+    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta. The
+        worker waits as long if the job itself exceeds a quota. Default: None: pods wait without limit, and a job that
+        exceeds a quota fails.
+    :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
+        timedelta; None means no limit. Default: one hour.
+    :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
+        timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
+    :param log_stall_timeout: how long no replica of a running job, followed or not, may log a line, in seconds or as a
+        timedelta. Default: None, no limit.
+    :param progress_timeout: how long no replica of a running job, followed or not, may report a higher step
+        (`KTRAIN_METRIC`) before the job counts as hung, in seconds or as a timedelta. This includes a job that never
+        reports a step. Default: None, no limit.
+    :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode, or a restart
+        of the JobSet), over all pods. Default: None, no limit.
+    :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
+        start, after which the job fails. Failures count once every replica has run; elastic jobs are exempt. None
+        means no limit. Default: 6.
+    :param image: image of the main container. Templated. Default: the manifest's.
+    :param command: command of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.
+    :param args: arguments of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.
+    :param code: a directory or file that is sent to the pods, at most 700 KiB packed. Files that match a pattern in its
+        `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, and `python3` in the
+        image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the
+        program uses the files of the image.
+    :param env: environment variables of the main containers, by name; they replace the manifest's. A mapping as value
+        becomes `valueFrom`. Templated. Default: None.
+    :param gpus: GPUs of each replica, as limit and request (`nvidia.com/gpu`); 0 removes the manifest's. In an MPIJob
+        those of each Worker. Templated. Default: the manifest's.
+    :param container_resources: other resources of each replica, as limits and requests, such as `{"rdma/hca": 1}`. In
+        an MPIJob those of each Worker. Templated. Default: the manifest's.
+    :param nproc_per_node: processes per replica. Its values depend on the kind. Templated. Default: the manifest's.
+    :param hosts: names of the nodes that may run the replicas (label `kubernetes.io/hostname`). Templated. Default:
+        any node.
+    :param node_selector: labels that a node must have, added to the manifest's. Templated. Default: None.
+    :param tolerations: tolerations of the pods, added to the manifest's. Templated. Default: none.
+    :param affinity: affinity of the pods, in place of the manifest's; `hosts` is added to it. Templated. Default:
+        the manifest's.
+    :param priority_class_name: a PriorityClass of the cluster. Templated. Default: the manifest's.
+    :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
+        parameter.) Templated. Default: the manifest's.
+    :param workload_priority_class: a WorkloadPriorityClass of Kueue, set as a label of the job. It orders the queue;
+        `priority_class_name` orders the pods. Templated. Default: the manifest's.
+    :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main containers; each
+        replaces a mount at the same path. Templated. Default: none.
+    :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
+        Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
+        `envFrom`, init containers, sidecars. Templated. Default: None.
+    :param labels: labels added to the job and its pods. Templated. Default: None.
+    :param annotations: annotations added to the job and its pods. Templated. Default: None.
+    :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
+        for all tries of one run of the task, and different for each run, each mapped task and, without
+        `resume_on_clear`, each clear. It is a path in the pods or a URL. In `s3://CONNECTION@bucket/path`, the worker
+        uses the connection to list the directory, and the program doesn't get it. Templated. Default: None, the
+        variable is not set.
+    :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
+        KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed
+        because of the infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and
+        newer. Default: False.
+    :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
+        skipped instead of failed. The job is released as after a failure. Default: None, no exit code.
+    :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
+        queue, schema, and a dry run on the API server. Default: False.
+    :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
+        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
+        shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and
+        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`. Set `retries` to 1 or more: Airflow
+        may fail a try by mistake (apache/airflow#72716), and only a retry then returns the result of the training.
+    :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
+    :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
+    :raises TrainingClusterError: the cluster can't run the job now: missing access, a quota, a missing object,
+        a runtime that doesn't fit the job.
     """
 
     log_source = compat.JOB_SOURCE
@@ -127,13 +228,13 @@ class TrainingJobOperator(JobParameters):
         :param host: the host that is responsible for the job until Airflow's TaskDeferred leaves it. Default: None.
         """
         from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         with self._only_logged(
             f"Lines of {deferral.job} may be repeated if its trigger fails: its arguments were not stored."
         ):
-            task_state.write_deferral(context, deferral)
+            task_store.write_deferral(context, deferral)
         if hint := compat.trigger_log_hint(context["ti"]):
             self.log.info(hint)
         trigger = TrainingJobTrigger(**deferral.to_dict())
@@ -200,7 +301,7 @@ class TrainingJobOperator(JobParameters):
         found = self._deferral_of_this_try(context)
         if found is None:
             raise KtrainError(
-                f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
+                f"the trigger failed ({clipped(reason, 80)}), and the task store contains no job to follow. A retry "
                 "adopts the job; without a retry, release it with ReapTrainingJobsOperator"
             )
         deferral, since = found
@@ -253,11 +354,11 @@ class TrainingJobOperator(JobParameters):
         If only the job of this try is stored, the deferral has defaults. None if that isn't stored either.
         """
         from airflow_provider_ktrain.engine.follow.deferral import Handover
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
-        if found := task_state.read_deferral(context):
+        if found := task_store.read_deferral(context):
             return found
-        job = task_state.read_job(context)
+        job = task_store.read_job(context)
         if job is None or job.owner != str(context["ti"].id):
             return None
         return self._deferral(job, self._options({}), Handover()), "the job's start"
@@ -277,13 +378,13 @@ class TrainingJobOperator(JobParameters):
 
     def _earlier_success(self, context: Context) -> Outcome | None:
         """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
-        outcome = task_state.read_earlier_success(context)
+        outcome = task_store.read_earlier_success(context)
         if outcome is not None:
             self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
             with self._only_logged("The identity of the job could not be pushed to Airflow."):
-                if job := task_state.read_job_description(context).get("job"):
+                if job := task_store.read_job_description(context).get("job"):
                     self._push_job(context, job)
         return outcome
 
@@ -313,11 +414,11 @@ class TrainingJobOperator(JobParameters):
         :param host: which has followed it in this process. Default: None, another process did.
         """
         from airflow_provider_ktrain.core.ending import Event
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
         stored = False
-        with self._only_logged("The outcome could not be stored in the task's state."):
-            stored = outcome.superseded or task_state.write_outcome(context, outcome)
+        with self._only_logged("The outcome could not be stored in the task store."):
+            stored = outcome.superseded or task_store.write_outcome(context, outcome)
         self._note_failed_nodes(outcome, context)
         with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
             self._count(outcome, context)
@@ -326,11 +427,11 @@ class TrainingJobOperator(JobParameters):
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
         """Store the nodes on which this try failed, if later tries are to avoid them."""
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
         nodes = (outcome.cause or {}).get("failed_nodes")
-        with self._only_logged("The failed nodes could not be stored in the task's state."):
-            if nodes and self.avoid_failed_nodes and task_state.add_failed_nodes(context, nodes):
+        with self._only_logged("The failed nodes could not be stored in the task store."):
+            if nodes and self.avoid_failed_nodes and task_store.add_failed_nodes(context, nodes):
                 self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
 
     def _count(self, outcome: Outcome, context: Context) -> None:
@@ -400,7 +501,7 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.core.ending import Event
 
         if event is Event.OUTCOME_NOT_STORED:
-            if compat.has_task_state(context):
+            if compat.has_task_store(context):
                 self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
             else:
                 self.log.info(

@@ -23,11 +23,22 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api.client import Api
 
 
-class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
+class JobControlOperator(ParseChecks, StorableLog, BaseOperator):
     """Base of the operators that find a job by kind and name, change it and wait for the effect.
 
-    Each operator documents its parameters. With `job_name=train.job_name`, a task can run before or while `train` runs:
-    the name is known before the job exists, and the parameter doesn't make the task a successor of `train`.
+    With `job_name=train.job_name`, a task can run before or while `train` runs: the name is known before the job
+    exists, and the parameter doesn't make the task a successor of `train`.
+
+    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
+    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseOperator`.
+    :raises TrainingJobError: the job doesn't exist, or the effect doesn't come in time.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     template_fields: Sequence[str] = ("job_name", "kind", "namespace", "kubernetes_conn_id", "cluster_context")
@@ -91,23 +102,14 @@ class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
         raise NotImplementedError
 
 
-class ScaleTrainingJobOperator(_JobControlOperator):
+class ScaleTrainingJobOperator(JobControlOperator):
     """Change the number of Workers of a running job, within its elastic bounds, and wait until that many Workers run.
 
     :param workers: new number of Workers. Templated.
-    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
-    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
-    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
-    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist or has ended, or the Workers don't run in time.
-    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
-    template_fields: Sequence[str] = (*_JobControlOperator.template_fields, "workers")
+    template_fields: Sequence[str] = (*JobControlOperator.template_fields, "workers")
 
     def __init__(self, *, workers: int | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -120,19 +122,10 @@ class ScaleTrainingJobOperator(_JobControlOperator):
         return await scale(api, ref, self.workers, timeout=timeout)
 
 
-class SuspendTrainingJobOperator(_JobControlOperator):
+class SuspendTrainingJobOperator(JobControlOperator):
     """Suspend a running job and wait until its pods are gone. Its GPUs are then free; the job remains.
 
-    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
-    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
-    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
-    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist or has ended, or its pods aren't gone in time.
-    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
@@ -142,19 +135,10 @@ class SuspendTrainingJobOperator(_JobControlOperator):
         return await suspend(api, ref, timeout=timeout)
 
 
-class ResumeTrainingJobOperator(_JobControlOperator):
+class ResumeTrainingJobOperator(JobControlOperator):
     """Resume a suspended job and wait until its pods appear.
 
-    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
-    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
-    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
-    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist or has ended, or no pod appears in time.
-    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
@@ -164,22 +148,13 @@ class ResumeTrainingJobOperator(_JobControlOperator):
         return await resume(api, ref, timeout=timeout)
 
 
-class DeleteTrainingJobOperator(_JobControlOperator):
+class DeleteTrainingJobOperator(JobControlOperator):
     """Delete a job and wait until its pods are gone.
 
     :param missing_ok: succeed if the job doesn't exist. Default: True.
     :param force: delete also an unfinished job that a task owns. That task then fails. Default: False.
-    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
-    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
-    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
-    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist and `missing_ok` is False, a task owns it and `force` is False, or
         its pods aren't gone in time.
-    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     def __init__(self, *, missing_ok: bool = True, force: bool = False, **kwargs: Any) -> None:

@@ -296,8 +296,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             invalid = e
         owner, first_try = self._owner(context)
         action = OnFinishAction.of(self.on_finish_action)
-        # without a task state, the job is the only proof of its success and is kept for a while
-        expires = action is OnFinishAction.DELETE_JOB and not compat.has_task_state(context)
+        # without a task store, the job is the only proof of its success and is kept for a while
+        expires = action is OnFinishAction.DELETE_JOB and not compat.has_task_store(context)
         return JobRequest(
             kind=self.kind,
             owner=owner,
@@ -323,13 +323,13 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _nodes_to_avoid(self, context: Context) -> Mapping[str, str]:
         """The nodes on which earlier tries failed, each with the reason; none without `avoid_failed_nodes`."""
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import task_store
 
         if not self.avoid_failed_nodes:
             return {}
-        if not compat.has_task_state(context):
+        if not compat.has_task_store(context):
             self.log.warning("avoid_failed_nodes has no effect: it needs Airflow 3.3 or newer.")
-        return task_state.read_failed_nodes(context)
+        return task_store.read_failed_nodes(context)
 
     def _owner(self, context: Context) -> tuple[Owner, int]:
         """This try as an owner, and the first try since the task was last cleared."""

@@ -25,7 +25,7 @@ from airflow_provider_ktrain.engine.api.job_calls import Log, check_cluster, ser
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.submit.preflight import preflight
 from airflow_provider_ktrain.engine.submit.runtimes import read_served
-from airflow_provider_ktrain.operators import task_state
+from airflow_provider_ktrain.operators import task_store
 from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ CREATE_PATIENCE = 120.0  #: seconds to retry the create and other requests about
 class Submission:
     """A submission, prepared before the event loop runs: `carry_out` sends no requests to Airflow.
 
-    The job's place (connection, cluster, namespace, name) is stored in the task's state *before* the job is created, so
+    The job's place (connection, cluster, namespace, name) is stored in the task store *before* the job is created, so
     that a retry whose connection has changed doesn't start a second job on another cluster.
 
     If the request is invalid, its error is raised, unless an earlier try has submitted a job: with reattach='always'
     that job is adopted, with 'if_unchanged' it is released and the error is raised afterwards.
 
     :param request: the job that the task requests.
-    :param context: Airflow's context, for the task's state.
+    :param context: Airflow's context, for the task store.
     :param hook: hook of the connection.
     :param patience: seconds to retry an unreachable or overloaded API server where an earlier try may have left a job.
     :raises ManifestError: the request is invalid, and no earlier try has submitted a job.
@@ -79,7 +79,7 @@ class Submission:
         self._checkpoints: CheckpointListing | None = None  # what they left
         if self.is_retry and not request.dry_run:
             first = 1 if request.resume_on_clear else request.first_try
-            self._earlier_step = task_state.read_earlier_step(context, first)
+            self._earlier_step = task_store.read_earlier_step(context, first)
             if request.checkpoint_location is not None:
                 self._checkpoints = CheckpointListing(request.checkpoint_location)
 
@@ -94,7 +94,7 @@ class Submission:
         return await api.cluster()
 
     def settle(self, context: Context, ask_cluster: Callable[[JobRef | None], str], log: Log) -> None:
-        """Store the job's place in the task's state.
+        """Store the job's place in the task store.
 
         :param ask_cluster: calls `cluster`.
         """
@@ -106,7 +106,7 @@ class Submission:
             "name": self.name,
         }
         _same_place(before, place)
-        job = task_state.read_job(context) if before else None
+        job = task_store.read_job(context) if before else None
         place["cluster"] = ask_cluster(job)
         if compat.is_common_deployment_id():
             # a cluster on this machine is rarely shared
@@ -222,10 +222,10 @@ class Submission:
         return {"steps": {"before": self._earlier_step}} if known else {}
 
     def remember(self, context: Context, submitted: Submitted) -> None:
-        """Store the job in the task's state. An adopted job doesn't count as another attempt."""
+        """Store the job in the task store. An adopted job doesn't count as another attempt."""
         job = submitted.job
         directory = checkpoint_dir(self._request.kind, job)
-        task_state.write_job(context, submitted.ref, code=code_hash(job), checkpoint_dir=directory)
+        task_store.write_job(context, submitted.ref, code=code_hash(job), checkpoint_dir=directory)
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
 
@@ -248,4 +248,4 @@ def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 def _may_have_job(request: JobRequest, context: Context) -> bool:
     """Whether an earlier try may have left a job, of which nothing is stored: below Airflow 3.3."""
-    return request.owner.try_number > 1 and not compat.has_task_state(context)
+    return request.owner.try_number > 1 and not compat.has_task_store(context)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.worker_host import WorkerHost
 
-STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.md
+STATE_KEY = "ktrain_sensor"  #: in the task store: see docs/reference/formats.md
 RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
 
 
@@ -46,7 +46,9 @@ def read_state(stored: Any) -> tuple[int, float, Mapping[str, Any]]:
 
 
 class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
-    """Base of the sensors: waits until a job has one of some conditions. Each sensor documents its parameters.
+    """Base of the sensors: waits for a condition of a job that somebody else submitted.
+
+    The job doesn't need to exist yet, and the sensor never deletes it.
 
     With `deferrable=True`, all sensors of a connection and namespace share one watch. With `deferrable=False`, the
     worker watches the job (`mode="poke"`), or looks every `poke_interval` (`mode="reschedule"`, without logs).
@@ -54,6 +56,20 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
     When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
     15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
     error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
+
+    :param job_name: name of the job. Templated.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
+    :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
+        Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
+    :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
+    :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
+        default_deferrable` where an environment variable sets it, else True.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
+    :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     log_source = JOB_SOURCE
@@ -269,47 +285,13 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
 
 class PyTorchJobSensor(TrainingJobSensor):
-    """Wait for a condition of a PyTorchJob that somebody else submitted.
-
-    The job doesn't need to exist yet, and the sensor never deletes it. `TrainingJobSensor` describes how it waits.
-
-    :param job_name: name of the job. Templated.
-    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
-    :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
-        Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
-    :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
-    :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
-        default_deferrable` where an environment variable sets it, else True.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
-    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
-    :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
-    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is invalid; never retried.
-    """
+    """Wait for a condition of a PyTorchJob that somebody else submitted."""
 
     kind = PYTORCHJOB
 
 
 class MPIJobSensor(TrainingJobSensor):
-    """Wait for a condition of an MPIJob that somebody else submitted.
-
-    The job doesn't need to exist yet, and the sensor never deletes it. `TrainingJobSensor` describes how it waits.
-
-    :param job_name: name of the job. Templated.
-    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
-    :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
-        Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
-    :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
-    :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
-        default_deferrable` where an environment variable sets it, else True.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
-    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
-    :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
-    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is invalid; never retried.
-    """
+    """Wait for a condition of an MPIJob that somebody else submitted."""
 
     kind = MPIJOB
 
@@ -317,22 +299,8 @@ class MPIJobSensor(TrainingJobSensor):
 class TrainJobSensor(TrainingJobSensor):
     """Wait for a condition of a TrainJob that somebody else submitted.
 
-    The job doesn't need to exist yet, and the sensor never deletes it. `TrainingJobSensor` describes how it waits.
-
-    :param job_name: name of the job. Templated.
-    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
-    :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
-        Suspended, Succeeded, Failed. A TrainJob has only the last three (Succeeded is its Complete); the others are
-        derived from its status and pods. It fails if the job ends otherwise or is deleted. Default: Succeeded.
-    :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
-    :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
-        default_deferrable` where an environment variable sets it, else True.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
-    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
-    :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
-    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is invalid; never retried.
+    A TrainJob has only the conditions Suspended, Succeeded (its Complete) and Failed. The others are derived from its
+    status and pods.
     """
 
     kind = TRAINJOB

@@ -103,7 +103,7 @@ def release_is_verified_or_named(s: Situation, rule: Rule) -> bool:
     if rule.action is Action.RELEASE_NOW:
         return s.hurried
     nobody = s.successor is Successor.NOBODY and s.event is not Event.KILL
-    return rule.action is not Action.KEEP or not nobody or "{command}" in rule.text
+    return rule.action is not Action.LEAVE or not nobody or "{command}" in rule.text
 
 
 def own_end_counts(s: Situation, rule: Rule) -> bool:
@@ -145,7 +145,7 @@ def nothing_is_decided_without_a_read(s: Situation, rule: Rule) -> bool:
     known = s.event in {Event.HAND_OVER, *HARMLESS} or (s.event is Event.KILL and (s.hurried or not kill_proves(s)))
     if s.owner is not Ownership.MINE or s.seen is not Seen.NOTHING or known:
         return True
-    return rule.action is (Action.LOOK_AGAIN if s.may_wait else Action.KEEP)
+    return rule.action is (Action.LOOK_AGAIN if s.may_wait else Action.LEAVE)
 
 
 def looking_again_takes_time(s: Situation, rule: Rule) -> bool:
@@ -218,26 +218,26 @@ SCENARIOS = (
     Scenario("a sensor's job runs at the end of the worker's time", Event.HAND_OVER, Action.HAND_OVER,
              facts={"owner": Ownership.FOREIGN}),
     Scenario(
-        "somebody deletes a sensor's job", Event.BEING_DELETED, Action.FOLLOW, "watched on",
+        "somebody deletes a sensor's job", Event.BEING_DELETED, Action.FOLLOW, "still watched",
         {"owner": Ownership.FOREIGN},
     ),
     Scenario("a sensor times out", Event.WAIT_EXPIRED, Action.LET_GO, "submitted by somebody else",
              {"owner": Ownership.FOREIGN, "seen": Seen.RUNNING}),
     Scenario("a retry finds a stored success", Event.SUCCESS_FOUND, Action.DELETE_ENDED, "Airflow has its outcome",
              {"seen": Seen.SUCCEEDED}),
-    Scenario("SIGTERM while the task is deferred", Event.KILL, Action.KEEP, "another process or try",
+    Scenario("SIGTERM while the task is deferred", Event.KILL, Action.LEAVE, "another process or try",
              {"task": Task.ELSEWHERE, "hurried": True}),
-    Scenario("somebody suspends the job", Event.SUSPENDED, Action.FOLLOW, "followed on"),
-    Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "followed on",
+    Scenario("somebody suspends the job", Event.SUSPENDED, Action.FOLLOW, "still followed"),
+    Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "still followed",
              {"owner": Ownership.FOREIGN}),
-    Scenario("a stale cancellation of a trigger", Event.KILL, Action.KEEP, "while the task was running",
+    Scenario("a stale cancellation of a trigger", Event.KILL, Action.LEAVE, "while the task was running",
              {"task": Task.RUNNING, "successor": Successor.OTHER_PROCESS}),
-    Scenario("a rolling update of workers", Event.KILL, Action.KEEP, "kept for {next}",
+    Scenario("a rolling update of workers", Event.KILL, Action.LEAVE, "runs on for {next}",
              {"task": Task.RUNNING, "hurried": True, **RETRY}),
     Scenario("a trigger's event is on its way", Event.KILL, Action.LOOK_AGAIN, facts={"task": Task.CHANGING}),
-    Scenario("the task stays scheduled", Event.KILL, Action.KEEP, "another process or try",
+    Scenario("the task stays scheduled", Event.KILL, Action.LEAVE, "another process or try",
              {"task": Task.CHANGING, "may_wait": False}),
-    Scenario("Airflow doesn't answer, with a retry", Event.KILL, Action.KEEP, "did not report",
+    Scenario("Airflow doesn't answer, with a retry", Event.KILL, Action.LEAVE, "did not report",
              {"task": Task.UNKNOWN, "may_wait": False, **RETRY}),
     Scenario(
         "Airflow doesn't answer, without a retry", Event.KILL, Action.RELEASE_NOW, "{why}",
@@ -261,14 +261,14 @@ SCENARIOS = (
     Scenario("the worker's time is over", Event.HAND_OVER, Action.HAND_OVER),
     Scenario("a trigger can't be loaded", Event.TRIGGER_FAILED, Action.FOLLOW, "{why}"),
     Scenario("a limit passes while the API server is away", Event.LIMIT, Action.LOOK_AGAIN, "Nothing is decided"),
-    Scenario("trouble while the API server is away", Event.ERROR, Action.KEEP, "kept for {next}",
+    Scenario("trouble while the API server is away", Event.ERROR, Action.LEAVE, "is left as it is for {next}",
              {"may_wait": False, **RETRY}),
     Scenario(
-        "an invalid manifest while the API server is away", Event.FINAL_ERROR, Action.KEEP, "failed for good",
+        "an invalid manifest while the API server is away", Event.FINAL_ERROR, Action.LEAVE, "failed for good",
         {"may_wait": False, **RETRY},
     ),
     Scenario(
-        "the deadline of a last try while the API server is away", Event.DEADLINE, Action.KEEP, "{command}",
+        "the deadline of a last try while the API server is away", Event.DEADLINE, Action.LEAVE, "{command}",
         {"may_wait": False, "hurried": True},
     ),
     Scenario("Airflow has the outcome", Event.OUTCOME_STORED, Action.DELETE_ENDED, facts={"seen": Seen.FAILED}),
@@ -314,11 +314,11 @@ SCENARIOS = (
     Scenario("the code is refused, and a container runs", Event.CODE_REFUSED, Action.FOLLOW,
              facts={"holds": False, **MINE_RUNS}),
     Scenario("the task has failed for good", Event.FINAL_ERROR, Action.RELEASE, "{why}", MINE_RUNS),
-    Scenario("trouble with a retry", Event.ERROR, Action.KEEP, "kept for {next}", {**MINE_RUNS, **RETRY}),
+    Scenario("trouble with a retry", Event.ERROR, Action.LEAVE, "runs on for {next}", {**MINE_RUNS, **RETRY}),
     Scenario("no right to watch the new job", Event.NO_RIGHT, Action.RELEASE, "just now",
              {"fresh": True, **MINE_RUNS}),
-    Scenario("trouble without a retry", Event.ERROR, Action.KEEP, "{command}", MINE_RUNS),
-    Scenario("somebody is deleting the job", Event.BEING_DELETED, Action.FOLLOW, "followed on", MINE_RUNS),
+    Scenario("trouble without a retry", Event.ERROR, Action.LEAVE, "{command}", MINE_RUNS),
+    Scenario("somebody is deleting the job", Event.BEING_DELETED, Action.FOLLOW, "still followed", MINE_RUNS),
 )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_node_of_a_crash_loop() -> None:
     assert cause.failed_nodes == {"n1": "Worker 0 has a broken GPU"}
 
 
-# the task's state
+# the task store
 
 
 def test_latest_nodes_are_stored_until_a_clear() -> None:

@@ -232,7 +232,7 @@ def test_unknown_on_finish_action_keeps_the_job(unknown: Any) -> None:
 
 
 def test_on_finish_action_travels_as_text() -> None:
-    """Airflow rejects an enum in trigger arguments and in the task's state."""
+    """Airflow rejects an enum in trigger arguments and in the task store."""
     written = Options(on_finish_action=OnFinishAction.KEEP_JOB).to_dict()
     assert type(written["on_finish_action"]) is str
     assert Options.from_dict(written).on_finish_action is OnFinishAction.KEEP_JOB

@@ -41,8 +41,6 @@ LABEL_PREFIX = "training.kubeflow.org/"
             },
             ("Worker", 0),
         ),
-        (PYTORCHJOB, {"replica-type": "Worker", "replica-index": "2"}, ("Worker", 2)),  # before 1.6
-        (PYTORCHJOB, {"pytorch-replica-type": "worker", "pytorch-replica-index": "1"}, ("Worker", 1)),  # legacy
         (MPIJOB, {f"{LABEL_PREFIX}job-role": "launcher"}, ("Launcher", 0)),  # mpi-operator sets no replica-type
         (MPIJOB, {f"{LABEL_PREFIX}job-role": "worker", f"{LABEL_PREFIX}replica-index": "3"}, ("Worker", 3)),
         (

@@ -44,11 +44,6 @@ SPREAD = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
         ),
         ({"s": {"a": 1, "b": 2}}, {"s": {"$patch": "replace", "c": 3}}, {"s": {"c": 3}}),
         ({"s": {"a": 1}, "t": 1}, {"s": {"$patch": "delete"}}, {"t": 1}),
-        (
-            {"volumes": [{"name": "v", "emptyDir": {}}]},
-            {"volumes": [{"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/x"}}]},
-            {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]},
-        ),
         ({"env": "not a list"}, {"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "A", "value": "1"}]}),
     ],
 )  # fmt: skip
@@ -65,7 +60,6 @@ def test_strategic_merge(base: Json, patch: Json, result: Json) -> None:
         ({"spec": {"containers": ["a"]}}, r"^p\.spec\.containers\[0\]: .*found str"),
         ({"spec": {"$setElementOrder/containers": []}}, r"^p\.spec: the directive \$setElementOrder/containers is not"),
         ({"spec": {"$patch": "drop"}}, r"^p\.spec\.\$patch: .*found 'drop'; expected replace, delete or merge"),
-        ({"spec": {"$retainKeys": "name"}}, r"^p\.spec\.\$retainKeys: .*a list of keys"),
     ],
 )
 def test_patch_that_cannot_be_merged_is_refused_with_its_path(patch: Json, error: str) -> None:

@@ -5,26 +5,39 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.reporting.task_metrics import (
-    METRICS,
-    PREFIX,
-    TASK_TAGS,
-    Metric,
-    Sample,
-    counts,
-    gauges,
-)
+from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, Sample, counts, gauges
 from airflow_provider_ktrain.core.state.pods.usage import Usage
 from airflow_provider_ktrain.core.state.status import Phase
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "examples" / "grafana" / "ktrain.json").read_text())
-KNOWN: dict[str, Metric] = {name: metric for metric in METRICS for name in metric.names}
+TASK_TAGS = ("dag_id", "task_id")
+
+
+class Metric(NamedTuple):
+    """A metric as docs/how-to/metrics.md describes it, with its tags beside TASK_TAGS."""
+
+    type: str
+    tags: tuple[str, ...]
+
+
+def documented() -> dict[str, Metric]:
+    page = (ROOT / "docs" / "how-to" / "metrics.md").read_text()
+    rows = ([cell.strip() for cell in line.split("|")] for line in page.splitlines())
+    return {
+        name: Metric(row[2], tuple(re.findall(r"`(\w+)`", row[4])))
+        for row in rows
+        if len(row) == 7  # five cells between the outer lines
+        for name in re.findall(rf"`{re.escape(PREFIX)}([\w.]+)`", row[1])
+    }
+
+
+KNOWN = documented()
 USAGE = Usage(requested=40.4, queued=10.2, held=30.2, wasted=0.4, gpus=3).as_dict()
 ROWS = ["Waiting", "Running", "Failures by cause", "GPU time", "Metrics of the programs"]
 #: a name that the engine gives to what it measures, for example f"seconds.{self.phase.lower()}"

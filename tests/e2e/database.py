@@ -32,6 +32,7 @@ OPTIONS = {  # tests don't need durability
     "full_page_writes": "off",
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
+    "dynamic_shared_memory_type": "mmap",  # files in its own directory: programs of other tests may clear /dev/shm
 }
 
 

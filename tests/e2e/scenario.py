@@ -29,6 +29,7 @@ of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pyt
 FREED_WITHIN = 240.0  # seconds from the task's end until its pods hold no GPU: 60, and a margin for a loaded machine
 UNAVAILABLE = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be unavailable
 LINE = re.compile(r"\[(\w+ \d+)\] line (\d+)$")
+AGAIN = "(again, after a takeover)"
 
 
 class Watcher:
@@ -215,15 +216,23 @@ class Stage:
         wait_for(f"{text!r} in the log", lambda: text in self.log(try_number))
 
     def segments(self, try_number: int) -> list[dict[str, list[int]]]:
-        """The numbered lines that each process wrote to the log of a try, by replica."""
+        """The numbered lines that each process wrote to the log of a try, by replica: earlier ones first.
+
+        A record may have several lines. After a takeover, blocks with the earlier lines come between the new ones.
+        """
         segments = []
         folder = self.airflow.home / "logs" / f"dag_id={self.dag}" / f"run_id={self.run}" / f"task_id={TASK}"
         for file in sorted(folder.glob(f"attempt={try_number}.log*")):
+            earlier: dict[str, list[int]] = {}
             numbers: dict[str, list[int]] = {}
-            for line in file.read_text().splitlines():
-                if found := LINE.match(json.loads(line)["event"]):
-                    numbers.setdefault(found[1], []).append(int(found[2]))
-            segments.append(numbers)
+            for record in file.read_text().splitlines():
+                text = json.loads(record)["event"]
+                for line in text.splitlines():
+                    if found := LINE.match(line):
+                        (earlier if AGAIN in text else numbers).setdefault(found[1], []).append(int(found[2]))
+            segments.append(
+                {replica: earlier.get(replica, []) + numbers.get(replica, []) for replica in earlier | numbers}
+            )
         return segments
 
     def check_lines(self, seconds: int, try_number: int = 1) -> None:

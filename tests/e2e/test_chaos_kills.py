@@ -35,7 +35,7 @@ def test_sigterm_to_a_worker_that_is_retried(begin: Begin) -> None:
     stage.wait_line("[Worker 0] line 3")
     stage.kill_task(signal.SIGTERM)
     check_adopted(stage, 40)
-    assert "is kept for the next try" in stage.log(1)
+    assert "runs on for the next try" in stage.log(1)
 
 
 def test_api_server_of_airflow_away_until_the_worker_is_stopped(begin: Begin, airflow: Airflow) -> None:

@@ -37,7 +37,7 @@ class Try:
     first: int  # the same, as the task computes it
     deferral: Deferral | None = None
     event: Outcome | str | None = None  # of its trigger
-    stored: tuple[Outcome, JobRef] | None = None  # in the task's state
+    stored: tuple[Outcome, JobRef] | None = None  # in the task store
     conclusion: Mapping[str, Any] | None = None  # in the status XCom
     was_rejected: bool = False  # Airflow did not accept its deferral: it had declared the process dead
     processes: list[Any] = field(default_factory=list)  # of model_hosts

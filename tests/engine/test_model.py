@@ -596,7 +596,7 @@ MUTATED_RULES = {
     "stopped": _without("stopped"),
     "outcome not known": _changed("outcome not known", action=Action.DELETE_ENDED),
     "trouble, continued": _changed("trouble, continued", action=Action.RELEASE),
-    "killed in a hurry": _changed("killed in a hurry", action=Action.KEEP),
+    "killed in a hurry": _changed("killed in a hurry", action=Action.LEAVE),
 }
 
 

@@ -173,7 +173,7 @@ async def test_without_the_right_to_read_events_a_refused_jobset_ends_by_the_sta
 
 async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: TrainTask) -> None:
     """The runtime's TTL deletes the JobSet, and the TrainJob would train again (recording 60b)."""
-    ref = (await task.submit(1, "sleep 1; exit 3", jobset={"ttlSecondsAfterFinished": 1})).ref
+    ref = (await task.submit(1, "sleep 1; exit 3", jobset={"ttlSecondsAfterFinished": 5})).ref
     first = await until(lambda: jobset(task))
     assert first is not None
     outcome = await task.ended(ref, deleted=False, on_finish_action=OnFinishAction.KEEP_JOB)

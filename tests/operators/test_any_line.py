@@ -2,7 +2,7 @@
 
 Airflow's next minor version raises an exception into the task on SIGTERM, besides calling `on_kill`
 (apache/airflow#73395). So here a signal handler raises at the n-th request that the API server receives, and at the
-n-th call of Airflow: a push of an XCom, or a write of the task's state. n grows until a run ends without an exception.
+n-th call of Airflow: a push of an XCom, or a write to the task store. n grows until a run ends without an exception.
 In a triggerer, nothing raises into a trigger: there the process dies, and another triggerer runs the trigger again.
 Then a retry runs, if Airflow would start one, or else the reaper finds what is left. Each run takes the next kind of
 exception, so that all runs together cover all moments in reasonable time; EVERY=1 in the environment runs all
@@ -116,7 +116,7 @@ class Moments:
 
 
 class RaisingStore(Store):
-    """The task's state."""
+    """The task store."""
 
     def __init__(self, moments: Moments) -> None:
         super().__init__()

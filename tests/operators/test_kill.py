@@ -1,6 +1,6 @@
 """`on_kill` in the worker's signal handler, at any moment: Airflow's state of the task decides within its 5 seconds.
 
-A killed task raises and its job is deleted. If only the worker is stopped, the job is kept for the next try.
+A killed task raises and its job is deleted. If only the worker is stopped, the job runs on for the next try.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.Ca
         instance.execute(retries=1, operator=Breaks)
     (before,) = instance.jobs()
     assert "deletionTimestamp" not in before["metadata"]
-    assert "is kept for the next try" in capsys.readouterr().out
+    assert "runs on for the next try" in capsys.readouterr().out
     again = instance.execute(number=2, retries=1)
     assert again.trigger.job["uid"] == before["metadata"]["uid"]
 

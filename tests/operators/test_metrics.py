@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from airflow.sdk.observability import stats
 
-from airflow_provider_ktrain.core.reporting.task_metrics import METRICS, PREFIX
+from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
+from tests.core.test_task_metrics import KNOWN
 from tests.operators.task_instance import Instance
 
 
@@ -60,7 +61,7 @@ def test_task_reports_seconds_gpus_and_log_counts(instance: Instance, kept: Kept
     assert values["seconds.submit"] > 0
     assert values["seconds.release"] >= 0  # a job whose pods have ended needs no request
     assert all(tags == {"dag_id": "dag", "task_id": "train"} for _, tags in kept.gauges.values())
-    assert values.keys() <= {name for metric in METRICS for name in metric.names}
+    assert values.keys() <= KNOWN.keys()
     assert kept.counted[0] == ("succeeded", 1, "")
     assert {name for name, _, _ in kept.counted[1:]} <= {"gpu_time.held", "gpu_time.wasted", "gpu_time.queued"}
 

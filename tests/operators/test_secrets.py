@@ -34,7 +34,7 @@ from airflow_provider_ktrain.core.reporting.status_document import TrainingStatu
 from airflow_provider_ktrain.core.text.output import Verbatim, shown_log
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
-from airflow_provider_ktrain.operators import openlineage, task_state
+from airflow_provider_ktrain.operators import openlineage, task_store
 from airflow_provider_ktrain.operators.asset_events import add_training
 from airflow_provider_ktrain.plugin.views import printable
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
@@ -82,7 +82,7 @@ def test_events_task_state_and_errors_have_no_secrets(text: str) -> None:
     text = f"{text} {OF_A_CONNECTION}"
     outcome, store = failed(text), Store()
     context: Any = {"ti": Ti("run", 1, 1), "task_state_store": store}
-    task_state.write_outcome(context, outcome)
+    task_store.write_outcome(context, outcome)
     assert {OUTCOME_STATE, TRIES_STATE} <= store.keys()
     assert outcome.cause is not None
     error = failure(outcome.cause, text)

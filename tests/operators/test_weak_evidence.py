@@ -31,7 +31,7 @@ def alive(instance: Instance) -> list[str]:
 
 
 def without_airflow(key: str) -> Store:
-    """A task state that can't be written."""
+    """A task store that can't be written."""
 
     class Unwell(Store):
         def set(self, name: str, value: Any) -> None:

@@ -27,7 +27,6 @@ def check_pod_override(override: Any, kind: Kind) -> None:
     """Check the parameter itself, without the job that it is merged into.
 
     :param override: the value of the parameter.
-    :param kind: of the job.
     :raises ManifestError: listing all errors.
     """
     given = plain(override)
@@ -96,7 +95,6 @@ def name_paths(
 ) -> list[Problem]:
     """The problems of a job, those that `pod_override` causes with the path inside it.
 
-    :param problems: of the job.
     :param before: of the same job without `pod_override`.
     :param manifest: the job, with `pod_override` merged into it.
     :param override: the value of the parameter.

@@ -71,8 +71,6 @@ def objects(
 ) -> list[dict[str, Any]]:
     """A Role, and the objects that belong to it.
 
-    :param namespace: namespace of the jobs.
-    :param name: name of the Role.
     :param service_account: `NAMESPACE:NAME`, or a name in `namespace`: adds bindings. Default: none.
     :param cluster_runtimes: add a ClusterRole that reads ClusterTrainingRuntimes. Default: False.
     :param kueue: with the rights on Kueue's Workloads and LocalQueues, and a ClusterRole that reads ClusterQueues and

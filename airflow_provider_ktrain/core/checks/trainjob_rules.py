@@ -99,7 +99,6 @@ def without_torchrun(command: Field, args: object) -> Iterator[Finding]:
     """A finding for a command that starts Python on each node by itself.
 
     :param command: of the container, with its path in the manifest.
-    :param args: of the container.
     """
     words = [*command] if isinstance(command.value, list) else []
     if program := python_without_torchrun([*(w.value for w in words), *(args if isinstance(args, list) else ())]):

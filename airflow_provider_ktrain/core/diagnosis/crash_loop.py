@@ -142,7 +142,6 @@ class _Container:
 class RestartHistory:
     """The restarts of a job, as far as one process has seen them.
 
-    :param kind: kind of the job.
     :param handed_over: what the previous process knew, as `handover` returned it. Default: None.
     """
 
@@ -169,7 +168,6 @@ class RestartHistory:
     def update(self, job: Json, pods: Mapping[str, Json], removed: Iterable[str] = ()) -> list[Restart]:
         """Record changes of the pods that exist.
 
-        :param job: the job as it is now.
         :param pods: its new pods, and those that have changed, by uid.
         :param removed: uids of pods that no longer exist. Default: none.
         :return: restarts that were not returned before.

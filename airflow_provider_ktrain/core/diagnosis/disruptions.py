@@ -11,10 +11,7 @@ from airflow_provider_ktrain.core.state.pods.objects import Json, node_of, silen
 
 
 def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:
-    """The nodes that don't report, each with the time since when, as RFC 3339.
-
-    :param pods: that exist.
-    """
+    """The nodes that don't report, each with the time since when, as RFC 3339."""
     since: dict[str, str] = {}
     for pod in pods:
         if at := silent_since(pod):
@@ -32,11 +29,7 @@ def describe_silence(node: str, since: str) -> str:
 
 
 def lost_replica(job: Mapping[str, Any], pods: Sequence[Json]) -> str:
-    """Which replica is lost for good of a job that has failed and runs on, and what that means.
-
-    :param job: as last seen.
-    :param pods: each as last seen.
-    """
+    """Which replica is lost for good of a job that has failed and runs on, and what that means."""
     evidence = make_evidence(job, pods)
     cause, primary = diagnose_replica(evidence), evidence.kind.primary(job)
     return (

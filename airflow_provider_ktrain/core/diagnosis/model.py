@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, shown
 
@@ -17,19 +17,34 @@ class Category(enum.StrEnum):
 
     ENVIRONMENT is for what the job needs and what can be fixed before a retry: a ConfigMap, a Secret, a volume, a
     service account, an admission policy, and a manifest that the operator accepts.
+
+    :ivar is_of_cluster: whether the cluster couldn't run the job, or lost it: the same job may succeed.
     """
 
+    is_of_cluster: bool
+
+    def __new__(cls, value: str, is_of_cluster: bool = False) -> Self:
+        """A category whose value is the text alone."""
+        member = str.__new__(cls, value)
+        member._value_, member.is_of_cluster = value, is_of_cluster
+        return member
+
     USER_CODE = "user code"
-    ENVIRONMENT = "environment"
-    IMAGE = "image"
-    SCHEDULING = "scheduling"
-    INFRASTRUCTURE = "infrastructure"
+    ENVIRONMENT = "environment", True
+    IMAGE = "image", True
+    SCHEDULING = "scheduling", True
+    INFRASTRUCTURE = "infrastructure", True
     OUT_OF_MEMORY = "out of memory"
-    QUEUE = "queue"
+    QUEUE = "queue", True
     TIMEOUT = "timeout"
     HANG = "hang"
     KILLED = "killed"
     UNKNOWN = "unknown"
+
+    @classmethod
+    def of(cls, value: object) -> Category:
+        """The category of this name; UNKNOWN for a name of another release."""
+        return next((category for category in cls if category == value), cls.UNKNOWN)
 
 
 @dataclass(frozen=True)

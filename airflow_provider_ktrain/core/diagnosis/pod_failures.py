@@ -68,8 +68,6 @@ def find_failures(
 
     Containers that ended because their pod was deleted are not failures.
 
-    :param kind: kind of the job.
-    :param pods: its pods, each as last seen.
     :param logs: last lines of containers, by `log_key`.
     :param include_recovered: include containers that run again or have succeeded since. Default: False.
     """

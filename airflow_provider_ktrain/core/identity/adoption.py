@@ -65,7 +65,6 @@ def decide(
     """What to do with a job that has our name.
 
     :param found: the existing job.
-    :param me: this try.
     :param first_try: the result of `first_try_since_clear`.
     :param reattach: `if_unchanged` replaces an unfinished job whose manifest differs from this try's.
     :param changed: whether the manifests differ.
@@ -106,11 +105,7 @@ def decide(
 
 
 def may_have_begun(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a container of the job may have started, now or in a pod that no longer exists.
-
-    :param job: as it was read.
-    :param pods: its pods.
-    """
+    """Whether a container of the job may have started, now or in a pod that no longer exists."""
     if annotation(job, SUSPENDED_ANNOTATION) is not None:
         return True
     conditions = (job.get("status") or {}).get("conditions") or ()

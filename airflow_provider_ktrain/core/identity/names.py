@@ -211,7 +211,7 @@ class JobRef:
         return delete_command(kind_of(self.kind), self.namespace, self.name)
 
     def to_dict(self) -> dict[str, str]:
-        """A form that fits into trigger kwargs and the task state."""
+        """A form that fits into trigger kwargs and the task store."""
         return asdict(self)
 
     def described(self, code: str = "") -> dict[str, str]:

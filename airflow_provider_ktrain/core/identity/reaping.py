@@ -36,7 +36,6 @@ class Verdict:
 def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Verdict:
     """Whether a job is orphaned.
 
-    :param job: the job.
     :param deployment: id of this deployment; jobs of other deployments are never touched.
     :param state: state of the owner's task instance in Airflow; `absent` if it does not exist.
     :param held: number of the job's pods that have not ended.

@@ -3,7 +3,7 @@
 A kind is made of smaller objects: what its manifest looks like (`form.py`), how its operator behaves (`operators.py`)
 and whether it can be scaled (`scaling.py`). Their defaults are what kubeflow.org's PyTorchJob and MPIJob have in
 common; a kind's own file or folder has what differs. Nothing outside `core/kinds` compares a kind's name or version.
-Facts are training-operator's (1.5 to 1.9) and mpi-operator's (0.8.2), read from their sources and from recordings of a
+Facts are training-operator's (1.7 to 1.9) and mpi-operator's (0.8.2), read from their sources and from recordings of a
 real cluster.
 """
 
@@ -113,19 +113,14 @@ class Kind:
         return role == self.primary(job) and (index == 0 or not self.scaling.is_elastic(job))
 
     def pod_role(self, labels: Mapping[str, str]) -> tuple[str, int]:
-        """Role and index of a pod by its labels, for every version of the operators.
+        """Role and index of a pod by its labels.
 
-        training-operator labels pods with replica-type in lower case, mpi-operator with job-role only; before 1.6 the
-        keys have no prefix, and the legacy pytorch-operator writes pytorch-replica-type.
+        training-operator labels pods with replica-type in lower case, mpi-operator with job-role only.
         """
-
-        def label(*names: str) -> str | None:
-            keys = [k for n in names for k in (f"{OPERATOR_LABEL}/{n}", n, f"pytorch-{n}")]
-            return next((labels[k] for k in keys if labels.get(k)), None)
-
-        value = (label("replica-type", "job-role") or "").lower()
+        of_operator = (labels.get(f"{OPERATOR_LABEL}/{name}") for name in ("replica-type", "job-role"))
+        value = next(filter(None, of_operator), "").lower()
         role = next((r for r in self.roles if r.lower() == value), self.primaries[0] if value == "master" else "")
-        index = label("replica-index") or "0"
+        index = labels.get(f"{OPERATOR_LABEL}/replica-index") or "0"
         return role or value or "pod", int(index) if index.isdigit() else 0
 
     def size(self, job: Mapping[str, Any]) -> int:
@@ -151,7 +146,6 @@ class Kind:
         of the manifest, or of the pod if the manifest has no template: a webhook may have put a sidecar before it.
 
         :param job: the pod's job; only its kind and name may be known.
-        :param pod: with its spec.
         :return: empty if the pod has no containers.
         """
         role, _ = self.pod_role((pod.get("metadata") or {}).get("labels") or {})
@@ -189,8 +183,5 @@ class Kind:
         return False
 
     def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether the job starts again after a failure although no condition shows it.
-
-        :param pods: its pods.
-        """
+        """Whether the job starts again after a failure although no condition shows it."""
         return False

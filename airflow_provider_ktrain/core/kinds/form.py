@@ -99,7 +99,6 @@ class ManifestForm:
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int], roles: Sequence[str]) -> None:
         """Set the number of replicas by role.
 
-        :param roles: those that the kind has.
         :raises ManifestError: for a role that the manifest doesn't have, unless its number is 0.
         """
         specs = mapping_at(spec, self.replica_specs)

@@ -31,7 +31,6 @@ def add_to_node_terms(pod: dict[str, Any], key: str, entries: list[Any]) -> None
 
     Terms are alternatives, so each gets all demands. An empty one matches no node, and stays empty.
 
-    :param pod: spec of the pod.
     :param key: `matchExpressions` or `matchFields`.
     """
     required = mapping_at(mapping_at(mapping_at(pod, "affinity"), "nodeAffinity"), REQUIRED_NODES)

@@ -107,11 +107,7 @@ class OperatorBehavior:
         return self.renamed_roles is None or role in self.renamed_roles
 
     def owns_pod(self, pod: Mapping[str, Any], name: str, uid: str) -> bool | None:
-        """Whether a pod with the label of the job's name belongs to the job. None: its owners must be read.
-
-        :param name: of the job.
-        :param uid: of the job.
-        """
+        """Whether a pod with the label of the job's name belongs to the job. None: its owners must be read."""
         if self.pod_owner:
             return None
         owners = pod["metadata"].get("ownerReferences") or ()

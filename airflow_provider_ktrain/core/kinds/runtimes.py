@@ -56,7 +56,7 @@ class Runtimes(Protocol):
     def ref(self, manifest: Mapping[str, Any]) -> RuntimeRef | None:
         """The runtime that a manifest refers to. None: there is none, or of an unknown kind."""
 
-    def limits_of(self, served: Served) -> str:
+    def lacks(self, served: Served) -> str:
         """What a job lacks on this cluster, for the log; empty if nothing."""
 
     def can_end_job(self, served: Served) -> bool:

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 
 Json = dict[str, Any]
 
-PATCH, RETAIN = "$patch", "$retainKeys"  #: directives
+PATCH = "$patch"  #: the only directive
 REPLACE, DELETE, MERGE = "replace", "delete", "merge"  #: values of `$patch`
 MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "containers": ("name",),
@@ -44,22 +44,20 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "$") -
     """A copy of `base` with the patch applied.
 
     :param base: a mapping of JSON values.
-    :param patch: what to change. `$patch: replace` or `delete`, in a mapping or in an entry of a merged list, and
-        `$retainKeys` are the only directives.
+    :param patch: what to change. The only directive is `$patch: replace` or `delete`, in a mapping or in an entry of a
+        merged list.
     :param path: of the patch, for errors. Default: `$`.
     :raises ManifestError: an entry of a merged list has no merge key; a directive isn't supported.
     """
     _check_directives(patch, path)
     result = {} if patch.get(PATCH) == REPLACE else dict(base)
     for key, value in patch.items():
-        if key in (PATCH, RETAIN):
+        if key == PATCH:
             continue
         if value is None or (isinstance(value, Mapping) and value.get(PATCH) == DELETE):
             result.pop(key, None)
         else:
             result[key] = _merged_value(result.get(key), value, key, member(path, key))
-    if RETAIN in patch:
-        result = {key: value for key, value in result.items() if key in patch[RETAIN]}
     return copy.deepcopy(result)
 
 
@@ -123,12 +121,12 @@ def member(path: str, key: str) -> str:
 
 def _check_directives(patch: Mapping[str, Any], path: str) -> None:
     """A patch has a key that begins with `$`: a directive of strategic merge."""
-    unknown = next((key for key in patch if key.startswith("$") and key not in (PATCH, RETAIN)), None)
+    unknown = next((key for key in patch if key.startswith("$") and key != PATCH), None)
     if unknown is not None:
         raise ManifestError(
             f"the directive {unknown} is not supported",
             where=path,
-            expected=f"{PATCH} or {RETAIN}",
+            expected=PATCH,
             remedy="remove it: merged lists keep their order, and others are replaced",
         )
     if patch.get(PATCH, MERGE) not in (REPLACE, DELETE, MERGE):
@@ -138,8 +136,4 @@ def _check_directives(patch: Mapping[str, Any], path: str) -> None:
             found=repr(patch[PATCH])[:80],
             expected=f"{REPLACE}, {DELETE} or {MERGE}",
             remedy="write one of these",
-        )
-    if RETAIN in patch and not isinstance(patch[RETAIN], list):
-        raise ManifestError(
-            f"{RETAIN} must be a list", where=member(path, RETAIN), expected="a list of keys", remedy="write a list"
         )

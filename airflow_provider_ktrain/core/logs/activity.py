@@ -56,8 +56,6 @@ class Selection:
 def containers_to_read(kind: Kind, job: Object, pods: Sequence[Object], since: float) -> Selection:
     """The main and init containers that may have written since a time: the primary's first, then by index, downwards.
 
-    :param kind: of the job.
-    :param job: as the API server has it.
     :param pods: its pods, likewise.
     :param since: in epoch seconds; containers that ended before are left out.
     """

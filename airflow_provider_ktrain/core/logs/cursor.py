@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from airflow_provider_ktrain.core.formats import VERSION
+from airflow_provider_ktrain.core.formats import VERSION, json_size
 
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
 _SECOND = 19  # characters of a time up to its second
@@ -329,9 +329,9 @@ class Cursor:
             return {}
         rows = self._rows()
         for names in (True, False):
-            if _size(whole := self._packed(rows, len(rows), names)) <= limit:
+            if json_size(whole := self._packed(rows, len(rows), names)) <= limit:
                 return whole
-        too_many = bisect_right(range(len(rows)), limit, key=lambda count: _size(self._packed(rows, count, False)))
+        too_many = bisect_right(range(len(rows)), limit, key=lambda count: json_size(self._packed(rows, count, False)))
         return self._packed(rows, max(too_many - 1, 0), False)
 
     def _rows(self) -> list[_Row]:
@@ -385,7 +385,3 @@ class Cursor:
 def _differences(numbers: Sequence[int]) -> list[int]:
     """Of each number to the one before: they are shorter. `itertools.accumulate` reverses this."""
     return [number - before for before, number in pairwise((0, *numbers))]
-
-
-def _size(data: Mapping[str, Any]) -> int:
-    return len(json.dumps(data))

@@ -15,8 +15,6 @@ def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     """The manifest with a node affinity against these nodes in each pod template.
 
     The affinity of a TrainJob is added to that of its runtime later, by `trainjob/patches.py: expand`.
-
-    :param names: of the nodes.
     """
     result: Manifest = plain(manifest)
     kind = kind_of(result.get("kind"))

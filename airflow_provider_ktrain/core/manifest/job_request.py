@@ -116,16 +116,16 @@ class JobRequest:
         cleared = self.first_try > 1 and not self.resume_on_clear
         return f"{directory}/from-try-{self.first_try}" if cleared else directory
 
-    def fitted(self, served: str) -> Manifest:
+    def fitted(self, api_version: str) -> Manifest:
         """The manifest in the API version that the cluster serves, with the checkpoint directory and the code's hash.
 
-        :param served: API version, such as `kubeflow.org/v1`.
+        :param api_version: such as `kubeflow.org/v1`.
         :raises ManifestError: `invalid`; or the manifest is written for another version; or it has code and no command.
         """
         if self.manifest is None:
             raise self.invalid or ManifestError("the job has no manifest")
-        manifest = transform.change_version(self.manifest, served) if self.generated else self.manifest
-        fitted = overlay(transform.fit(manifest, served), JobOptions(checkpoint_dir=self.checkpoint_dir))
+        manifest = transform.change_version(self.manifest, api_version) if self.generated else self.manifest
+        fitted = overlay(transform.fit(manifest, api_version), JobOptions(checkpoint_dir=self.checkpoint_dir))
         if self.code is not None:
             run_with_code(fitted, "")
             mapping_at(mapping_at(fitted, "metadata"), "annotations")[CODE_ANNOTATION] = self.code.hash
@@ -174,7 +174,7 @@ class JobRequest:
 
         :param served: as for `stamped`.
         """
-        return served is None or self.kind.runtimes is None or not self.kind.runtimes.limits_of(served)
+        return served is None or self.kind.runtimes is None or not self.kind.runtimes.lacks(served)
 
     def annotations(self, fitted: Manifest | None, *, now: float) -> dict[str, str]:
         """The annotations that this task adds to its job.

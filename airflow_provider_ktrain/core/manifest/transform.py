@@ -51,45 +51,46 @@ def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
     return result, tuple(moved)
 
 
-def change_version(manifest: Mapping[str, Any], served: str) -> Manifest:
+def change_version(manifest: Mapping[str, Any], api_version: str) -> Manifest:
     """A manifest that was built from options alone, for the API version that the cluster serves.
 
     The defaults of its run policy are replaced.
 
-    :param served: API version, such as `kubeflow.org/v1`.
+    :param api_version: such as `kubeflow.org/v1`.
     """
     result: Manifest = plain(manifest)
     kind, given = kind_of(result.get("kind")), result["apiVersion"]
-    if given != served:
+    if given != api_version:
         before = kind.operator_of(given).run_policy
         policy = result["spec"].get("runPolicy") or {}
         kept = {key: value for key, value in policy.items() if key not in before or value != before[key]}
-        result["spec"]["runPolicy"] = {**kind.operator_of(served).run_policy, **kept}
-        result["apiVersion"] = served
+        result["spec"]["runPolicy"] = {**kind.operator_of(api_version).run_policy, **kept}
+        result["apiVersion"] = api_version
     return result
 
 
-def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
+def fit(manifest: Mapping[str, Any], api_version: str) -> Manifest:
     """The manifest as the operator of this cluster reads it. A missing apiVersion is set to the served one.
 
-    :param served: the API version that the cluster serves for this kind, as `kubeflow.org/v1`.
+    :param api_version: that the cluster serves for this kind, as `kubeflow.org/v1`.
     :raises VersionNotServedError: if the manifest is written for another version.
     """
     result: Manifest = plain(manifest)
-    given = result.setdefault("apiVersion", served)
+    given = result.setdefault("apiVersion", api_version)
     name, spec = result.get("kind"), result.get("spec")
     kind = KINDS.get(str(name))
-    if given != served:
+    if given != api_version:
         raise VersionNotServedError(
             f"this cluster does not serve {given} of {name}",
             where="$.apiVersion",
             found=str(given),
-            expected=served,
-            remedy=(kind.operator_of(served).rewrite_hint if kind else "") or f"write the manifest for {served}",
+            expected=api_version,
+            remedy=(kind.operator_of(api_version).rewrite_hint if kind else "")
+            or f"write the manifest for {api_version}",
         )
     if kind and isinstance(spec, dict):
         kind.form.fit(spec)
-        for key, value in kind.operator_of(served).defaults.items():
+        for key, value in kind.operator_of(api_version).defaults.items():
             if spec.get(key) is None:
                 spec[key] = copy.deepcopy(value)
     return result

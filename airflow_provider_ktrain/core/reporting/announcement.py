@@ -21,9 +21,6 @@ MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of
 def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bool) -> str:
     """The job's replicas and image, and commands to look at it, one a line.
 
-    :param ref: the job.
-    :param kind: its kind.
-    :param job: the manifest, or the job as the API server returned it.
     :param created: whether this try created the job; otherwise it adopted it.
     """
     requested = of_manifest(kind, job)

@@ -24,7 +24,6 @@ _DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: fields, in
 def model_uri(result: Any) -> str:
     """The URI of the model that a training reports in its result.
 
-    :param result: of the training.
     :raises ValueError: there is none, with the reason.
     """
     if not isinstance(result, Mapping) or MODEL_URI not in result:

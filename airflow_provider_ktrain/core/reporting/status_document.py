@@ -7,13 +7,12 @@ each write costs the triggerer time. docs/reference/formats.md describes its fie
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from airflow_provider_ktrain.core.formats import VERSION
+from airflow_provider_ktrain.core.formats import VERSION, json_size
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
 from airflow_provider_ktrain.core.state.pods.objects import created, labels_of, name_of, node_of, restarts_of
@@ -84,13 +83,13 @@ class TrainingStatus:
         """
         document = self._document(*_TEXTS[0])
         for chars, with_metrics in _TEXTS[1:]:
-            if _size(document) > MAX_BYTES - MIN_ROOM:
+            if json_size(document) > MAX_BYTES - MIN_ROOM:
                 document = self._document(chars, with_metrics=with_metrics)
         rows, lines = self._listed_rows(), self._listed_lines()
-        room = MAX_BYTES - _size(document)
+        room = MAX_BYTES - json_size(document)
         left = room - sum(map(_cost, (*rows, *lines)))
         series = self._series(min(max(left, MIN_SERIES_BYTES), MAX_SERIES_BYTES))
-        room -= _size(series)
+        room -= json_size(series)
         rows = _beginning(rows, room - sum(map(_cost, lines[:MIN_LINES])))
         lines = _beginning(lines, room - sum(map(_cost, rows)))
         document["replicas"]["rows"] = rows
@@ -99,7 +98,6 @@ class TrainingStatus:
     def _document(self, chars: int, with_metrics: bool) -> dict[str, Any]:
         """The document without rows, lines and series.
 
-        :param chars: of each text.
         :param with_metrics: whether last and best values of the metrics are included.
         """
         phase, since = self.phases[-1] if self.phases else ("", self.written_at)
@@ -148,7 +146,7 @@ class TrainingStatus:
     def _series(self, max_bytes: int) -> dict[str, Any]:
         """The series in `max_bytes`; of very many long names, the first ones."""
         found = self.metrics.points(max_bytes)
-        while _size(found) > max_bytes:
+        while json_size(found) > max_bytes:
             found.popitem()
         return found
 
@@ -159,14 +157,9 @@ _TEXTS = (
 )  # fmt: skip
 
 
-def _size(value: Any) -> int:
-    """Bytes of JSON. Airflow stores it with other characters than ASCII escaped."""
-    return len(json.dumps(value))
-
-
 def _cost(item: Sequence[Any]) -> int:
     """Bytes that a row or line takes in its list or object, with the separators."""
-    return _size(item) + len(", ")
+    return json_size(item) + len(", ")
 
 
 def _beginning(items: list[T], room: int) -> list[T]:
@@ -202,9 +195,6 @@ def _row(kind: Kind, role: str, index: int, pod: Pod) -> list[Any]:
 def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, str]) -> dict[str, str]:
     """The last line of the primary, then of replicas that are not fine, then of the others.
 
-    :param kind: of the job.
-    :param job: as last seen.
-    :param pods: all pods.
     :param lines: the last line of each pod, by its name.
     """
     primary = kind.primary(job), 0

@@ -16,8 +16,6 @@ def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], now: dat
     """One line for the log: the job, its run time and its replicas.
 
     :param ref: the job's reference.
-    :param kind: its kind.
-    :param job: the job as last seen.
     :param now: the current time, used if the job has no completionTime.
     """
     status = job.get("status") or {}

@@ -1,76 +1,14 @@
-"""The metrics that a task reports to Airflow: names, types, units, tags, and their values at the end of a try."""
+"""The metrics that a task reports to Airflow at the end of a try. docs/how-to/metrics.md describes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.state.status import Phase
 
 PREFIX = "ktrain."  #: of all names
-TASK_TAGS = ("dag_id", "task_id")  #: of all metrics
 GPU_TIME = ("queued", "held", "wasted")  #: keys of the usage that are counted
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One row of the documentation: metrics that differ only in what they measure.
-
-    :param names: without PREFIX.
-    :param type: `gauge`, of the last try that ended, or `counter`, of all tries.
-    :param unit: of the value.
-    :param meaning: one sentence.
-    :param tags: in addition to TASK_TAGS. Default: none.
-    """
-
-    names: tuple[str, ...]
-    type: str
-    unit: str
-    meaning: str
-    tags: tuple[str, ...] = ()
-
-
-METRICS = (
-    Metric(("succeeded",), "counter", "tries", "tries whose training succeeded"),
-    Metric(("failed",), "counter", "tries", "tries whose training failed, by the category of the cause", ("cause",)),
-    Metric(
-        tuple(f"gpu_time.{key}" for key in GPU_TIME), "counter", "GPU-seconds",
-        "GPU time of all tries, rounded for each try; `wasted` is a part of `held`",
-    ),
-    Metric(
-        ("gpu_seconds.requested", *(f"gpu_seconds.{key}" for key in GPU_TIME)), "gauge", "GPU-seconds",
-        "GPU time of the try, as in the XCom `usage`",
-    ),
-    Metric(
-        ("gpu_seconds.repeated",), "gauge", "GPU-seconds",
-        "GPU time of steps that an earlier try had reached; reported only if known",
-    ),
-    Metric(("repeated_steps",), "gauge", "steps", "steps that an earlier try had reached; reported only if known"),
-    Metric(("gpus",), "gauge", "GPUs", "GPUs of all pods that were ever on a node"),
-    Metric(("seconds.submit",), "gauge", "seconds", "time to create or adopt the job"),
-    Metric(
-        tuple(f"seconds.{phase.lower()}" for phase in Phase), "gauge", "seconds",
-        "time in each phase in which the task saw the job; after the job's end, while its logs were read",
-    ),
-    Metric(("seconds.release",), "gauge", "seconds", "time from the release request until the pods were gone"),
-    Metric(
-        ("metric.last", "metric.best"), "gauge", "the program's",
-        "what the program [reports](training-page.md#report-metrics)", ("metric",),
-    ),
-    Metric(("log.lines",), "gauge", "lines", "log lines of all replicas"),
-    Metric(("log.bytes",), "gauge", "bytes", "size of the log lines of all replicas"),
-    Metric(
-        ("watch.requests",), "gauge", "requests",
-        "watch requests on the connection while the job was followed. One is normal; more are reconnects. Tasks in a "
-        "triggerer share watches",
-    ),
-    Metric(
-        ("queue.evictions", "queue.preemptions"), "gauge", "times",
-        "how often Kueue took the job's quota away; reported only if it did",
-    ),
-)  # fmt: skip
 
 
 class Sample(NamedTuple):
@@ -78,7 +16,7 @@ class Sample(NamedTuple):
 
     :param name: without PREFIX.
     :param value: in the metric's unit.
-    :param tags: in addition to TASK_TAGS.
+    :param tags: beside `dag_id` and `task_id`.
     """
 
     name: str

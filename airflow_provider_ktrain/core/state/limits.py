@@ -86,9 +86,7 @@ def clocks(
 ) -> Iterator[Clock]:
     """The time limits that run in the job's present state. Of those of pods, the first one of each state of a pod.
 
-    :param job: the job as last seen.
     :param groups: its existing pods.
-    :param phase: phase of the job.
     :param limits: the task's limits.
     :param deadline: when the whole execution must end (`core/manifest/deadline.py`), in epoch seconds; None: never.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.

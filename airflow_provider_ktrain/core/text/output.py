@@ -108,7 +108,6 @@ def readable_size(size: int) -> str:
 def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
     """The text if it fits, else its head and tail, `shown`, with the number of characters left out between them.
 
-    :param text: the text.
     :param size: maximum length of the result in characters. Default: MAX_LINE_CHARS.
     """
     if len(text) <= size:

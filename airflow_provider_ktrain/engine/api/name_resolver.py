@@ -18,7 +18,6 @@ class NameResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """The addresses of a host.
 
-        :param host: its name.
         :param port: passed on to the results. Default: 0.
         :param family: of the addresses. Default: IPv4.
         :raises OSError: the name can't be resolved.

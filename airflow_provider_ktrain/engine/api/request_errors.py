@@ -65,7 +65,6 @@ class QuotaWait:
     """Repeats a request while a ResourceQuota rejects it: other jobs release the quota when they end.
 
     :param patience: for how long, in seconds, from the first rejection. 0: not at all.
-    :param job: the job, for the log.
     :param warn: gets a message when the wait begins, and when it ends in vain.
     """
 
@@ -114,7 +113,6 @@ def explain(
 
     It is a ManifestError, which forbids retries, only if the content of the manifest is the reason.
 
-    :param error: of the request.
     :param verb: of the request, as in RBAC: create, get, ...
     :param resource: plural and group, such as pytorchjobs.kubeflow.org.
     :param namespace: of the request. Default: empty, the request has none.

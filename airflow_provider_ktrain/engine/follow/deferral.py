@@ -44,7 +44,7 @@ class QueueMemory:
 
 @dataclass(frozen=True)
 class Handover:
-    """What the next process that follows the job needs to know; part of trigger kwargs and the task's state.
+    """What the next process that follows the job needs to know; part of trigger kwargs and the task store.
 
     :param cursor: position in each container's log: see `core.logs.cursor`. Default: empty.
     :param metrics: as in `Outcome`, so far. Default: empty.
@@ -79,7 +79,7 @@ class Handover:
 
 @dataclass(frozen=True)
 class Deferral:
-    """Arguments of a trigger, of which a copy is stored in the task's state.
+    """Arguments of a trigger, of which a copy is stored in the task store.
 
     If a trigger fails, Airflow doesn't pass its arguments to the worker. The worker then reads the stored copy to go on
     with the job.

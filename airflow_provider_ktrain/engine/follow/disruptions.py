@@ -21,8 +21,6 @@ class DisruptionReporter:
 
     While the job runs, one of its nodes is read every `node_seconds`, in turn. A process without the right to get nodes
     tries it once for each job.
-
-    :param context: of the job.
     """
 
     def __init__(self, context: FollowContext) -> None:

@@ -30,8 +30,6 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
 
     The release doesn't wait for this: it begins at once, and lines that can't be read are left out.
 
-    :param api: client for the cluster.
-    :param ref: the job.
     :param logs: whose logs to follow: see `core.logs.selection`.
     :param cursor: where the process that followed the job stopped; updated in place.
     :param log: where lines are logged.

@@ -81,9 +81,7 @@ class Outcome:
 def cause_of(outcome: Outcome) -> Cause:
     """The cause of an outcome, of this release or another one."""
     given = {**UNKNOWN_CAUSE, **(outcome.cause or {})}
-    category = given["category"]
-    known = Category(category) if category in list(Category) else Category.UNKNOWN
-    return Cause(**{**known_fields(Cause, given), "category": known})
+    return Cause(**{**known_fields(Cause, given), "category": Category.of(given["category"])})
 
 
 def event_of(ended: Outcome | str) -> dict[str, Any]:

@@ -31,7 +31,6 @@ MAX_READ_BYTES = 32 * 1024 * 1024
 class PrimaryResult:
     """The last result line of the primary replica.
 
-    :param context: of the job.
     :param budget: of log streams.
     """
 
@@ -54,8 +53,6 @@ class PrimaryResult:
     def take(self, source: LogLine, text: str, written: str, *, earlier: bool = False) -> None:
         """Take one line of the primary.
 
-        :param source: names its container.
-        :param text: of the line.
         :param written: its time.
         :param earlier: whether it was written before all lines that were not. Default: False.
         """

@@ -27,8 +27,6 @@ RESOURCE = "configmaps"
 async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> None:
     """Create the ConfigMap of a job, unless it exists.
 
-    :param ref: the job.
-    :param job: the job as the API server returned it.
     :param code: the code with which it was submitted.
     :raises ApiStatusError: the request fails; 409 if another job's ConfigMap has the name.
     """
@@ -82,7 +80,6 @@ def refusal(error: ApiStatusError, namespace: str) -> ManifestError | ClusterErr
     """The error with which the task fails if its job can't get its code.
 
     :param error: the response to the request that creates the ConfigMap.
-    :param namespace: of the job.
     """
     if refuses_manifest(error):  # `explain` assumes that the request creates the job
         return ClusterError(

@@ -60,7 +60,6 @@ DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being de
 class CodeRefusedError(KtrainError):
     """The API server refuses the ConfigMap with the code of a job that this try owns.
 
-    :param submitted: the job.
     :param reason: the error with which the task fails if the job is released.
     """
 
@@ -382,7 +381,6 @@ async def submit(
     because of a quota or of a manifest that has become invalid, its response doesn't show that the name is taken.
 
     :param build: returns the stamped manifest for the value of its submission label. If it is invalid: its metadata.
-    :param me: this try.
     :param first_try: first try since the task was cleared, by `core.adoption.first_try_since_clear`.
     :param reattach: whether a live job of an earlier try is adopted. Default: "always".
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 120.

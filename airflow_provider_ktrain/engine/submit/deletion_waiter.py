@@ -34,7 +34,6 @@ class DeletionWaiter:
     """Waits for a job that is being deleted, or for the pods of a job that is being suspended.
 
     :param timeout: total time to wait, in seconds. After each tenth of it, what is still there is logged.
-    :param log: where that is logged.
     :param patience: how long to repeat each request to an unreachable or overloaded API server, in seconds.
     """
 

@@ -62,8 +62,8 @@ async def read_served(
         else:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
     served = Served(fields, runtime, unreadable)
-    if log is not None and (limits := kind.runtimes.limits_of(served)):
-        log.info(limits)
+    if log is not None and (lacks := kind.runtimes.lacks(served)):
+        log.info(lacks)
     return served
 
 

@@ -54,7 +54,7 @@ def override_field(served: Served) -> str:
     return next((name for name in OVERRIDES if name in (served.fields or ())), "")
 
 
-def limits_of(served: Served) -> str:
+def lacks(served: Served) -> str:
     """What a job without runtimePatches lacks, for the log; empty if it has them."""
     field = override_field(served)
     if field == PATCHES and served.runtime is not None:
@@ -380,7 +380,7 @@ class TrainJobRuntimes:
     in_namespaces = tuple(plural for plural, namespaced in RUNTIMES.values() if namespaced)
     in_cluster = tuple(plural for plural, namespaced in RUNTIMES.values() if not namespaced)
     ref = staticmethod(runtime_ref)
-    limits_of = staticmethod(limits_of)
+    lacks = staticmethod(lacks)
     require_code = staticmethod(require_code)
     expand = staticmethod(expand)
 

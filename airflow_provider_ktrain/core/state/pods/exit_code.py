@@ -15,8 +15,6 @@ def primary_exit_code(kind: Kind, job: Json, pods: Sequence[Json]) -> int | None
 
     None if that is not known: the primary replica has not failed, or its pod was evicted or deleted.
 
-    :param kind: kind of the job.
-    :param job: the job as last seen.
     :param pods: its pods, each as last seen, deleted ones included.
     """
     pod, container = _primary(kind, job, pods)
@@ -45,10 +43,6 @@ def find_ended_primary(kind: Kind, job: Json, pods: Sequence[Json]) -> EndedPrim
     """How the primary replica's main container has ended; None if it runs, or isn't known.
 
     The job's status shows this 1.1 to 2.2 s later (recordings 01, 31, 41, 50, 57), and longer on a loaded cluster.
-
-    :param kind: kind of the job.
-    :param job: the job as last seen.
-    :param pods: its pods that exist.
     """
     _, container = _primary(kind, job, pods)
     ended = objects.state_of(container, "terminated")

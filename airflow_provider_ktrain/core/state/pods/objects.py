@@ -191,7 +191,6 @@ def was_ended_by_deletion(terminated: Json, pod: Json) -> bool:
     to 0, and the time of the request is lost (recorded): then every SIGKILL and SIGTERM counts.
 
     :param terminated: the terminated state of the run.
-    :param pod: its pod.
     """
     deadline, requested = parse_timestamp(metadata_of(pod).get("deletionTimestamp")), deletion_requested_at(pod)
     finished, code = parse_timestamp(terminated.get("finishedAt")), terminated.get("exitCode")

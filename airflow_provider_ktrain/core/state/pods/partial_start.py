@@ -60,7 +60,6 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
     has its minimum of Workers.
 
     :param job: the job as last seen; empty if it has not been seen yet.
-    :param pods: its pods.
     """
     active = [pod for pod in pods if not objects.has_ended(pod) and not objects.is_being_deleted(pod)]
     waiting = [pod for pod in active if not objects.node_of(pod) and not (pod.get("spec") or {}).get("schedulingGates")]

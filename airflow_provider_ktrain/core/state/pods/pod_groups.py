@@ -55,7 +55,6 @@ class State(NamedTuple):
 class PodGroups:
     """The existing pods of one job. Each change costs the same, however many pods there are.
 
-    :param kind: kind of the job.
     :param pods: the pods at the beginning. Default: none.
     """
 
@@ -144,7 +143,6 @@ def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | No
     """Since when a job holds GPUs while some of its pods have no node: see `find_partial_start`.
 
     :param job: the job as last seen; empty if it has not been seen yet.
-    :param groups: its pods.
     """
     partial = find_partial_start(job, groups.examples())
     if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(job):

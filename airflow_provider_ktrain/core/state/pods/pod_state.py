@@ -21,7 +21,6 @@ _SAME = {"ErrImagePull": "ImagePullBackOff"}  # the kubelet alternates between t
 def state_of_pod(pod: Json, kind: Kind) -> str:
     """The state of a pod.
 
-    :param pod: as read from the API server.
     :param kind: of its job: the states of sidecars don't count.
     """
     status = pod.get("status") or {}

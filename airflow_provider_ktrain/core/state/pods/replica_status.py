@@ -39,9 +39,6 @@ class ReplicaStatus:
 def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> ReplicaStatus:
     """The status of a job's replicas.
 
-    :param kind: of the job.
-    :param job: as last seen.
-    :param pods: that exist.
     :param now: the current time, for how long a replica has had its problem.
     """
     found: dict[str, list[Json]] = {}

@@ -155,7 +155,6 @@ _LINES = {
 def queue_status(workload: Workload, equals: Iterable[Workload] = (), queues: Queues | None = None) -> QueueStatus:
     """What the queue does with the job of a Workload.
 
-    :param workload: as read from the API server.
     :param equals: Workloads with the same `equality_key`. Since 0.18, Kueue evaluates only one of equal jobs, and the
         others show no condition, or an old one, until something changes in the queue (83 to 84b). Default: none.
     :param queues: of the job: the message about a queue that isn't stopped any more may stay (84b). Default: unknown.
@@ -223,7 +222,6 @@ def workload_of(workloads: Iterable[Workload], uid: str) -> Workload | None:
     A Workload that has not finished comes first: Kueue replaces the Workload of an elastic job that grows.
 
     :param workloads: of the job's namespace.
-    :param uid: of the job.
     """
 
     def is_owned(workload: Workload) -> bool:

@@ -24,7 +24,6 @@ class RunStarts:
         """When the last training container started, in epoch seconds.
 
         :param job: the job as last seen; empty if it has not been seen yet.
-        :param pods: its pods.
         :return: None if a container has not started yet: the others wait for it. An elastic job doesn't wait.
         """
         if not job:

@@ -71,10 +71,7 @@ class ReportedSteps:
         return {"repeated_steps": steps, "repeated": round(min(seconds * gpus, held), 3)}
 
     def describe(self, usage: Mapping[str, float]) -> str:
-        """A line for the log; empty if nothing was repeated.
-
-        :param usage: of `usage`.
-        """
+        """A line for the log; empty if nothing was repeated."""
         steps = usage.get("repeated_steps")
         if not steps or self.first is None:
             return ""

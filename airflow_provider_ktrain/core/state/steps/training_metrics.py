@@ -115,7 +115,6 @@ class TrainingMetrics:
         """Take the metrics of one log line. Returns whether it has any.
 
         :param source: the replica that wrote the line, such as `Worker 1`.
-        :param text: the line.
         :param written_at: when it was written, in epoch seconds.
         :param earlier: whether it was written before all lines that were not. Default: False.
         """

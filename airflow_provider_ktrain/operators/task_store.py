@@ -1,4 +1,4 @@
-"""What a task stores in Airflow's task state for later tries and resumes: see docs/reference/formats.md.
+"""What a task keeps in Airflow's task store for later tries and resumes: see docs/reference/formats.md.
 
 The place and number of the submission are stored by `submission.py`.
 """
