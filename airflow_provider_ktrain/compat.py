@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import socket
 import sys
 import termios
@@ -22,7 +23,8 @@ from airflow.sdk import configuration
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
-from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown
+from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, TABLE, add_host_rows, parse_rows
+from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown, shown_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -316,6 +318,26 @@ def masked(text: str) -> str:
 
 
 add_host_masker(masked)
+
+
+def default_accelerator() -> str:
+    """`[ktrain] default_accelerator`: the resource that `gpus` requests."""
+    return _setting("ktrain", "default_accelerator") or DEFAULT_RESOURCE
+
+
+def _added_accelerators() -> str:
+    """What the configuration adds to the table of accelerators. An invalid entry must not end a task."""
+    configured, default = _setting("ktrain", "accelerators"), default_accelerator()
+    try:
+        parse_rows(configured)
+    except ValueError as e:
+        shown_log(__name__).warning(f"[ktrain] accelerators is ignored: {e}")
+        configured = ""
+    known = any(re.fullmatch(row.resource, default) for row in (*parse_rows(configured), *TABLE))
+    return configured if known else f"{configured},{default}={default.rpartition('/')[2]}"
+
+
+add_host_rows(_added_accelerators)
 
 
 def storable_log(log: Any, source: str = "", admit: Admit | None = None) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_ktrain.core.state.accelerators import COMMON_NAMES, DEFAULT_RESOURCE
+
 DOCUMENTATION = "https://pypi.org/project/airflow-provider-ktrain/"  #: as in pyproject.toml
 
 
@@ -44,6 +46,21 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "float",
                         "example": None,
                         "default": "10",
+                    },
+                    "default_accelerator": {
+                        "description": "The resource that the parameter `gpus` of operators requests.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": COMMON_NAMES[2],
+                        "default": DEFAULT_RESOURCE,
+                    },
+                    "accelerators": {
+                        "description": "Resources that are counted as accelerators, besides those that the provider "
+                        "knows: NAME=UNIT or NAME=UNIT|UNITS, separated by commas. `*` in a name stands for any text.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "example.com/wafer=wafer, example.com/die-*=die|dice",
+                        "default": "",
                     },
                     "training_tab": {
                         "description": "Show the training page as a tab of every task. Only for Airflow below 3.4, "

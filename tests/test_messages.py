@@ -40,6 +40,8 @@ VALUES = {
         f"{REQUEST}: ClientConnectorError: Cannot connect to host: refused",
     ),
     "gpus": ("1 GPU", "1,024 GPUs"),
+    "texts": ("1 GPU", "999 TPUs"),
+    "amounts": ("1 GPU", "999 TPUs"),
     "pods": ("1 pod", "999 pods"),
     "phase": ("Failed", "Restarting"),
     "state": ("failed", "up_for_reschedule"),

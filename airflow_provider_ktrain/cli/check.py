@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
         "--server",
         action="store_true",
         help="also check against the cluster, without creating anything: served versions, schema, namespace, rights, "
-        "queue, and a dry run on the API server",
+        "queue, the objects that the manifest names, and a dry run on the API server",
     )
     kubeconfig.add_options(server)
     parser.set_defaults(run=_check)
@@ -137,6 +137,10 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
     try:
         documents = parse(unrendered(text), file)
         jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
+        for other in jobs[1:]:
+            message = "another training job in this file: tasks and `ktrain run` take a manifest with one only"
+            found = f"{len(jobs)} training jobs"
+            yield other.line, Problem(ERROR, "several-jobs", "$", message, found, "one", "move it to a file of its own")
         for document in jobs if len(jobs) > 1 else [the_job(documents)]:
             for text in document.left_out:
                 yield document.line, Problem(Level.WARNING, "beside", "$", text)

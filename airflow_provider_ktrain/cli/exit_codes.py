@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 
 
 class ExitCode(enum.IntEnum):
@@ -35,7 +35,7 @@ def of_cause(cause: Mapping[str, Any] | None) -> int:
 
 def of_error(error: KtrainError) -> int:
     """The exit code of an error that is not about a training."""
-    return ExitCode.INVALID if error.final else ExitCode.CLUSTER
+    return ExitCode.INVALID if isinstance(error, ManifestError) else ExitCode.CLUSTER
 
 
 def of_signal(number: int) -> int:

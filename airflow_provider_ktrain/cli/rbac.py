@@ -38,7 +38,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--nodes",
         action="store_true",
-        help="also print a ClusterRole that reads nodes, so that a cause and a warning name what is wrong with one",
+        help="also print a ClusterRole that reads nodes: what is wrong with one, and whether any matches a waiting pod",
+    )
+    parser.add_argument(
+        "--dra",
+        action="store_true",
+        help="also the right to get ResourceClaims: to count the devices of pods",
     )
     parser.set_defaults(run=_rbac)
 
@@ -52,6 +57,7 @@ def _rbac(args: argparse.Namespace) -> int:
         kueue=args.kueue,
         code=args.code,
         nodes=args.nodes,
+        dra=args.dra,
     )
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
     return 0

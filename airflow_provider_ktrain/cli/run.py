@@ -26,6 +26,7 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
+from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, GPU, ordered, unit_of
 from airflow_provider_ktrain.core.text.output import counted, shown
 from airflow_provider_ktrain.engine.submit.code_directory import read_code
 
@@ -94,8 +95,8 @@ def _add_local_options(group: Any) -> None:
         "--gpus-per-node",
         type=count,
         metavar="N",
-        help="nvidia.com/gpu of the node (default: those that nvidia-smi lists; if there are none, as many simulated "
-        "ones as the job requests)",
+        help=f"{DEFAULT_RESOURCE} of the node (default: those that nvidia-smi lists; if there are none, as many "
+        "simulated ones as the job requests)",
     )
 
 
@@ -159,16 +160,19 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
     :raises ClusterError: it isn't installed, or it doesn't start.
     """
     from airflow_provider_ktrain import embedded
-    from airflow_provider_ktrain.core.manifest.resources import gpus_of
+    from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 
-    real = embedded.number_of_gpus()
-    number = next(n for n in (args.gpus_per_node, real or None, gpus_of(manifest)) if n is not None)
+    real, requested = embedded.number_of_gpus(), accelerators_of_job(manifest)
+    number = next(n for n in (args.gpus_per_node, real or None, requested[GPU]) if n is not None)
+    others = {name: requested[name] for name in ordered(requested) if name != GPU}
     images = {"*": os.getcwd(), **dict(args.image)}
-    offered = counted(number, "GPU" if real else "simulated GPU")
+    offered = [counted(number, "GPU" if real else "simulated GPU")] if number or not others else []
+    offered += [f"{amount:,} simulated {unit_of(name)[amount != 1]}" for name, amount in others.items()]
     where = "" if args.code is not None else f" Containers run in {images['*']}."
-    console.info(f"Starting an embedded cluster: 1 node, {offered}.{where}")
+    console.info(f"Starting an embedded cluster: 1 node, {', '.join(offered)}.{where}")
     mpi_api = embedded.mpi_api_for(str(manifest.get("apiVersion")))
-    with embedded.running(images, gpus_per_node=number, mpi_api=mpi_api) as cluster:
+    resources = {name: str(amount) for name, amount in others.items()}
+    with embedded.running(images, gpus_per_node=number, resources=resources, mpi_api=mpi_api) as cluster:
         args.kubeconfig = str(cluster.kubeconfig)
         yield kubeconfig.target(args)
         console.info("Stopping the embedded cluster.")

@@ -22,8 +22,9 @@ from airflow_provider_ktrain.core.identity.names import JobRef, delete_command
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.deadline import deadline_of
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
+from airflow_provider_ktrain.core.state.accelerators import Amounts, described
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
@@ -165,8 +166,8 @@ class RunHost:
             return f"{title} may still hold GPUs: the API server doesn't respond. To delete it, run `{command}`"
         job = read.job
         active = [pod for pod in read.pods if not has_ended(pod)]
-        gpus = sum(pod_gpus(pod.get("spec") or {}) for pod in active)
-        held = f"{counted(len(active), 'pod')} with {counted(gpus, 'GPU')}"
+        amounts = sum((amounts for _, amounts in amounts_of(active, {})), Amounts())
+        held = f"{counted(len(active), 'pod')} with {described(amounts, '0 GPUs')}"
         if job is not None and not is_being_deleted(job):
             return f"{title} was not deleted: {held} may run on. To delete it, run `{command}`"
         if not active:

@@ -33,6 +33,7 @@ class Event(enum.StrEnum):
     MISSING = "the job is gone"
     BEING_DELETED = "the job is being deleted"
     SUSPENDED = "the job was suspended"
+    STOPPED_POD = "a pod was stopped from outside"
     OWNED_BY_OTHERS = "the job has another owner"
     LIMIT = "a limit has passed"
     RESTARTS = "max_restarts is exceeded"
@@ -94,6 +95,7 @@ class Action(enum.StrEnum):
     FOLLOW = "goes on following the job"
     LOOK_AGAIN = "looks again"
     HAND_OVER = "ends, and another process follows the job"
+    NOTE = "notes on the job which pod it was, and goes on following it"
     LET_GO = "stops following the job, and changes nothing"
     LEAVE = "leaves the job as it is"
     REPORT = "reports the end, releases nothing"
@@ -236,6 +238,10 @@ RULES: tuple[Rule, ...] = (
         "not affected", Action.FOLLOW, "{why}: {job} is still followed.",
         event=_of(Event.SUSPENDED, Event.TRIGGER_FAILED),
     ),
+    Rule(
+        "pod stopped", Action.NOTE, "{job} is still followed. If it succeeds, it is probably incomplete.",
+        event=_of(Event.STOPPED_POD), owner=_of(Ownership.MINE),
+    ),
     # the job of a sensor
     Rule(
         "sensor reports", Action.REPORT, "{job} is reported as it is.",
@@ -243,7 +249,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sensor follows on", Action.FOLLOW, "{job} is still watched.",
-        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED),
+        owner=_of(Ownership.FOREIGN), event=_of(Event.BEING_DELETED, Event.STOPPED_POD),
     ),
     Rule(
         "sensor stops", Action.LET_GO, "{job} was submitted by somebody else: it is not changed.",

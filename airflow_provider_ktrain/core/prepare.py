@@ -6,25 +6,22 @@ what another job's submission has added to it says nothing about the new job, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check
 from airflow_provider_ktrain.core.checks.pod_override import name_paths
-from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import PREFIX, code_hash
 from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE, PATCHES
 from airflow_provider_ktrain.core.manifest.code import CODE_VOLUMES, without_start
-from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds, deadline_of
+from airflow_provider_ktrain.core.manifest.deadline import backstops_of
 from airflow_provider_ktrain.core.manifest.loader import Document, plain
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, build, overlay
 from airflow_provider_ktrain.core.manifest.transform import modernize
 from airflow_provider_ktrain.core.state.pods.objects import avoids_node
-from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 KUEUE_MANAGER = "kueue.x-k8s.io/manager"  #: of Kueue's entry of runtimePatches
 SAVED = "this manifest was saved from a job of ktrain, and what had been added to that job is left out"
@@ -33,7 +30,6 @@ _OUR_VARIABLES = (*UNHASHED_VARIABLES, CHECKPOINT_DIR)
 #: lists whose entries are left out if they have lost everything but what identifies them
 _NAMED = ("containers", "initContainers", "replicatedJobs", PATCHES)
 _NAMES = {"name", "manager", "time"}
-_DEADLINE_SLACK = 2  #: seconds by which the annotation, in whole seconds, and creationTimestamp may differ
 
 
 @dataclass(frozen=True)
@@ -104,9 +100,7 @@ def _as_input(given: Mapping[str, Any]) -> tuple[Manifest, list[Problem]]:
     result, changes = plain(given), list[Problem]()
     if _without_ours(result) != result:
         changes.append(Problem(WARNING, "saved", "$.metadata", SAVED, hint=CODE_HINT if code_hash(given) else ""))
-        deadline, created = deadline_of(given), epoch_seconds(mapping(given.get("metadata")).get("creationTimestamp"))
-        backstop = math.inf if deadline is None or created is None else backstop_seconds(deadline - created)
-        result = _without_ours(result, backstop - _DEADLINE_SLACK)
+        result = _without_ours(result, backstops_of(given))
     result, moved = modernize(result)
     for key in moved:
         operator = kind_of(result["kind"]).operator_of(str(result.get("apiVersion"))).name
@@ -116,34 +110,34 @@ def _as_input(given: Mapping[str, Any]) -> tuple[Manifest, list[Problem]]:
     return result, changes
 
 
-def _without_ours(value: Any, backstop: float | None = None, key: str = "") -> Any:
+def _without_ours(value: Any, backstops: frozenset[int] | None = None, key: str = "") -> Any:
     """A copy of a manifest, or of the part of it at a key, without what a task has added. What this empties is removed.
 
-    :param backstop: the least activeDeadlineSeconds that a task can have set in a saved manifest. Default: None, only
-        labels and annotations are removed.
+    :param backstops: activeDeadlineSeconds that a task has set in a saved manifest. Default: None, only labels and
+        annotations are removed.
     """
     if isinstance(value, dict):
-        left = [(k, v, _without_ours(v, backstop, k)) for k, v in value.items() if not _is_ours(k, v, key, backstop)]
+        left = [(k, v, _without_ours(v, backstops, k)) for k, v in value.items() if not _is_ours(k, v, key, backstops)]
         return {k: after for k, before, after in left if after or not before}
     if not isinstance(value, list):
         return value
-    if backstop is None:
-        return [_without_ours(item, backstop, key) for item in value]
+    if backstops is None:
+        return [_without_ours(item, backstops, key) for item in value]
     if key == "command":
         return without_start(value)
-    kept = [(item, _without_ours(item, backstop, key)) for item in value if not _is_addition(item, key)]
+    kept = [(item, _without_ours(item, backstops, key)) for item in value if not _is_addition(item, key)]
     named = [after for before, after in kept if after or not before]  # an emptied node selector term matches no node
     return [item for item in named if not (key in _NAMED and isinstance(item, dict) and item.keys() <= _NAMES)]
 
 
-def _is_ours(key: str, value: Any, holder: str, backstop: float | None) -> bool:
+def _is_ours(key: str, value: Any, holder: str, backstops: frozenset[int] | None) -> bool:
     """Whether an entry of the mapping at the key `holder` was added by a task."""
     if holder in ("labels", "annotations"):
         return key.startswith(f"{PREFIX}/")
-    if backstop is None:
+    if backstops is None:
         return False
     suspends = key == "suspend" and holder in ("spec", "runPolicy")
-    return suspends or (key == DEADLINE and isinstance(value, int) and value >= backstop)
+    return suspends or (key == DEADLINE and isinstance(value, int) and value in backstops)
 
 
 def _is_addition(item: Any, key: str) -> bool:

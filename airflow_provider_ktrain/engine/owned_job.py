@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -28,9 +28,8 @@ from airflow_provider_ktrain.core.ending import (
     why_ended,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity.names import JobRef, Owner
+from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION, interruption_note
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
@@ -50,8 +49,7 @@ from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Postin
 Object = dict[str, Any]
 FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
-CONFLICT_PAUSE_SECONDS = 0.5  #: until a mark is written again that met another write
-MARK_SECONDS = 60.0  #: to write on a job that its success is doubtful
+CONFLICT_PAUSE_SECONDS = 0.5  #: until annotations are written again that met another write
 FIND_INTERVAL = 0.2  #: seconds between two looks for a job whose create request is on its way
 MODES = {
     Action.FREE_PODS: Mode.DELETE_PODS,
@@ -318,20 +316,19 @@ class OwnedJob:
         except (ReleaseError, JobChanged) as e:  # the release after the logs tries again
             self._log.warning(f"{ref} has failed, but could not be suspended and may train again.\n{e}")
 
-    async def mark_interrupted(self, read: JobRead, note: str) -> JobRead:
-        """Write on a job that has succeeded why that is doubtful, so that no later try takes it for a success.
+    async def annotate(self, read: JobRead, notes: Mapping[str, str], seconds: float) -> tuple[JobRead, str]:
+        """Set annotations of the job, or remove them, again after a conflict, as long as it is this try's.
 
-        :param read: the job as it was read.
-        :param note: why. Empty: it isn't doubtful any more.
-        :return: the job as it is now.
+        :param read: the job as it was read or seen.
+        :param notes: values by the names of the annotations, empty to remove one.
+        :param seconds: for requests to an API server that can't be reached or is overloaded.
+        :return: the job as it is now, and why that failed; empty if it has these annotations.
         """
-        end = time.monotonic() + MARK_SECONDS
-        while read.job is not None and interruption_note(read.job) != note:
-            write = functools.partial(
-                annotate, await self.api(), self.known_ref, read.job, INTERRUPTED_ANNOTATION, note
-            )
+        end = time.monotonic() + seconds
+        while read.job is not None and any((annotation(read.job, name) or "") != notes[name] for name in notes):
+            write = functools.partial(annotate, await self.api(), self.known_ref, read.job, notes)
             try:
-                return replace(read, job=await retry_transient(write, end))
+                return replace(read, job=await retry_transient(write, end)), ""
             except ApiStatusError as e:
                 error: KtrainError = e
                 if e.status in (404, 409) and time.monotonic() < end:
@@ -342,9 +339,8 @@ class OwnedJob:
                             continue
             except ApiUnavailable as e:
                 error = e
-            self._log.warning(f"{self.ref} could not be marked. A retry may take it for a success.\n{error}")
-            break
-        return read
+            return read, str(error)
+        return read, ""
 
     async def end_existing(self, ref: JobRef, read: JobRead) -> None:
         """Release a job of an earlier try, which `core.adoption.decide` replaces.

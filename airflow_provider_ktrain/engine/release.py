@@ -1,4 +1,4 @@
-"""Release the GPUs of a job, by one decision that was made on one read of the job and its pods.
+"""Release the accelerators of a job, by one decision that was made on one read of the job and its pods.
 
 The caller reads (`read_training`), decides and calls `release`, which sends the write with the uid and resourceVersion
 of that read. If the job has changed in between, the API server answers 409, nothing is done, and the caller reads and
@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.ending import Mode
@@ -22,11 +23,13 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
-from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted, node_of
+from airflow_provider_ktrain.core.state.accelerators import Amounts, described
+from airflow_provider_ktrain.core.state.pods.devices import Claim, Claims, amounts_of, claims_of
+from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted, node_of, uid_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.core.text.output import counted, listed
+from airflow_provider_ktrain.core.text.output import capitalized, counted, listed
 from airflow_provider_ktrain.engine.api import api_paths, kueue
+from airflow_provider_ktrain.engine.api.claims import read_claims
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
@@ -69,14 +72,14 @@ class Released:
 
     :param mode: how the job was released: an unfinished job of a queue that can't be paused is deleted.
     :param pods: number of pods that are gone or have finished. 0 if they were not read.
-    :param gpus: number of GPUs that these pods held: pods that were seen on a node and not finished.
+    :param held: the accelerators that these pods held: pods that were seen on a node and not finished.
     :param seconds: time from the first request until all pods were gone.
     :param text: message for the log.
     """
 
     mode: Mode
     pods: int
-    gpus: int
+    held: Amounts
     seconds: float
     text: str
 
@@ -113,7 +116,7 @@ async def release(
     timeout: float = 90,
     verify: bool = True,
 ) -> Released:
-    """Release the job's GPUs as decided on `read`, and wait until its pods are gone.
+    """Release the job's accelerators as decided on `read`, and wait until its pods are gone.
 
     :param ref: the job.
     :param mode: what was decided; carried out as `fitting_mode`.
@@ -128,24 +131,32 @@ async def release(
     :raises ReleaseError: pods are still there at the timeout, or the API server rejects a request.
     """
     releasing = _Release(api, ref, read, timeout)
-    done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
-    left, gone = await releasing.wait(done) if verify else ([], True)
+    reading = asyncio.create_task(_read_claims(api, ref, read.pods if verify else ()))  # beside the first request
+    try:
+        done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
+        left, gone = await releasing.wait(done) if verify else ([], True)
+        claims = await reading
+    finally:
+        reading.cancel()
     seconds = time.monotonic() - releasing.began
+    pods = list(releasing.seen.values())
     if left:
         names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
+        gpus = described(_held(left, claims, pods)[0], "0 GPUs")
         raise ReleaseError(
-            f"{ref}: {counted(len(left), 'pod')} with {counted(_held_gpus(left), 'GPU')} still present "
+            f"{ref}: {counted(len(left), 'pod')} with {gpus} still present "
             f"{seconds:.0f} s after the deletion was requested.\n"
             f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
-    pods = list(releasing.seen.values())
     ended = bool(pods) and all(map(has_ended, pods))
-    freed = "" if ended else f" {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
+    freed = "" if ended else f" {describe_freed(pods, verify, claims)}{f' ({seconds:.1f} s)' * verify}"
     text = f"{ref} {what}.{freed}"
     text += f"\n{why}" * bool(why)
+    held, shared = _held(pods, claims, pods)
+    text += f"\nOther pods still use the devices of {counted(shared, 'ResourceClaim')}." if shared else ""
     text += f"\n{STILL_DELETED}" * (not gone)
     released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
-    return Released(done, len(released), _held_gpus(pods), round(seconds, 3), text)
+    return Released(done, len(released), held, round(seconds, 3), text)
 
 
 async def release_now(
@@ -169,12 +180,12 @@ async def release_now(
     releasing = _Release(api, ref, JobRead(job, []), timeout)
     fitting = fitting_mode(ref, job, mode)
     if fitting is Mode.DELETE_PODS:
-        return Released(fitting, 0, 0, 0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
+        return Released(fitting, 0, Amounts(), 0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
     pauses = fitting is Mode.SUSPEND and _is_queued(job)
     done, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
     text = f"{ref} {what}. Its pods are being terminated."
     text += f"\n{why}" * bool(why)
-    return Released(done, 0, 0, round(time.monotonic() - releasing.began, 3), text)
+    return Released(done, 0, Amounts(), round(time.monotonic() - releasing.began, 3), text)
 
 
 async def release_others(
@@ -204,20 +215,20 @@ async def release_others(
             pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
 
 
-def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool) -> str:
-    """Sentence on the pods and GPUs that were released.
+def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool, claims: Claims = MappingProxyType({})) -> str:
+    """Sentence on the pods and accelerators that were released.
 
     :param pods: the job's pods that the release has seen; at least one has not ended, or there are none.
     :param verified: whether none of them runs any more.
+    :param claims: their ResourceClaims, as they were before. Default: none was read.
     """
-    gpus, unfinished = _held_gpus(pods), counted(sum(not has_ended(p) for p in pods), "pod")
+    held, unfinished = _held(pods, claims, pods)[0], counted(sum(not has_ended(p) for p in pods), "pod")
     if not pods:
         return "No pods were left."
     if not verified:
-        return (
-            f"{counted(gpus, 'GPU')} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}."
-        )
-    released = f"{counted(gpus, 'GPU')} released" if gpus else "No GPUs were held"
+        amounts = capitalized(described(held, "0 GPUs"))
+        return f"{amounts} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}."
+    released = f"{capitalized(described(held, ''))} released" if held else "No GPUs were held"
     return f"{released}, {unfinished} deleted."
 
 
@@ -225,7 +236,7 @@ class _Release:
     """One release: its time limit, its requests, and the pods that it has seen.
 
     :ivar began: when it began, as `time.monotonic()`.
-    :ivar seen: the pods by uid; each as it was when it was seen holding GPUs, or else as it was first seen.
+    :ivar seen: the pods by uid; each as it was when it was seen holding devices, or else as it was first seen.
     """
 
     def __init__(self, api: Api, ref: JobRef, read: JobRead, timeout: float) -> None:
@@ -355,7 +366,7 @@ class _Release:
     def _note(self, pods: Iterable[Object]) -> None:
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            if uid not in self.seen or (_held_gpus([pod]) and not _held_gpus([self.seen[uid]])):
+            if uid not in self.seen or (_holds(pod) and not _holds(self.seen[uid])):
                 self.seen[uid] = pod
 
     # requests
@@ -411,9 +422,30 @@ def _is_queued(job: Mapping[str, Any]) -> bool:
     return bool(kueue.queue_of(job)) and not phase_of(job).ended
 
 
-def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
-    """Number of GPUs that pods hold: pods on a node that haven't finished."""
-    return sum(pod_gpus(pod["spec"]) for pod in pods if node_of(pod) and not has_ended(pod))
+def _holds(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod holds what it requests: it is on a node and hasn't finished."""
+    return bool(node_of(pod)) and not has_ended(pod)
+
+
+def _held(
+    pods: Iterable[Mapping[str, Any]], claims: Claims, job_pods: Iterable[Mapping[str, Any]]
+) -> tuple[Amounts, int]:
+    """The accelerators that pods hold, and the number of their ResourceClaims that pods of others use as well.
+
+    :param pods: some of the job's pods.
+    :param claims: their ResourceClaims. The devices of those that others use don't count.
+    :param job_pods: all pods of the job.
+    """
+    ours, holding = {uid_of(pod) for pod in job_pods}, list(filter(_holds, pods))
+    named = {name for pod in holding for name in claims_of(pod)} & claims.keys()
+    shared = {name: Claim(()) for name in named if not claims[name].users <= ours}
+    return sum((amounts for _, amounts in amounts_of(holding, {**claims, **shared})), Amounts()), len(shared)
+
+
+async def _read_claims(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> Claims:
+    """The ResourceClaims of pods that hold devices: nothing is requested if they have none."""
+    names = {name for pod in pods if _holds(pod) for name in claims_of(pod)}
+    return (await read_claims(api, ref.namespace, names) or {}) if names else {}
 
 
 def _is_left(pod: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Situation, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, read_job
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
@@ -24,6 +25,7 @@ from airflow_provider_ktrain.engine.owned_job import OwnedJob
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
 READ_INTERVAL = 0.5  #: between two reads of the job by a process that ends
+DELETE_SECONDS = 1.0  #: that such a process keeps for its one request
 STATE_SECONDS = 1.5  #: for one answer about the task's state, in a process that has seconds
 STATE_INTERVAL = 5.0  #: between two questions about the task's state
 RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and to wait for the pods
@@ -102,6 +104,10 @@ class Stopping:
         read = self._as_seen() if event is Event.KILL else await self._last_read(end)
         while True:
             situation = replace(job.situation(event, read), task=task, may_wait=False)
+            if self._end_is_near(situation) and time.monotonic() + READ_INTERVAL + DELETE_SECONDS < end:
+                await asyncio.sleep(READ_INTERVAL)
+                read = await self._last_read(end - DELETE_SECONDS) or read
+                continue
             rule = decide(situation)
             text, error = job.text(rule, event, state), ""
             try:
@@ -137,6 +143,12 @@ class Stopping:
         rule = decide(replace(situation, seen=now.seen, owner=now.owner))
         released, error = await job.write(rule, read, verify=False)
         return error or (released.text if released is not None else "")
+
+    @staticmethod
+    def _end_is_near(situation: Situation) -> bool:
+        """Whether the program has ended, so that the job's status shows its end some seconds later."""
+        looks_again = decide(replace(situation, may_wait=True)).action is Action.LOOK_AGAIN
+        return situation.seen is Seen.PRIMARY_ENDED and looks_again
 
     def _as_seen(self) -> JobRead | None:
         """The job as it was seen last, which fences the one request: an end and another owner are final."""

@@ -21,9 +21,11 @@ from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ow
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.adoption import may_have_begun
 from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note_of_proof
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
@@ -48,7 +50,10 @@ UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its defe
 CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
 #: events after which nothing is ended
-NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED, Event.SUSPENDED)
+NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD)
+NOTE_SECONDS = 10.0  #: to note a stopped pod on a job that goes on: following waits for that
+MARK_SECONDS = 60.0  #: to write on a job that its success is doubtful, before its pods are released
+MARK_AGAIN_SECONDS = 600.0  #: after that, if the deadline isn't sooner
 STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
 
 
@@ -81,6 +86,7 @@ class Training:
         #: time.monotonic() at which a decision about an event first saw this end of the primary
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
+        self._unnoted_logged = False  # whether it was logged that a stopped pod can't be noted
         self._stored_cause: Cause | None = None  # why an earlier process of this try has released the job
         self._unanswered_since: float | None = None  # when Airflow did not answer about a stored cause
         self._looks_again = False  # whether the last decision was to look again
@@ -279,6 +285,9 @@ class Training:
             case Action.FOLLOW | Action.LOOK_AGAIN:
                 following.rest(noticed, UNREAD_REST_SECONDS if read is None else REST_SECONDS)
                 return None
+            case Action.NOTE:
+                await self._note(following, noticed)
+                return None
             case Action.HAND_OVER:
                 return await following.closing.hand_over()
             case Action.LET_GO:
@@ -370,18 +379,52 @@ class Training:
         closing.report_failure(cause)
         return await closing.outcome(cause)
 
+    async def _note(self, following: Following, noticed: Noticed) -> None:
+        """Note on the job that a pod was stopped: only this process may have seen it, and the job may succeed."""
+        state, read = following.state, JobRead(None, [])
+        try:
+            async with asyncio.timeout(NOTE_SECONDS):
+                read, why = await self.job.annotate(JobRead(state.known_job, []), state.note, NOTE_SECONDS)
+        except TimeoutError:
+            why = f"no answer within {NOTE_SECONDS:.0f} s"
+        if read.job is not None and not why:
+            following.wrote(read.job)
+            return
+        following.rest(noticed, UNREAD_REST_SECONDS)
+        if why and not self._unnoted_logged:
+            self._unnoted_logged = True
+            self._log.warning(
+                f"A pod of {state.ref} was stopped, and that could not be noted on the job.\n"
+                f"If this process ends now, the next one may take an incomplete training for a success.\n{why}"
+            )
+
+    async def _mark(self, following: Following, read: JobRead, seconds: float) -> tuple[JobRead, str]:
+        """Write on a job that has succeeded why that is doubtful, so that no later try takes it for a success.
+
+        If it isn't doubtful, what says so is removed, and that a result proves it is noted: the next process may find
+        neither pods nor logs.
+
+        :return: the job as it is now, and why that failed.
+        """
+        why = following.state.interruption
+        notes = {INTERRUPTED_ANNOTATION: why}
+        if following.seen is not Seen.INTERRUPTED:
+            proof = note_of_proof(following.state.known_job) if why else ""
+            notes = {INTERRUPTED_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
+        return await self.job.annotate(read, notes, seconds)
+
     async def _conclude(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
         job, closing, seen = self.job, following.closing, following.seen
         ref = job.known_ref
         if rule.action is Action.CONCLUDE_SUSPENDED:
             await job.keep_from_restarting(read)
-        if seen is Seen.INTERRUPTED:  # what shows this may be gone for the next process
-            read = await job.mark_interrupted(read, following.state.interruption)
+        if seen is Seen.INTERRUPTED:  # what shows this may be gone for the next process, and the log may have a result
+            read, _ = await job.annotate(read, following.state.note, MARK_SECONDS)
         await closing.read_rest_of_ended_job(releases=True)
-        seen = following.seen
-        if seen in (Seen.SUCCEEDED, Seen.INTERRUPTED):  # the rest of the log may have the result, and a pod the doubt
-            read = await job.mark_interrupted(read, following.state.interruption if seen is Seen.INTERRUPTED else "")
+        seen, unmarked = following.seen, ""
+        if seen in (Seen.SUCCEEDED, Seen.INTERRUPTED):
+            read, unmarked = await self._mark(following, read, MARK_SECONDS)
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
@@ -389,12 +432,21 @@ class Training:
             result = await job.write(rule, read)
         except JobChanged:
             result = await job.release_by_rule(Event.CONCLUDED)
+        if unmarked and seen is Seen.INTERRUPTED:  # Airflow stores a success before a retry could look at the job
+            read, unmarked = await self._mark(following, read, self._seconds_left(MARK_AGAIN_SECONDS))
+            if unmarked:
+                self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
         await closing.read_rest_after_release(deleted=result[0] is not None)
         outcome = await closing.outcome(cause)
         self._concluded = None if result[0] is None else read
         job.let_go()
         kept = read.job is not None and deletes(job.options.on_finish_action, seen)
         return _with_release(outcome, result, kept=ref if kept else None)
+
+    def _seconds_left(self, seconds: float) -> float:
+        """At most that many seconds, and not past the deadline."""
+        deadline = self.job.options.deadline
+        return seconds if deadline is None else min(seconds, deadline - time.time())
 
     async def _conclude_stored(
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead

@@ -92,8 +92,8 @@ class TrainingJobOperator(JobParameters):
         program uses the files of the image.
     :param env: environment variables of the main containers, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
-    :param gpus: GPUs of each replica, as limit and request (`nvidia.com/gpu`); 0 removes the manifest's. In an MPIJob
-        those of each Worker. Templated. Default: the manifest's.
+    :param gpus: GPUs of each replica, as limit and request of `[ktrain] default_accelerator`; 0 removes the manifest's.
+        In an MPIJob those of each Worker. Templated. Default: the manifest's.
     :param container_resources: other resources of each replica, as limits and requests, such as `{"rdma/hca": 1}`. In
         an MPIJob those of each Worker. Templated. Default: the manifest's.
     :param nproc_per_node: processes per replica. Its values depend on the kind. Templated. Default: the manifest's.

@@ -218,7 +218,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 
         numbers = parameters.converted({"gpus": self.gpus, "nproc_per_node": self.nproc_per_node})
-        return JobOptions(
+        options = JobOptions(
             image=self.image,
             command=self.command,
             args=self.args,
@@ -238,6 +238,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             labels=self.labels or {},
             annotations=self.annotations or {},
         )
+        return options if options.gpus is None else replace(options, gpu_resource=compat.default_accelerator())
 
     def build_manifest(self, source: Mapping[str, Any] | str | None) -> Manifest:
         """Load or build the manifest, apply the options, check the result, and log warnings.

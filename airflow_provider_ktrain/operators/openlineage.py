@@ -78,6 +78,9 @@ def _facet_class() -> type[RunFacet]:
         codeHash: str | None = None
         phase: str | None = None
         gpuSeconds: dict[str, float] | None = None
+        resource: str | None = None
+        otherAccelerators: dict[str, dict[str, Any]] | None = None
+        unknownClaims: int | None = None
         cause: dict[str, Any] | None = None
 
         @staticmethod

@@ -18,6 +18,7 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.reporting.success_summary import format_duration
+from airflow_provider_ktrain.core.state.accelerators import GPU, described, read_stored, unit_of
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.links.training import page_query
@@ -27,7 +28,7 @@ REFRESHED = (Phase.RUNNING, Phase.RESTARTING)  #: in other phases a status is wr
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
 STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airflow names them
 USAGE = {
-    "held": "Held", "wasted": "Held without training", "queued": "Waiting for GPUs", "requested": "Requested",
+    "held": "Held", "wasted": "Held without training", "queued": "Waiting for {}", "requested": "Requested",
 }  # fmt: skip
 LARGEST = 1e15  #: above all times, numbers of steps and GPU-seconds
 ENDED = tuple(phase for phase in Phase if phase.ended)
@@ -95,12 +96,14 @@ def training_view(
         job=job,
         replicas=rows,
         replica_count=int(_number(replicas.get("count")) or 0),
-        facts=_facts(job, replicas, _number(read.get("requested_gpus"))),
+        facts=_facts(job, replicas, read),
+        gpus_name=_heading(replicas),
         metrics=_metrics(read),
         series=_series(read),
         last_lines=[(_text(name), _line(line)) for name, line in lines.items()] if with_logs else (),
         lines_hidden=bool(lines) and not with_logs,
         usage=_usage(read, now if active else None),
+        unit=unit_of(str(mapping(read.get("usage")).get("resource") or GPU)),
         limits=_limits(read, now) if active else (),
         queue=_text(read.get("queue")) if active else "",
         tries=[_try(one, with_logs) for one in reversed(tries)],
@@ -125,7 +128,8 @@ def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float
         "run_id": key.run_id,
         "phase": _text(read.get("phase")),
         "replicas": int(_number(replicas.get("count")) or 0),
-        "gpus": int(_number(replicas.get("gpus")) or 0),
+        "gpus": _accelerators(replicas),
+        "gpus_number": int(_number(replicas.get("gpus")) or 0),
         "since": "" if since is None else format_duration(max(now - since, 0)),
         "since_seconds": 0 if since is None else round(now - since),
         "loss": "" if loss is None else _value(mapping(metrics[loss]).get("last"), digits=4),
@@ -184,7 +188,18 @@ def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[st
     ]
 
 
-def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], requested: float | None) -> list[tuple[str, str]]:
+def _accelerators(fields: Mapping[str, Any]) -> str:
+    """An amount of the status: a number of GPUs, or as text what else it is."""
+    amounts = read_stored(fields)
+    return str(amounts[GPU]) if amounts.keys() <= {GPU} else _text(described(amounts, "0"))
+
+
+def _heading(fields: Mapping[str, Any]) -> str:
+    """What an amount of the status is called."""
+    return "GPUs" if read_stored(fields).keys() <= {GPU} else "Accelerators"
+
+
+def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], read: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What identifies the job, and its size."""
     facts = []
     if job.get("name"):
@@ -192,10 +207,16 @@ def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], requested: float
     states = mapping(replicas.get("states"))
     if states:
         counts = [f"{int(_number(count) or 0)} {_text(state)}" for state, count in states.items()]
-        facts += [("Replicas", ", ".join(counts)), ("GPUs", str(int(_number(replicas.get("gpus")) or 0)))]
-    elif requested:
-        facts.append(("GPUs requested", str(int(requested))))
+        facts += [("Replicas", ", ".join(counts)), (_heading(replicas), _accelerators(replicas))]
+    elif read_stored(asked := _requested(read)):
+        facts.append((f"{_heading(asked)} requested", _accelerators(asked)))
     return facts
+
+
+def _requested(read: Mapping[str, Any]) -> dict[str, Any]:
+    """The amount that the job requests."""
+    prefix = "requested_"
+    return {name.removeprefix(prefix): value for name, value in read.items() if name.startswith(prefix)}
 
 
 def _replica(row: Any) -> dict[str, Any]:
@@ -226,7 +247,7 @@ def _series(read: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 
 def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
-    """GPU time by what it was used for; nothing as long as the job has used none.
+    """Accelerator time by what it was used for; nothing as long as the job has used none.
 
     :param now: epoch seconds; None if the task has ended. The status of a job in a queue has the time until it was
         written, and nothing is written while the job waits.
@@ -236,8 +257,19 @@ def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
     if now is not None and written_at is not None and gpus and read.get("phase") == Phase.QUEUED:
         since_then = gpus * max(now - written_at, 0)
         used |= {name: (_number(used.get(name)) or 0) + since_then for name in ("queued", "requested")}
-    found = {label: seconds for name, label in USAGE.items() if (seconds := _number(used.get(name))) is not None}
+    units = _text(unit_of(str(used.get("resource") or GPU))[1])
+    found = {
+        label.format(units): seconds
+        for name, label in USAGE.items()
+        if (seconds := _number(used.get(name))) is not None
+    }
     shown = [(label, format_duration(seconds)) for label, seconds in found.items()] if any(found.values()) else []
+    for resource, other in mapping(used.get("others")).items():
+        noun = _text(unit_of(str(resource))[1])
+        amounts = {label.format(noun): _number(mapping(other).get(name)) for name, label in USAGE.items()}
+        shown += [(f"{label}: {noun}", format_duration(s)) for label, s in amounts.items() if s is not None]
+    if claims := _number(used.get("unknown_claims")):
+        shown.append(("ResourceClaims that are not counted", str(int(claims))))
     return shown + _repeated(used)
 
 

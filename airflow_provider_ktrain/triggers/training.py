@@ -123,7 +123,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """Follow the job, and return the event not before `EARLIEST_EVENT`."""
         from airflow_provider_ktrain.engine.follow.outcome import event_of
 
-        started, began_at = time.monotonic(), time.time()
+        started, began_at, failed = time.monotonic(), time.time(), False
         try:
             event = event_of(await self._follow(began_at))
         except Exception as e:
@@ -135,9 +135,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 "The trigger can't follow %s any longer. A worker follows it from here.",
                 self.job.get("name", "a job without a name"),
             )
-            event = event_of(f"{type(e).__name__}: {e}")
+            event, failed = event_of(f"{type(e).__name__}: {e}"), True
         await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
-        await self._log_read()
+        await self._log_read(lines=failed)  # those of a job that was followed to its end are written or counted
         return dict(clean(event))
 
     async def _follow(self, began_at: float) -> Outcome:
@@ -210,7 +210,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """Release the job after a kill, unless the task's state shows that its training continues."""
         if await self._stop_owner():
             await asyncio.sleep(self.seconds_after_last_line)
-            await self._log_read()
+            await self._log_read(lines=True)
 
     async def _stop_owner(self) -> bool:
         """Let the owner decide what happens to the job. False: the job is not this task's."""
@@ -222,10 +222,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             self.log.error("%s", e)
         return True
 
-    async def _log_read(self) -> None:
-        """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log."""
+    async def _log_read(self, *, lines: bool) -> None:
+        """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log.
+
+        :param lines: whether lines of this job may wait.
+        """
         if (socket := _log_socket()) is not None:
-            await socket.read(self.log_patience)
+            await socket.read(self.log_patience, lines=lines)
 
     async def _close(self) -> None:
         """Close the client. Triggerers repeat cancellations, which must not leave it half closed."""

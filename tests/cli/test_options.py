@@ -14,7 +14,14 @@ import yaml
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.cli.console import Console
-from airflow_provider_ktrain.cli.exit_codes import ExitCode
+from airflow_provider_ktrain.cli.exit_codes import ExitCode, of_error
+from airflow_provider_ktrain.core.errors import (
+    KtrainError,
+    ManifestError,
+    RuntimeMismatchError,
+    UnreachableError,
+    VersionNotServedError,
+)
 from tests.cli.conftest import PATHS
 from tests.core.manifests import pytorchjob
 
@@ -134,3 +141,29 @@ def test_colors_are_used_on_terminals_unless_no_color_is_set(monkeypatch: pytest
     assert printed(io.StringIO()).partition(" ")[2] == "error: bad\n         very bad\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in printed(Terminal())
+
+
+def test_rbac_prints_the_right_to_read_nodes_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes are not in a namespace, so it is a ClusterRole with a binding of its own."""
+    assert main(["rbac", "-n", "training", "--service-account", "airflow:worker"]) == 0
+    assert "nodes" not in capsys.readouterr().out
+    assert main(["rbac", "-n", "training", "--service-account", "airflow:worker", "--nodes"]) == 0
+    _, role, _, binding = yaml.safe_load_all(capsys.readouterr().out)
+    assert (role["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] == "ktrain-nodes-training"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "worker", "namespace": "airflow"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ManifestError("no command"), ExitCode.INVALID),
+        (RuntimeMismatchError("the patch names a job that the runtime doesn't have"), ExitCode.INVALID),
+        (VersionNotServedError("the manifest is for another version"), ExitCode.INVALID),
+        (UnreachableError("no answer"), ExitCode.CLUSTER),
+    ],
+)
+def test_exit_code_of_a_manifest_that_does_not_fit_the_cluster(error: KtrainError, expected: ExitCode) -> None:
+    """A task retries it, because the runtime may change; the command was given something invalid."""
+    assert of_error(error) == expected

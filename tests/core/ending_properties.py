@@ -29,8 +29,8 @@ from airflow_provider_ktrain.core.ending import (
 from airflow_provider_ktrain.core.state.status import Seen
 
 CONCLUDES = {Action.CONCLUDE, Action.CONCLUDE_SUSPENDED}
-#: events that change nothing
-HARMLESS = {Event.TRIGGER_FAILED, Event.SUSPENDED}
+#: events that end nothing
+HARMLESS = {Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD}
 FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored")
 DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
 #: events after which a read that shows a running job is proof enough for its release
@@ -228,6 +228,9 @@ SCENARIOS = (
     Scenario("SIGTERM while the task is deferred", Event.KILL, Action.LEAVE, "another process or try",
              {"task": Task.ELSEWHERE, "hurried": True}),
     Scenario("somebody suspends the job", Event.SUSPENDED, Action.FOLLOW, "still followed"),
+    Scenario("a pod is evicted", Event.STOPPED_POD, Action.NOTE, "probably incomplete"),
+    Scenario("a pod of a sensor's job is evicted", Event.STOPPED_POD, Action.FOLLOW,
+             facts={"owner": Ownership.FOREIGN}),
     Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "still followed",
              {"owner": Ownership.FOREIGN}),
     Scenario("a stale cancellation of a trigger", Event.KILL, Action.LEAVE, "while the task was running",

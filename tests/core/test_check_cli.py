@@ -63,7 +63,20 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "two.yaml"
     file.write_text(f"{GOOD}---\nkind: ConfigMap\n---\n{yaml.safe_dump(wrong)}")
     assert main(["check", str(file)]) == 1
-    assert "error launcher-count at $.spec.mpiReplicaSpecs.Launcher" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "error launcher-count at $.spec.mpiReplicaSpecs.Launcher" in out
+
+
+def test_several_jobs_in_a_file_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A task and `ktrain run` refuse the file, because one task is one job."""
+    file = tmp_path / "two.yaml"
+    file.write_text(f"{GOOD}---\n{GOOD}")
+    assert main(["check", str(file)]) == 1
+    second = len(GOOD.splitlines()) + 2
+    expected = f"{file}:{second}: error several-jobs at $: another training job in this file"
+    assert capsys.readouterr().out.splitlines()[0].startswith(expected)
+    file.write_text(GOOD)
+    assert main(["check", str(file), str(DATA / "torchrun-cpu.yaml")]) == 0
 
 
 def test_other_documents_of_the_file_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +145,7 @@ def test_problems_in_a_list_have_the_line_of_their_item(tmp_path: Path, capsys: 
     file = tmp_path / "list.yaml"
     file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [pytorchjob(), wrong]}))
     assert main(["check", str(file)]) == 1
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if " error " in x]
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if " error master-count " in x]
     number = int(line.removeprefix(f"{file}:").partition(":")[0])
     assert file.read_text().splitlines()[number - 1].strip() == "replicas: 2"
     assert "error master-count at $.spec.pytorchReplicaSpecs.Master.replicas" in line

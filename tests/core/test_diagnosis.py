@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit, find_startup_cause
-from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
+from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, in_order, read_tail
 from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
@@ -792,7 +792,7 @@ HUGE = 256 * 1024  #: a progress bar counts as one line
 @pytest.mark.parametrize("replicas", [1, 512])
 def test_a_cause_is_limited_in_length(replicas: int) -> None:
     pods = [pod("Worker", i, code=1, at=5) for i in range(replicas)]
-    lines = [*["\r".join(["epoch 3:  97%|####"] * (HUGE // 20))] * 49, "ValueError: bad shard " + "x" * HUGE]
+    lines = [*["\r".join(["epoch 3:  97%|####"] * (HUGE // 20))] * 49, f"ValueError: bad shard {'x' * HUGE} in b"]
     cause = diagnose(
         make_evidence(
             failed(message="y" * HUGE), pods, logs={log_key(p["metadata"]["name"], "pytorch"): lines for p in pods}
@@ -803,7 +803,7 @@ def test_a_cause_is_limited_in_length(replicas: int) -> None:
     assert len(cause.detail) <= MAX_DETAIL_CHARS
     assert cause.detail.startswith("Worker 0 failed: ValueError: bad shard xxx"), "the summary in full"
     assert "\nyyy" in cause.detail
-    assert cause.detail.endswith("xxx")
+    assert cause.detail.endswith("in b")
     assert " characters ...] " in cause.detail
 
 
@@ -873,3 +873,34 @@ def test_importing_core_imports_no_clients() -> None:
     assert not {"airflow", "kubernetes", "aiohttp", "asyncio", "socket", "jsonschema"} & set(
         json.loads(out.replace("'", '"'))
     )
+
+
+def test_message_before_an_older_line_of_the_other_stream_is_quoted() -> None:
+    """`print("step 120 ...")` and then `sys.exit("no data ...")`: the node has read stderr first."""
+    lines = [
+        (time(90), "loading"),
+        (time(100), "step 119 loss 0.31"),
+        (time(101), "no data for shard 3"),
+        (time(101), "step 120 loss 0.30"),
+    ]
+    assert in_order(lines) == ["loading", "step 119 loss 0.31", "step 120 loss 0.30", "no data for shard 3"]
+    ended = {"train-worker-0/pytorch": in_order(lines)}
+    cause = diagnose(make_evidence(failed(), [pod("Worker", 0, code=1, at=102)], logs=ended))
+    assert cause.summary == "Worker 0 failed with exit code 1. Last log line: no data for shard 3"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            (time(90), "warming up"),
+            (time(101), "epoch 3 loss 0.30"),
+        ],  # too long before
+        [(time(101), "epoch 3 loss 0.30"), (time(101), "no data for shard 3")],
+        [(time(101), "a"), (time(101), "b")],
+        [("", "cut line"), ("", "step 3")],
+        [],
+    ],
+)
+def test_lines_stay_in_their_order_otherwise(lines: list[tuple[str, str]]) -> None:
+    assert in_order(lines) == [text for _, text in lines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from airflow_provider_ktrain.core.identity.adoption import Action, decide
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION, SUCCESS_POLICY_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limit, Limits, clocks
+from airflow_provider_ktrain.core.state.pods.interruption import (
+    STOPPED_PODS_ANNOTATION,
+    note,
+    note_of_proof,
+    noted_interruptions,
+)
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.pod_state import SILENT, state_of_pod
 from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, seen_in
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
-from tests.core.disruptions import FOLDER, NOW, at_the_end, changes, replay, until
+from tests.core.disruptions import FOLDER, NOW, Known, at_the_end, changes, replay, until
 
 # a success that is none
 
@@ -114,9 +122,177 @@ def test_only_a_request_before_the_end_is_doubtful(finished: str, grace: int, do
     pod: Any = next(pod for pod in known.pods.all if pod["status"]["phase"] == "Succeeded")
     pod["metadata"] |= {"deletionTimestamp": "2026-11-23T14:35:24Z", "deletionGracePeriodSeconds": grace}
     pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = f"2026-11-23T{finished}Z"
+    pod["status"]["observedGeneration"] = 1  # the kubelet doesn't know of the request, or the grace period says more
     history = PodHistory(known.kind)
     history.update({"uid": pod}, (), NOW)
     assert bool(history.interruptions(known.job)) is doubtful
+
+
+LAST_STATE = {"deletionTimestamp": "2026-11-23T14:39:22Z", "deletionGracePeriodSeconds": 0}
+
+
+@pytest.mark.parametrize(
+    ("generation", "observed", "doubtful"), [(2, 2, True), (2, 1, False), (None, None, False)],
+    ids=["as recorded", "a clean-up after the end", "before Kubernetes 1.34"],
+)  # fmt: skip
+def test_the_last_state_of_a_deleted_pod_shows_whether_its_deletion_came_first(
+    generation: int | None, observed: int | None, doubtful: bool
+) -> None:
+    """The time of the request is lost in it, but not which generation of the pod the kubelet knew when it ended."""
+    known = at_the_end("107c-pt-deleted-by-hand-exit-0-master-onfailure")
+    pod: Any = next(pod for pod in known.pods.all if pod["status"]["phase"] == "Succeeded")
+    assert {name: pod["metadata"][name] for name in LAST_STATE} == LAST_STATE
+    assert (pod["metadata"]["generation"], pod["status"]["observedGeneration"]) == (2, 2)
+    pod["metadata"]["generation"], pod["status"]["observedGeneration"] = generation, observed
+    history = PodHistory(known.kind)
+    history.mark_deleted(pod)
+    assert bool(history.interruptions(known.job)) is doubtful
+
+
+SHOWN = "Master 0 ended with exit code 0 after its pod was stopped (condition Restarting)"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_conditions_of_a_job_show_that_its_master_was_stopped(name: str) -> None:
+    """Nobody has seen a pod. Of all recorded successes, exactly those of a Master that was stopped are doubtful."""
+    *_, last = replay(changes(name))
+    stopped = name in DOUBTS and "-pt-" in name
+    assert seen_by_next(last) == ([SHOWN] if stopped else [])
+    if stopped:
+        late = [pod for pod in last.pods.live if pod["metadata"]["name"] == "run-master-0"]
+        assert seen_by_next(last, late) == [SHOWN], "the Master that was created after the end is not its reason"
+
+
+@pytest.mark.parametrize(
+    ("restarting", "created", "doubtful"),
+    [
+        ("12:10:35", "", True),
+        ("12:08:00", "", False),  # the new Master may have trained to its end while no operator ran
+        ("12:10:35", "12:10:36", False),
+    ],
+)  # fmt: skip
+def test_master_that_replaced_the_stopped_one_explains_the_success(
+    restarting: str, created: str, doubtful: bool
+) -> None:
+    job = job_that_succeeded("2026-01-01T12:10:40Z")
+    why = {
+        "reason": "PyTorchJobRestarting",
+        "message": "PyTorchJob j is restarting because 1 Master replica(s) failed.",
+    }
+    job["status"]["conditions"].append(
+        {"type": "Restarting", "status": "True", "lastTransitionTime": f"2026-01-01T{restarting}Z", **why}
+    )
+    pod = master("a", ended="2026-01-01T12:10:39Z")
+    pod["metadata"]["creationTimestamp"] = f"2026-01-01T{created}Z"
+    worker = master("w", disrupted="2026-01-01T12:05:00Z")
+    worker["metadata"]["labels"] = {**worker["metadata"]["labels"], "training.kubeflow.org/replica-type": "worker"}
+    history = history_of(worker)
+    history.update({"a": pod} if created else {}, (), NOW)
+    assert bool(history.interruptions(job)) is doubtful
+    assert note(job, history.interruptions(job)) is None, "the conditions stay"
+
+
+# what is noted on the job for the next process
+
+
+def noting(name: str) -> tuple[list[str], Known]:
+    """What a process that follows the job writes to it while it is alive, and what is known at the end."""
+    notes: list[str] = []
+    for known in replay(changes(name)):
+        known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: notes[-1]} if notes else {}
+        if known.phase.ended:
+            break
+        if (value := note(known.job, known.pods.interruptions(known.job))) is not None:
+            notes.append(value)
+    return notes, known
+
+
+def seen_by_next(known: Known, pods: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """The doubts of a process that knows the job and these pods only."""
+    history = PodHistory(known.kind)
+    history.update({pod["metadata"]["uid"]: pod for pod in pods}, (), NOW)
+    return [one.text for one in history.interruptions(known.job)]
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_next_process_knows_of_a_stopped_pod_that_is_gone(name: str) -> None:
+    notes, known = noting(name)
+    assert seen_by_next(known) == [DOUBTS[name]]
+    assert len(notes) == 2, "one when the pod is stopped, and one when its program has ended with exit code 0"
+    known.job["metadata"]["uid"] = "a job that was created of this one's manifest"
+    assert seen_by_next(known) != [DOUBTS[name]]
+
+
+#: how many pods were stopped, of replicas that a success depends on, while the job was alive
+STOPPED = {
+    "100-pt-evicted-master-onfailure": 1,
+    "100f-trainjob-evicted-deaf-30s-default": 1,
+    "101-pt-ephemeral-storage-worker-never": 1,
+    "101b-pt-emptydir-limit-worker-never": 1,
+    "104-pt-silent-node-master-onfailure": 1,
+    "104-trainjob-silent-node-default": 2,
+    "104b-pt-silent-node-out-of-service-master-onfailure": 1,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name not in DOUBTS])
+def test_note_is_no_doubt_of_a_later_success(name: str) -> None:
+    notes, known = noting(name)
+    assert len(notes) == STOPPED.get(name, 0), "pods that were rejected, or that no success depends on, are no reason"
+    if known.phase is Phase.SUCCEEDED:
+        assert not seen_by_next(known, known.pods.live)
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_result_that_was_found_once_ends_all_doubts(name: str) -> None:
+    known = at_the_end(name)
+    known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: note_of_proof(known.job)}
+    assert not known.doubts
+    assert not seen_by_next(known)
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        "", "{", "[]", '{"job": "None"}', '{"job": "None", "pods": 3}', '{"job": "None", "pods": [3, {}]}',
+        '{"job": "None", "pods": [{"role": "Master", "index": "x", "uid": "u", "created": "", "text": ""}]}',
+    ],
+)  # fmt: skip
+def test_unreadable_note_says_nothing(noted: str) -> None:
+    job = job_that_succeeded("")
+    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: noted}
+    assert noted_interruptions(job) == []
+
+
+def test_note_is_removed_when_the_rank_that_had_ended_runs_again() -> None:
+    """JobSet has recreated all pods, and the next process would not know of them."""
+    pod = master("a", ended="2026-01-01T12:10:01Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
+    history, job = history_of(pod), job_that_succeeded("")
+    written = note(job, history.interruptions(job))
+    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: written}
+    assert note(job, history.interruptions(job)) is None
+    later = master("b")
+    later["metadata"]["creationTimestamp"] = "2026-01-01T12:11:00Z"
+    history.update({"b": later}, (), NOW)
+    assert note(job, history.interruptions(job)) == ""
+
+
+def test_pod_that_was_stopped_and_has_failed_is_no_doubt_of_its_successor() -> None:
+    """It was noted while it still ran; its successor, which nobody saw, succeeded within a minute."""
+    pod = master("a", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
+    job = job_that_succeeded("")
+    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: note(job, history_of(pod).interruptions(job))}
+    pod["status"]["phase"] = "Failed"
+    job["status"] = job_that_succeeded("2026-01-01T12:10:50Z")["status"]
+    assert PodHistory(kind_of("PyTorchJob")).interruptions(job)
+    assert not history_of(pod).interruptions(job)
+
+
+def test_only_rank_0_counts_if_the_runtime_s_job_has_a_success_policy() -> None:
+    kind, job = kind_of("TrainJob"), {"kind": "TrainJob", "metadata": {"annotations": {ROLES_ANNOTATION: "node"}}}
+    assert [kind.completes(job, "node", rank) for rank in (0, 1)] == [True, True]
+    job["metadata"] = {"annotations": {ROLES_ANNOTATION: "node", SUCCESS_POLICY_ANNOTATION: "node"}}
+    assert [kind.completes(job, "node", rank) for rank in (0, 1)] == [True, False]
 
 
 T0 = "2026-01-01T12:00:00Z"
@@ -163,9 +339,12 @@ def test_pod_that_a_suspension_deleted_is_no_doubt_after_the_job_was_resumed() -
     pod = master("a", deleted="2026-01-01T12:10:30Z")
     job = job_that_succeeded("2026-01-01T12:10:40Z")
     assert history_of(pod).interruptions(job)
+    noted = PodHistory(kind_of("PyTorchJob"), history_of(pod).handover(job_that_succeeded(""), NOW))
+    assert noted.interruptions(job)
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T12:10:05Z"}
     job["status"]["conditions"].append(resumed)
     assert not history_of(pod).interruptions(job)
+    assert not noted.interruptions(job)
 
 
 def test_eviction_counts_also_if_the_clock_of_the_node_is_slow() -> None:

@@ -114,6 +114,8 @@ def test_job_is_found_among_other_documents() -> None:
         ("", ["empty", "expected one MPIJob or PyTorchJob"]),
         ("a: [1\nb: 2", ["invalid YAML", "manifest:2", "'b: 2'"]),
         ("a: 1\nb: 2\na: 3\n", ["invalid YAML", "manifest:3", "duplicate key 'a'", "first in line 1"]),
+        ("a:\n\tb: 1\n", ["invalid YAML", "manifest:2", r"'\tb: 1'", "replace the tab by spaces"]),
+        ("a: x\n\tb: 1\n", ["manifest:2", "replace the tab by spaces"]),
         ("x: &x [*x]", ["contains itself"]),
         ("just words", ["not a mapping", "just words", ".yaml"]),
         ("- a\n- b\n", ["not a mapping", "list"]),

@@ -231,5 +231,5 @@ def test_right_to_read_nodes_is_a_cluster_role_of_its_own() -> None:
     plain, more = (rbac.objects("training", service_account="sa", nodes=nodes) for nodes in (False, True))
     role, binding = (one for one in more if one not in plain)
     assert (role["kind"], role["metadata"]) == ("ClusterRole", {"name": "ktrain-nodes-training"})
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
     assert (binding["kind"], binding["roleRef"]["name"]) == ("ClusterRoleBinding", "ktrain-nodes-training")

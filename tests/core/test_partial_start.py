@@ -10,6 +10,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pods.partial_start import PartialStart, find_partial_start, warning_due
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
@@ -67,7 +68,7 @@ def test_partial_start_continues_while_more_pods_get_nodes() -> None:
 
 def test_partial_start_names_holding_and_waiting_pods() -> None:
     partial = found(*(pod("Worker", i, node=i < 14, gpus=1) for i in range(16)), pod("Master", node=True, gpus=0))
-    assert (partial.gpus, partial.holding, partial.waiting) == (14, 14, ("Worker 14", "Worker 15"))
+    assert (partial.held, partial.holding, partial.waiting) == ({GPU: 14}, 14, ("Worker 14", "Worker 15"))
     first, reason, limit = partial.describe_partial_start("PyTorchJob ns/train", 3600).splitlines()
     assert first == "PyTorchJob ns/train holds 14 GPUs in 14 pods, but Worker 14 (and 1 more) has no node."
     assert reason == NO_NODE

@@ -21,6 +21,7 @@ from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.core.checks import Problem
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.names import (
+    BACKSTOP_ANNOTATION,
     DEADLINE_ANNOTATION,
     MANIFEST_ANNOTATION,
     SUSPENDED_ANNOTATION,
@@ -28,7 +29,7 @@ from airflow_provider_ktrain.core.identity.names import (
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.deadline import deadline_of
@@ -36,6 +37,7 @@ from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 
@@ -69,6 +71,7 @@ def saved(manifest: Manifest, **more: Any) -> Manifest:
     job = request.stamped(fitted, "team", "s", attempt=4, now=CREATED_AT - 1.4, served=served)
     job["metadata"]["annotations"] |= {
         SUSPENDED_ANNOTATION: "ti", FAILED_ANNOTATION: json.dumps({"reason": "Failed", "message": "exit code 1"}),
+        STOPPED_PODS_ANNOTATION: json.dumps({"job": "u", "pods": []}), INTERRUPTED_ANNOTATION: "Master 0 ended",
     }  # fmt: skip
     job["metadata"] |= {"creationTimestamp": CREATED, "uid": "u", "resourceVersion": "7"}
     holder = job["spec"] if kind.runtimes else job["spec"].setdefault("runPolicy", {})
@@ -116,6 +119,23 @@ def test_limits_and_nodes_of_the_user_are_kept(kind: str) -> None:
     holder = again["spec"] if kind == "TrainJob" else again["spec"]["runPolicy"]
     assert holder["activeDeadlineSeconds"] == 50
     assert "activeDeadlineSeconds" not in json.dumps(again).replace('"activeDeadlineSeconds": 50', "")
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("later", [3.0, 3600.0, -120.0], ids=["clock ahead", "resumed", "waited for quota"])
+def test_deadline_of_a_saved_job_is_left_out_whenever_it_was_created(kind: str, later: float) -> None:
+    job = saved(MAKE[kind]())
+    job["metadata"]["annotations"][DEADLINE_ANNOTATION] = str(CREATED_AT + later + 100)
+    assert "activeDeadlineSeconds" not in json.dumps(read(job).manifest)
+
+
+@pytest.mark.parametrize("backstop", ["400", "many", "", None, []])
+def test_limit_that_the_task_has_not_set_is_kept(backstop: Any) -> None:
+    own = pytorchjob()
+    own["spec"]["runPolicy"] = {"activeDeadlineSeconds": 280}  # that of the task was 400
+    job = saved(own)
+    job["metadata"]["annotations"] |= {DEADLINE_ANNOTATION: str(CREATED_AT - 20), BACKSTOP_ANNOTATION: backstop}
+    assert read(job).manifest["spec"]["runPolicy"]["activeDeadlineSeconds"] == 280
 
 
 def test_required_nodes_of_the_user_are_kept() -> None:

@@ -76,6 +76,15 @@ def test_tokens_of_each_service_are_hidden(prefix: str) -> None:
         ("password: a'b", "password: ***"),
         ('password: "of two words, cut', "password: ***"),
         ("error: password: swordfish is wrong", "error: password: *** is wrong"),
+        ("Authorization=Basic x", "Authorization=Basic ***"),
+        ("authorization = Bearer x y", "authorization = Bearer *** y"),
+        ("Authorization: ApiKey x", "Authorization: ApiKey ***"),
+        ("AccountName=me;AccountKey=x==;EndpointSuffix=y z", "AccountName=me;AccountKey=*** z"),
+        ("connect(credentials = ['me', \"x'y\"], port=1)", "connect(credentials = [***], port=1)"),
+        ("credentials=('me', 'x of many words", "credentials=(***"),
+        ('"credentials": ["me", "x"], "n": 1', '"credentials": [***], "n": 1'),
+        ('Set-Cookie: a="x y"; Path=/; Secure', "Set-Cookie: ***"),
+        ("Cookie: a=x; b=y\nHost: z", "Cookie: ***\nHost: z"),
         ("- name: DB_PASS\n  value: x", "- name: DB_PASS\n  value: ***"),
     ],
 )
@@ -98,6 +107,7 @@ def test_secrets_in_texts_are_hidden(text: str, hidden: str) -> None:
         "forward_pass=3 BYPASS=1 tokens: 5",
         "HF_TOKEN=none, use_auth=True, token=None",
         "secretName: hub",
+        "cookie: no value for the session",
     ],
 )
 def test_texts_that_say_why_a_training_failed_are_shown(text: str) -> None:
@@ -122,6 +132,20 @@ def test_what_shortens_or_raises_a_text_hides_its_secrets(text: str) -> None:
         assert SECRET not in str(value)
 
 
+@pytest.mark.parametrize("size", [80, 200, MAX_LINE_CHARS])
+@pytest.mark.parametrize("length", [2, 3, 50], ids=lambda times: f"{times} sizes")
+def test_no_part_of_a_secret_that_is_cut_is_shown(size: int, length: int) -> None:
+    secret = "q" * length * size
+    for text in (
+        f"the value {{'id': 7, 'token': '{secret}'}} can't be sent",
+        f"password={secret} postgres://me:{secret}@db:5432/runs {'the end ' * size}",
+        f"{'the beginning ' * size} postgres://me:{secret}@db:5432/runs",
+        f"https://{secret}@host",
+    ):
+        assert "q" not in clipped(text, size)
+        assert len(clipped(text, size)) <= size
+
+
 @given(texts_with_a_secret())
 def test_hiding_again_changes_nothing(text: str) -> None:
     assert shown(shown(text)) == shown(text)
@@ -134,7 +158,27 @@ def test_lines_of_the_program_and_manifests_are_not_searched_again() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["-", "token", "a_", "://a:", "token='", "name:", "--a ", '"key":', "-u ", "https://", 'token=\\"', "a b=c "],
+    [
+        "-",
+        "token",
+        "a_",
+        "://a:",
+        "token='",
+        "name:",
+        "--a ",
+        '"key":',
+        "-u ",
+        "https://",
+        'token=\\"',
+        "a b=c ",
+        "cookie:a=b;",
+        "cookie=a",
+        "a=b;",
+        "auth=('",
+        "auth=['a',",
+        "'a',",
+        "auth: basic ",
+    ],
 )
 def test_no_form_of_a_text_takes_long(text: str) -> None:
     """The time is proportional to the length: in each 100 KB, the same text takes below a second on a slow machine."""

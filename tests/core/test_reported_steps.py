@@ -37,12 +37,12 @@ def test_steps_up_to_the_last_one_of_earlier_tries_are_repeated(
     found = reported(before, *steps)
     used = found.usage(gpus=2, held=1000.0)
     assert used == {"repeated_steps": count, "repeated": 2.0 * seconds}
-    assert ("Repeated: steps " in found.describe(used)) is (count > 0)
+    assert ("Repeated: steps " in found.describe(used, "GPU")) is (count > 0)
 
 
 def test_message_names_the_steps() -> None:
     found = reported(1200, 1001, 1200, 1201)
-    assert found.describe(found.usage(gpus=4, held=1000)) == (
+    assert found.describe(found.usage(gpus=4, held=1000), "GPU") == (
         "Repeated: steps 1,001 to 1,200, which an earlier try had reached (about 40.0 GPU-seconds)."
     )
 
@@ -50,7 +50,7 @@ def test_message_names_the_steps() -> None:
 @pytest.mark.parametrize("unknown", [reported(None, 1, 2), reported(7), reported(2.5, 1, 2, 3), reported(3, 0.5, 1.0)])
 def test_nothing_is_counted_without_whole_steps_of_both_tries(unknown: ReportedSteps) -> None:
     assert unknown.usage(gpus=1, held=10.0) == {}
-    assert unknown.describe({}) == ""
+    assert unknown.describe({}, "GPU") == ""
 
 
 def test_repeated_time_is_a_part_of_what_was_held() -> None:

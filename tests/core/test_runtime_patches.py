@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     MANAGER,
     PATCHES,
     ROLES_ANNOTATION,
+    SUCCESS_POLICY_ANNOTATION,
     expand,
     patched_template,
 )
@@ -91,6 +92,12 @@ def test_the_jobs_of_the_runtime_are_noted(fields: frozenset[str]) -> None:
     """The status of Trainer 2.0 doesn't list them."""
     manifest = expanded(trainjob(), JobOptions(), MPI, fields)
     assert manifest["metadata"]["annotations"][ROLES_ANNOTATION] == "node,launcher"
+    assert SUCCESS_POLICY_ANNOTATION not in manifest["metadata"]["annotations"]
+    of = copy.deepcopy(MPI)
+    of["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["successPolicy"] = {
+        "rules": [{"succeededIndexes": "0"}]
+    }
+    assert expanded(trainjob(), JobOptions(), of)["metadata"]["annotations"][SUCCESS_POLICY_ANNOTATION] == "node"
     assert TRAINJOB.primary(manifest) == "launcher"
     assert {role: TRAINJOB.count(manifest, role) for role in TRAINJOB.replicas(manifest)} == {"node": 1, "launcher": 1}
 

@@ -80,9 +80,9 @@ def test_problems_of_a_job_on_its_runtime(manifest: Json, of: Json, problems: li
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ({}, "about 5 minutes"),  # recording 51i: 5 minutes and 29 seconds
-        ({"policy": "Never"}, "about 5 minutes"),
-        ({"backoffLimit": 4}, "about 1 minute before"),
+        ({}, "up to 5 minutes"),  # recording 51i: 5 minutes and 29 seconds
+        ({"policy": "Never"}, "up to 5 minutes"),
+        ({"backoffLimit": 4}, "up to 1 minute before"),
         ({"backoffLimit": 3}, ""),
         ({"backoffLimit": 0}, ""),
     ],

@@ -69,7 +69,23 @@ def test_table_has_exactly_the_metrics_that_are_reported() -> None:
 
 def test_table_has_the_tags_that_are_reported() -> None:
     for sample in reported():
-        assert tuple(sample.tags) == KNOWN[sample.name].tags, sample
+        tags = KNOWN[sample.name].tags
+        assert tuple(sample.tags) in (tags, () if tags == ("resource",) else tags), sample
+
+
+def test_other_accelerators_have_a_tag() -> None:
+    neuron = Usage(requested=8, held=8, gpus=2, resource="aws.amazon.com/neuroncore")
+    usage = Usage(16, 2, 14, 1, 4, resource="google.com/tpu", others=(neuron,), unknown_claims=1).as_dict()
+    samples = [*gauges(usage, {}, {}), *counts(usage, None)]
+    tagged = {(sample.name, sample.value, *sample.tags.values()) for sample in samples}
+    assert tagged >= {
+        ("gpus", 4, "google.com/tpu"), ("gpus", 2, "aws.amazon.com/neuroncore"),
+        ("gpu_seconds.held", 14, "google.com/tpu"), ("gpu_seconds.held", 8, "aws.amazon.com/neuroncore"),
+        ("gpu_time.held", 14, "google.com/tpu"), ("gpu_time.held", 8, "aws.amazon.com/neuroncore"),
+    }  # fmt: skip
+    assert {name for name, *_ in tagged} <= KNOWN.keys()
+    unknown = Usage(unknown_claims=2).as_dict()
+    assert not [sample for sample in gauges(unknown, {}, {}) if sample.name.startswith("gpu")], "unknown, and not 0"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.usage import Usage, usage
 
@@ -114,11 +115,11 @@ def test_the_time_in_a_queue_does_not_count_for_pods_that_still_exist() -> None:
     history = PodHistory(PYTORCHJOB)
     history.update({"u": {**evicted, "metadata": {**evicted["metadata"], "uid": "u", "labels": {}}}}, (), NOW)
     assert history.usage(NOW, None).requested == 2 * 130
-    used = history.usage(NOW, None, 2 * 60, [queued])
+    used = history.usage(NOW, None, {GPU: 2 * 60}, [queued])
     assert (used.requested, used.queued, used.held) == (2 * 160, 2 * 10 + 2 * 30, 2 * 120)
     history.update({}, ["u"], NOW)
     following = PodHistory(PYTORCHJOB, history.handover({}, NOW, [queued]))
-    assert following.usage(NOW, None, 2 * 60, [queued]).requested == 2 * 160
+    assert following.usage(NOW, None, {GPU: 2 * 60}, [queued]).requested == 2 * 160
 
 
 @given(pods, times)

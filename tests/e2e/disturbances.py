@@ -29,7 +29,8 @@ AWAY = (2.0, 20.0)  # seconds for which a process is unavailable, or requests fa
 OUTAGE = (20.0, 60.0)  # seconds for which the Kubernetes API server refuses connections: longer than most limits
 DAG_LABEL = f"{PREFIX}/dag-id"
 EVICTED = "soak_evicted_"  #: DAGs whose pods may be evicted
-EVICTION, EVICTIONS = "pod evicted", 1 / 3  #: name and share of the disturbances
+EVICTION, DRAIN = "pod evicted", "node drained"
+EVICTIONS = 1 / 3  #: the share of these two among the disturbances
 OUTAGE_NAME = "Kubernetes API server away"
 
 
@@ -57,6 +58,7 @@ class Disturbances:
             "triggerer stalled": self._stall_triggerer,
             "Airflow's API server killed": self._kill_api_server,
         }
+        self._evictions = {EVICTION: self._evict, DRAIN: self._drain}
         if cluster.embedded:
             self._kinds |= {
                 "its connections cut": lambda: self._fault("drop"),
@@ -79,16 +81,17 @@ class Disturbances:
         if self._cluster.embedded and now > self._next_outage:
             self._begin_outage()
             return
-        kind = EVICTION if self._random.random() < EVICTIONS else self._random.choice(list(self._kinds))
-        if (self._evict if kind == EVICTION else self._kinds[kind])():
+        kinds = self._evictions if self._random.random() < EVICTIONS else self._kinds
+        kind = self._random.choice(list(kinds))
+        if kinds[kind]():
             self.done[kind] += 1
             self.last = kind
 
     def end(self) -> None:
         """Restore what is unavailable."""
-        for _, undo in self._undo:
+        undone, self._undo = self._undo, []
+        for _, undo in undone:
             undo()
-        self._undo.clear()
 
     def _away(self, name: str, undo: Callable[[], object]) -> None:
         back = time.monotonic() + self._random.uniform(*AWAY)
@@ -156,20 +159,52 @@ class Disturbances:
     # trainings
 
     def _evict(self) -> bool:
-        """Evict a running pod, as `kubectl drain` does."""
-        core, namespace = clusters.core(self._cluster.kubeconfig), self._cluster.namespace
+        """Evict a running pod."""
         with contextlib.suppress(*UNAVAILABLE):
-            pods = core.list_namespaced_pod(namespace, label_selector=DAG_LABEL).items
-            running = [
-                pod.metadata.name for pod in pods
-                if pod.metadata.labels[DAG_LABEL].startswith(EVICTED) and pod.status.phase == "Running"
-                and not pod.metadata.deletion_timestamp
-            ]  # fmt: skip
-            if (name := self._choice(sorted(running))) is not None:
-                meta = client.V1ObjectMeta(name=name, namespace=namespace)
-                core.create_namespaced_pod_eviction(name, namespace, client.V1Eviction(metadata=meta))
+            if (pod := self._choice(sorted(self._evictable()))) is not None:
+                self._evict_pod(pod)
                 return True
         return False
+
+    def _drain(self) -> bool:
+        """Cordon a node for a while, and evict its pods, as `kubectl drain --pod-selector` does."""
+        core = self._core
+        with contextlib.suppress(*UNAVAILABLE):
+            pods = self._evictable()
+            others = {node.metadata.name for node in core.list_node().items if not node.spec.unschedulable}
+            node = self._choice(sorted({on for on in pods.values() if others - {on}}))
+            if node is None or self._is_calm(node):
+                return False
+            core.patch_node(node, {"spec": {"unschedulable": True}})
+            self._away(node, lambda: self._uncordon(node))
+            for pod in sorted(pod for pod, on in pods.items() if on == node):
+                with contextlib.suppress(client.ApiException):  # it has ended meanwhile
+                    self._evict_pod(pod)
+            return True
+        return False
+
+    def _uncordon(self, node: str) -> None:
+        try:
+            self._core.patch_node(node, {"spec": {"unschedulable": None}})
+        except UNAVAILABLE:  # during an outage
+            self._undo.append((time.monotonic() + PAUSE[0], lambda: self._uncordon(node)))
+
+    def _evictable(self) -> dict[str, str]:
+        """The nodes of the running pods that may be evicted, by the pods' names."""
+        pods = self._core.list_namespaced_pod(self._cluster.namespace, label_selector=DAG_LABEL).items
+        return {
+            pod.metadata.name: pod.spec.node_name for pod in pods
+            if pod.metadata.labels[DAG_LABEL].startswith(EVICTED) and pod.status.phase == "Running"
+            and not pod.metadata.deletion_timestamp
+        }  # fmt: skip
+
+    def _evict_pod(self, name: str) -> None:
+        meta = client.V1ObjectMeta(name=name, namespace=self._cluster.namespace)
+        self._core.create_namespaced_pod_eviction(name, meta.namespace, client.V1Eviction(metadata=meta))
+
+    @property
+    def _core(self) -> client.CoreV1Api:
+        return clusters.core(self._cluster.kubeconfig)
 
     # API servers
 

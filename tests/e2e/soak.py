@@ -3,11 +3,11 @@
     python -m tests.e2e.soak --trainings 200 --seed 7
 
 No task is killed by a user, and all limits are longer than what a training needs but shorter than an outage of the
-Kubernetes API server. Pods of some trainings are evicted, whose programs save and exit with 0. So each training must
-succeed, run only once, reach its last step, and leave no objects. Watches of all jobs and pods and the programs' own
-records count the results from outside: see `soak_count`. Exits with 1 if a training was repeated or set back, or has
-succeeded without its last step, a job was deleted alive, a GPU is still held, or a task has not succeeded. In this case
-the logs, the processes' output and what was observed are kept.
+Kubernetes API server. Pods of some trainings are evicted, and their nodes drained; these programs save and exit with 0.
+So each training must succeed, run only once, reach its last step, and leave no objects. Watches of all jobs and pods
+and the programs' own records count the results from outside: see `soak_count`. Exits with 1 if a training was repeated
+or set back, or has succeeded without its last step, a job was deleted alive, a GPU is still held, or a task has not
+succeeded. In this case the logs, the processes' output and what was observed are kept.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def soak(home: pathlib.Path, trainings: int, seed: int, limit: float) -> tuple[C
     (home / "steps").mkdir()
     settings = {**SETTINGS, "SOAK_TRAININGS": str(trainings // len(DAG_IDS)), "SOAK_STEPS": str(home / "steps")}
     with (
-        clusters.cluster(gpus=256, mpi_api="v2beta1") as cluster,
+        clusters.cluster(gpus=128, nodes=2, mpi_api="v2beta1") as cluster,
         running(home / "airflow", cluster, dags, **settings) as airflow,
     ):
         kubes = [Kube(str(cluster.kubeconfig), cluster.namespace, kind) for kind in KINDS]
@@ -170,8 +170,8 @@ def table(commit: str, trainings: int, seed: int, seconds: float, count: Count, 
     rows = {
         "date, commit": f"{datetime.date.today()}, {commit}",
         "database, triggerers": f"{database.version()}, {1 if database.selected() == database.SQLITE else 2}",
-        "trainings: deferrable, in workers, of these with evictions": f"{trainings * 5 // 9}, {trainings * 4 // 9}, "
-        f"{trainings // 3}",
+        "trainings: deferrable, in workers, of these with evictions and drains": f"{trainings * 5 // 9}, "
+        f"{trainings * 4 // 9}, {trainings // 3}",
         "of them PyTorchJobs, MPIJobs, TrainJobs": ", ".join([str(trainings // len(KINDS))] * len(KINDS)),
         "seed, minutes": f"{seed}, {seconds / 60:.0f} (Python {platform.python_version()})",
         "disturbances": f"{sum(done.values())}: " + ", ".join(f"{n} × {what}" for what, n in sorted(done.items())),

@@ -48,6 +48,7 @@ class LogFile:
 
     files: list[list[Record]] = field(default_factory=lambda: [[]])
     ended: bool = False
+    errors: list[bytes] = field(default_factory=list)
     grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, time: str, text: str | bytes, *, partial: bool = False) -> None:
@@ -56,6 +57,11 @@ class LogFile:
 
     def rotate(self) -> None:
         self.files.append([])
+
+    def fail(self, text: bytes, times: int = 1000) -> None:
+        """The kubelet can't read the log on: so many responses end with its error."""
+        self.errors = [text] * times
+        self.grown.set()
 
     def end(self) -> None:
         self.ended = True
@@ -282,6 +288,9 @@ class FakeKube:
                         out += (record.time.encode() + b" " if new_line and record.time else b"") + record.text
                         out += b"" if record.partial else b"\n"
                     new_line = not record.partial
+                if file.errors:
+                    await write(bytes(out) + file.errors.pop())
+                    break
                 if out:
                     await write(bytes(out))
                 elif records is not file.files[-1]:  # it continues with the newest file and skips files in between

@@ -15,12 +15,13 @@ from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.engine import job_control as operations
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.core.disruptions import changes
-from tests.core.test_disruptions import DOUBTS
+from tests.core.test_disruptions import DOUBTS, SHOWN
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object, precise_stamp
 from tests.engine.staged import NAME, Staged, staged
@@ -91,11 +92,13 @@ async def followed(training: Staged, recorded: Replay, options: Options = OPTION
     return await asyncio.wait_for(following, 60)
 
 
-def mark_of(training: Staged) -> str | None:
-    found: str | None = training.api.objects[training.kind.plural][NAME]["metadata"]["annotations"].get(
-        INTERRUPTED_ANNOTATION
-    )
+def annotation_of(training: Staged, name: str) -> str | None:
+    found: str | None = training.api.objects[training.kind.plural][NAME]["metadata"]["annotations"].get(name)
     return found
+
+
+def mark_of(training: Staged) -> str | None:
+    return annotation_of(training, INTERRUPTED_ANNOTATION)
 
 
 def running_pods(training: Staged) -> list[str]:
@@ -161,10 +164,85 @@ async def test_mark_is_the_proof_when_the_pods_are_gone() -> None:
 
 
 async def test_pods_that_nobody_saw_are_no_doubt() -> None:
-    async with replaying(MASTER) as (training, recorded):
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
         recorded.go()
         assert (await training.follow(OPTIONS)).succeeded
         assert "PATCH" not in str(training.api.writes()), "a success needs no further request"
+
+
+async def test_master_that_nobody_saw_is_doubtful_by_the_conditions_of_its_job() -> None:
+    """It was drained between the death of the worker that deferred the task and the next try (found by the soak)."""
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go()
+        outcome = await training.follow(OPTIONS)
+        assert (outcome.cause or {})["summary"] == f"{SHOWN}: the training is probably incomplete"
+        assert mark_of(training) == SHOWN
+
+
+def is_stopped(change: Object) -> bool:
+    return "DisruptionTarget" in str(change["object"]["status"]) or "deletionTimestamp" in change["object"]["metadata"]
+
+
+@pytest.mark.parametrize("name", [name for name in DOUBTS if "trainjob" not in name])
+async def test_process_after_one_that_died_knows_of_the_stopped_pod(name: str) -> None:
+    """It died before the job had succeeded, and the pod is gone."""
+    async with replaying(name) as (training, recorded):
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly(is_stopped)
+        await until(lambda: annotation_of(training, STOPPED_PODS_ANNOTATION))
+        following.cancel()
+        await asyncio.wait([following])
+        recorded.go()
+        for pod in list(training.api.objects["pods"]):
+            training.api.remove("pods", pod)
+        outcome = await training.follow(OPTIONS)
+        assert not outcome.succeeded
+        replica = DOUBTS[name].partition(" ended")[0]
+        assert (outcome.cause or {})["summary"].startswith(f"{replica} had not ended when ")
+        assert (mark_of(training) or "").startswith(replica)
+
+
+async def test_pods_that_are_rejected_without_end_are_not_noted() -> None:
+    """Of 103 pods in 34 s, none can make the success of the job doubtful."""
+    async with replaying("107d-pt-admission-error-worker-onfailure") as (training, recorded):
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly()
+        assert "PATCH" not in str(training.api.writes())
+        following.cancel()
+
+
+async def test_pod_that_could_not_be_noted_is_noted_later() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        training.api.fail("PATCH", "pytorchjobs", 403)
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly(is_stopped)
+        await until(lambda: annotation_of(training, STOPPED_PODS_ANNOTATION), 30)
+        assert "could not be noted" in str(training.log)
+        following.cancel()
+
+
+async def test_stop_while_the_result_is_read_repeats_no_success() -> None:
+    """The program was stopped, and has printed a result. The process ends before it has read that."""
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go(succeeds)
+        training.api.logs["run-master-0"].append((precise_stamp(), RESULT))
+        training.api.pause("before GET .*/log")
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await training.api.paused.wait()
+        await until(lambda: annotation_of(training, STOPPED_PODS_ANNOTATION))
+        following.cancel()
+        await asyncio.wait([following])
+        assert mark_of(training) is None, "the next try would train again"
+        training.api.pause("")
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: '"pods": []' in str(annotation_of(training, STOPPED_PODS_ANNOTATION)))
+        recorded.go()  # the pod is gone
+        outcome = await following
+        assert (outcome.succeeded, outcome.result) == (True, {"loss": 0.5})
+        assert (await training.follow(OPTIONS)).succeeded, "a process that can't read the log any more"
 
 
 async def test_next_process_knows_what_the_one_before_has_seen() -> None:
@@ -209,12 +287,30 @@ async def test_mark_is_written_again_after_a_conflict() -> None:
         assert (outcome.succeeded, mark_of(training)) == (False, DOUBTS[MASTER])
 
 
-async def test_job_that_could_not_be_marked_is_named() -> None:
+async def test_mark_is_written_again_when_the_pods_are_released() -> None:
     async with replaying(MASTER) as (training, recorded):
-        training.api.fail("PATCH", "pytorchjobs", 403, count=9)
+        recorded.go(succeeds)
+        training.api.fail("PATCH", "pytorchjobs", 403, count=2)
         outcome = await followed(training, recorded)
-        assert not outcome.succeeded
+        assert (outcome.succeeded, mark_of(training)) == (False, DOUBTS[MASTER])
+        assert "could not be marked" not in str(training.log)
+
+
+async def test_job_that_could_not_be_marked_is_doubtful_for_the_next_process() -> None:
+    """The stopped pod was noted while the job was alive."""
+    async with replaying(MASTER) as (training, recorded):
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly(lambda change: is_stopped(change) and change["object"]["status"]["phase"] != "Running")
+        await until(lambda: '"ends_by": 0.0' in str(annotation_of(training, STOPPED_PODS_ANNOTATION)))
+        training.api.fail("PATCH", "pytorchjobs", 403, count=9)
+        await recorded.go_slowly()
+        assert not (await following).succeeded
         assert "A retry may take it for a success" in str(training.log)
+        assert (mark_of(training), training.api.objects["pods"].get("run-master-0")) == (None, None)
+        training.api.clear_failures()
+        assert not (await training.follow(OPTIONS)).succeeded
+        assert mark_of(training) == DOUBTS[MASTER]
 
 
 @pytest.mark.parametrize("name", ["103-pt-node-deleted-master-never", LATE_MASTER])

@@ -17,10 +17,11 @@ from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, OnFini
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.api.job_calls import set_suspended
-from airflow_provider_ktrain.engine.follow import startup
+from airflow_provider_ktrain.engine.follow import closing, startup
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
+from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import (
@@ -153,6 +154,22 @@ async def test_takeover_marks_lines_that_may_be_repeated(
         line for line in task.log.messages if line.startswith(f"Lines since {since} may be repeated: another triggerer")
     ]
     assert len(warnings) == marked
+
+
+async def test_outcome_after_a_takeover_waits_shortly_for_earlier_lines(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads Airflow's log, and all lines are from before the takeover."""
+    monkeypatch.setattr(closing, "SHORT_DRAIN_SECONDS", 2.0)
+    ref = (await task.submit(1, "for i in $(seq 100); do echo line $i; done")).ref
+    log_socket().connect(lambda: 100_000, 100_000)
+    at = time.time()
+    outcome = await task.ended(
+        ref, handover=Handover(handed_over_at=at), shared=True, began_at=at + 3600, drain_timeout=3600
+    )
+    assert outcome.succeeded
+    (counted,) = [line for line in task.log.messages if "are not logged again after the takeover" in line]
+    assert "takeover: 100 lines between " in counted
 
 
 async def test_containers_without_a_log_position_are_reported(task: Task) -> None:

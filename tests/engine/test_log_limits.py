@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logs.cursor import Position, Replay
 from airflow_provider_ktrain.engine.logs import emitter, log_socket, stream_budget
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
@@ -130,6 +131,19 @@ async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest
     assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
 
 
+async def test_text_without_a_time_is_not_a_late_line() -> None:
+    """A kubelet may add it to one response and not to the next one."""
+    source = LogLine("p", "main", "Worker", 0, 0, "", "")
+    live = emitter.RateLimitedEmitter(lambda line: None, source, on_full=lambda position: None)
+    late = emitter.RateLimitedEmitter(lambda line: None, source, until=lambda position, time: False)
+    live.logs, late.tally, late.repays = False, live.tally, True
+    block = f"{stamp(1)} a\n{stamp(2)} b".encode()
+    await live.emit(block, Replay(Position()))
+    assert live.tally.late == 2
+    await late.emit(block + b"\nfailed to create fsnotify watcher: too many open files", Replay(Position()))
+    assert (live.tally.late, live.tally.lines) == (0, 3)
+
+
 @of_each_kind
 async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow needs time to cancel a trigger that it has reassigned to another triggerer. Reading goes on."""
@@ -151,6 +165,26 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: py
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(sink.lines) == 5
+
+
+async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another triggerer logs these lines."""
+    kube, sink, seen = FakeKube(), Sink(), list[str]()
+    kube.pod("p")
+    socket = log_socket.log_socket()
+    socket.connect(lambda: 0, 100_000)
+    monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
+    inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
+    async with following(kube, sink, inspector=inspector) as follower:
+        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        write(kube.log("p"), 0, 5)
+        await until(lambda: len(seen) == 5)
+        monkeypatch.setattr(log_socket, "STALL_SECONDS", 3600)
+        assert socket.waiting_bytes
+        assert await follower.close() == 5
+    assert not socket.waiting_bytes
+    assert (follower.report().total.lines, follower.report().total.late, sink.texts) == (0, 5, [])
 
 
 async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:

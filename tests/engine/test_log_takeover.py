@@ -113,7 +113,7 @@ async def test_end_does_not_wait_for_earlier_lines(kube: FakeKube) -> None:
         taken.follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await taken.follower.drain(60)
         assert (report.unread, taken.live.texts) == ([], AFTER)
-        report = await taken.follower.log_rest(0.3, 60, 0.1)
+        report = await taken.follower.log_rest(3, 60, 2)
         earlier = taken.follower.earlier_report()
     assert taken.sink.lines == []
     assert (report.total.lines, report.total.late) == (0, 100)

@@ -11,7 +11,9 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.logs import container_follower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 
 from .fakekube import PODS, FakeKube, cutter, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, write
@@ -389,3 +391,87 @@ async def test_unchanged_pod_is_not_examined_again() -> None:
         assert asked == 1
         follower.observe(kube.pod("p", restart=1))
         assert asked == 2
+
+
+NO_WATCHER = b"failed to create fsnotify watcher: too many open files"
+NO_FILE = b'failed to try resolving symlinks in path "/var/log/pods/ns_p/main/0.log": lstat: no such file or directory'
+
+
+async def test_error_of_the_kubelet_is_no_line_and_the_log_is_read_on() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 5)
+    log.fail(NO_WATCHER, 3)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5 and not log.errors)
+        write(log, 5, 10)
+        await until(lambda: len(sink.lines) == 10)
+        log.end()
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(60)
+    assert sink.texts == numbered(0, 10)
+    assert (report.unread, gaps_of(report), sink.notes) == ([], {}, [])
+
+
+async def test_log_that_the_kubelet_can_not_read_any_more_is_reported_as_a_gap() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        log.fail(NO_FILE)
+        log.end()
+        follower.observe(kube.pod("p", state="terminated", phase="Failed"))
+        report = await follower.drain(60)
+    assert sink.texts == numbered(0, 5)
+    expected = f"lines of run 0 may be missing: the kubelet can't read its log.\n{NO_FILE.decode()}"
+    assert gaps_of(report) == {("p", "main"): (expected,)}
+
+
+async def test_previous_run_that_the_kubelet_can_not_read_does_not_hold_up_the_next_one() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", restart=1)
+    kube.log("p").fail(NO_FILE)
+    write(kube.log("p", restart=1), 0, 3)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 3)
+        report = await follower.drain(60)
+    assert sink.by_run() == {("p", "main", 1): numbered(0, 3)}
+    (gap,) = gaps_of(report)["p", "main"]
+    assert gap.startswith("lines of run 0 may be missing: the kubelet can't read its log.")
+
+
+async def test_restart_that_the_status_shows_late_is_no_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast crash loop on a loaded node: the next run writes before restartCount shows it (Kubernetes 1.36)."""
+    monkeypatch.setattr(container_follower, "STATUS_LAG_SECONDS", 0.1)
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 3)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 3)
+        kube.log("p").end()
+        await until(lambda: kube.requests["get"] >= 1)  # the status still shows the first run
+        write(kube.log("p", restart=1), 0, 3, begin=20)
+        before = kube.requests["get"]
+        await until(lambda: kube.requests["get"] >= before + 4)
+        follower.observe(kube.pod("p", restart=1))
+        await until(lambda: len(sink.lines) == 6)
+        report = await follower.drain(60)
+    assert sink.by_run() == {("p", "main", 0): numbered(0, 3), ("p", "main", 1): numbered(0, 3)}
+    assert (gaps_of(report), sink.notes) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("unended", "expected"),
+    [
+        (NO_WATCHER, True),
+        (NO_FILE, True),
+        (b"2026-11-21T10:06:08.600000000Z 37%", False),  # a progress bar without a line end
+        (b"2026-11-21T10:06:08.6+01:00 37%", False),
+        (b"", False),
+    ],
+)
+def test_unended_line_without_a_timestamp_is_the_kubelets(unended: bytes, expected: bool) -> None:
+    assert is_of_kubelet(unended) is expected

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import JobRef
-from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
+from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
+from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
@@ -83,7 +84,7 @@ async def test_memory_of_a_waiting_job_is_bounded() -> None:
 def test_a_job_without_unread_fields_is_followed_alike() -> None:
     whole, read = a_job(1), stripped(a_job(1))
     assert len(json.dumps(read)) < len(json.dumps(whole)) / 2
-    assert gpus_of_job(read) == gpus_of_job(whole) == 40
+    assert accelerators_of_job(read) == accelerators_of_job(whole) == {GPU: 40}
     (container,) = read["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container.keys() == {"name", "image", "command", "resources"}
 

@@ -23,7 +23,9 @@ from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, 
 from airflow_provider_ktrain.core.identity import adoption
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -59,6 +61,9 @@ RUNS = int(os.environ.get("KTRAIN_MODEL_RUNS", "1000"))
 BATCH = 250
 STEPS = 150
 STRANGER = Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "theirs")
+
+
+NOTES = {STOPPED_PODS_ANNOTATION, INTERRUPTED_ANNOTATION}
 
 
 class Interleaving:
@@ -119,7 +124,7 @@ class Interleaving:
             return
         if owner.ti_id != client.actor:
             self._check_replacement(client.process, owner, verb, job, sent)
-        elif Owner.of(sent) is None:
+        elif Owner.of(sent) is None and not is_note(sent):
             self._check_end(client.process, verb, job)
 
     def _check_replacement(self, process: Process, owner: Owner, verb: str, job: Object, sent: Object) -> None:
@@ -518,6 +523,12 @@ class Interleaving:
             await self.loop.turn(0)
         for process in self.world.processes:
             await process.client.close()
+
+
+def is_note(sent: Object) -> bool:
+    """Whether a patch only says which pods were stopped: it ends nothing."""
+    annotations = (sent.get("metadata") or {}).get("annotations") or {}
+    return sent.keys() == {"metadata"} and bool(annotations) and annotations.keys() <= NOTES
 
 
 def _scheduled(pod: Object) -> str:

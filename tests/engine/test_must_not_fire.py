@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis import unmatched_pods
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import Limits
@@ -154,6 +155,35 @@ def volume_missing(training: Staged) -> None:
     training.event("FailedMount", text, about=f"{NAME}-{training.role.lower()}-0")
 
 
+def unscheduled(training: Staged, message: str) -> None:
+    without_node(training)
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "lastTransitionTime": stamp(27.0),
+    }
+    (name,) = training.api.objects["pods"]
+    training.api.change("pods", name, lambda pod: pod["status"].update(conditions=[condition | {"message": message}]))
+
+
+def claim_missing(training: Staged) -> None:
+    unscheduled(training, '0/4 nodes are available: persistentvolumeclaim "data" not found.')
+
+
+def node_missing(training: Staged) -> None:
+    """The scheduler says that no node matches, as a read of the nodes shows."""
+    unscheduled(training, "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.")
+    (name,) = training.api.objects["pods"]
+    training.api.change("pods", name, lambda pod: pod["spec"].update(nodeSelector={"pool": "a100"}))
+    training.api.put("nodes", {"metadata": {"name": "node-1", "labels": {"pool": "h100"}}, "status": {"capacity": {}}})
+
+
+def node_labelled(training: Staged) -> None:
+    """A node matches now, and is still full."""
+    training.api.change("nodes", "node-1", lambda node: node["metadata"].update(labels={"pool": "a100"}))
+
+
 def pods_refused(training: Staged) -> None:
     training.condition("Created")
     text = 'Error creating: pods "train-worker-0" is forbidden: violates PodSecurity "restricted:latest"'
@@ -183,6 +213,9 @@ RULES: dict[str, Case] = {
     "back-off": Case({}, waits("ImagePullBackOff", "Back-off pulling image"), starts, "image"),
     "late volume": Case({}, volume_missing, starts, "data"),
     "refused pods": Case({}, pods_refused, starts, "PodSecurity"),
+    "late claim": Case({}, claim_missing, starts, "persistentvolumeclaim"),
+    "late node": Case({}, node_missing, starts, "no node matches nodeSelector pool=a100"),
+    "late label": Case({}, node_missing, node_labelled, "no node matches nodeSelector pool=a100"),
 }
 EXCEEDED: dict[str, Case] = {
     "max_restarts": Case({"max_restarts": 1}, restarted(2), succeeds, "max_restarts"),
@@ -196,6 +229,7 @@ of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     for reason in GRACE_SECONDS:
         monkeypatch.setitem(GRACE_SECONDS, reason, GRACE)
+    monkeypatch.setattr(unmatched_pods, "GRACE_SECONDS", GRACE)
     for phase in FAILS_AFTER_SECONDS:
         monkeypatch.setitem(FAILS_AFTER_SECONDS, phase, LEFT)
 

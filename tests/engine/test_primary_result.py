@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.logs.result import PART_BYTES, PART_MARKER, ke
 from airflow_provider_ktrain.engine.api.client import ApiStatusError
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
-from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, PrimaryResult
+from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, MAX_READ_BYTES, PrimaryResult
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
@@ -58,8 +58,9 @@ class Logs:
         yield SimpleNamespace(content=SimpleNamespace(iter_any=lambda: self.chunks(text.encode())))
 
     async def chunks(self, text: bytes) -> AsyncIterator[bytes]:
-        for start in range(0, len(text), 7):
-            yield text[start : start + 7]
+        size = 7 if len(text) < 10_000 else 1 << 20
+        for start in range(0, min(len(text), MAX_READ_BYTES), size):
+            yield text[start : start + size]
 
 
 def printed_lines(value: Any) -> list[str]:
@@ -168,7 +169,7 @@ async def test_end_of_a_log_that_nobody_has_read_is_read(log: str, text: str, ex
 async def test_result_before_many_lines_is_found_or_missed_in_words(
     after: int, expected: tuple[Any, str, bool]
 ) -> None:
-    logs = Logs("KTRAIN_RESULT 1\n" + "a\n" * after)
+    logs = Logs("KTRAIN_RESULT 1\n" + "a\n" * (after - 1) + "a")
     assert await completed(result_of(logs, Handover(), NEVER_FOLLOWED)) == expected
     assert [query["tailLines"] for query in logs.queries] == [str(number) for number in LAST_LINES]
 
@@ -230,3 +231,26 @@ async def test_result_after_a_takeover_is_not_searched() -> None:
     result.take(SOURCE, "KTRAIN_RESULT 6", "2026-11-22T08:41:00.000000000Z")
     await result.complete((), {("train-master-0", "pytorch")})
     assert (result.find(), logs.queries) == ((6, "", True), [])
+
+
+@pytest.mark.parametrize(
+    ("line_size", "expected"),
+    [
+        (1024, (3, "", True)),
+        (
+            40 * 1024,
+            (2, "Its result may be an earlier one: the log of Master 0 could not be read to its end", True),
+        ),
+    ],
+    ids=["found in the last lines", "not found"],
+)
+async def test_result_in_a_part_of_the_log_does_not_replace_a_later_one(
+    line_size: int, expected: tuple[Any, str, bool]
+) -> None:
+    """The API server sends the first 32 MiB of 40."""
+    filler = f"{'x' * (line_size - 1)}\n" * (40 * 1024 * 1024 // line_size)
+    result = result_of(Logs(f"KTRAIN_RESULT 1\n{filler}KTRAIN_RESULT 3\n"), Handover(handed_over_at=1.0))
+    for line in ("KTRAIN_RESULT 1", "KTRAIN_RESULT 2"):  # the late reader came that far
+        result.take(SOURCE, line, "", earlier=True)
+    await result.complete((), {("train-master-0", "pytorch")})
+    assert result.find() == expected

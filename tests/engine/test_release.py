@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.queue.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import release as releasing
@@ -133,7 +134,7 @@ async def test_delete_waits_until_job_and_pods_are_gone(task: Task) -> None:
     done = await release_job(task.api, ref)
     assert await task.job() is None
     assert not await task.pods(ref)
-    assert (done.pods, done.gpus) == (2, 2)
+    assert (done.pods, done.held[GPU]) == (2, 2)
     assert "deleted. 2 GPUs released, 2 pods deleted." in done.text
 
 
@@ -153,7 +154,7 @@ async def test_unscheduled_pods_do_not_count_as_gpus(task: Task) -> None:
 
     await until(made)
     done = await release_job(task.api, ref)
-    assert (done.pods, done.gpus) == (2, 0)
+    assert (done.pods, done.held[GPU]) == (2, 0)
     assert "deleted. No GPUs were held, 2 pods deleted." in done.text
 
 
@@ -162,7 +163,7 @@ async def test_release_is_idempotent(task: Task) -> None:
     ref = (await task.submit()).ref
     await asyncio.gather(*(release_job(task.api, ref) for _ in range(4)))
     again = await release_job(task.api, ref)
-    assert (again.pods, again.gpus) == (0, 0)
+    assert (again.pods, again.held[GPU]) == (0, 0)
     assert "is gone. No pods were left." in again.text
 
 
@@ -346,7 +347,7 @@ async def test_timeout_includes_the_grace_period_of_pods(task: Task) -> None:
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
     await task.running(ref)
     done = await release_job(task.api, ref, timeout=1)
-    assert (done.pods, done.gpus) == (1, 1)
+    assert (done.pods, done.held[GPU]) == (1, 1)
     assert done.seconds > 1
     assert not await task.pods(ref)
 
@@ -371,7 +372,7 @@ async def test_pods_left_by_an_orphaning_deletion_are_deleted(task: Task) -> Non
     await until(gone)
     assert await task.pods(ref)
     done = await release_job(task.api, ref)
-    assert (done.pods, done.gpus) == (1, 1)
+    assert (done.pods, done.held[GPU]) == (1, 1)
     assert not await task.pods(ref)
 
 
@@ -421,7 +422,7 @@ async def test_release_fails_at_the_timeout_if_the_api_server_stays_unreachable(
     assert time.monotonic() - began < 30, "nothing waits for pods that cannot be asked for"
     done = await release_others(task.api, ref, lambda _: Mode.DELETE, timeout=120)
     assert done is not None
-    assert done.gpus == 1, "it is released, and counted, once it is back"
+    assert done.held[GPU] == 1, "it is released, and counted, once it is back"
 
 
 class SilentApi(EvictedApi):
@@ -471,7 +472,7 @@ async def test_pods_of_a_job_without_our_labels_are_found(task: Task) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
     theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)
-    assert (await release_job(task.api, theirs)).gpus == 1
+    assert (await release_job(task.api, theirs)).held[GPU] == 1
 
 
 async def test_pods_of_the_next_tries_job_are_not_deleted() -> None:
@@ -492,7 +493,7 @@ async def test_requests_of_a_deletion(phase: str) -> None:
     api.made.clear()
     done = await release(api, REF, Mode.DELETE, read)
     assert api.made == ["DELETE job", "GET job", "GET pods"]
-    assert (done.pods, done.gpus) == (1, int(phase == "Running"))
+    assert (done.pods, done.held[GPU]) == (1, int(phase == "Running"))
 
 
 async def test_kept_job_without_running_pods_takes_one_list() -> None:
@@ -501,7 +502,7 @@ async def test_kept_job_without_running_pods_takes_one_list() -> None:
     api.made.clear()
     done = await release(api, REF, Mode.DELETE_PODS, read)
     assert api.made == ["GET pods"]
-    assert (done.mode, done.pods, done.gpus) == (Mode.DELETE_PODS, 0, 0)
+    assert (done.mode, done.pods, done.held[GPU]) == (Mode.DELETE_PODS, 0, 0)
     assert done.text.endswith("kept without running pods.")
 
 
@@ -523,7 +524,7 @@ async def test_pod_that_appears_after_the_read_is_deleted_and_counted() -> None:
     api.add("worker", "Running")
     done = await release(api, REF, Mode.DELETE_PODS, read)
     assert list(api.pods) == ["master"]
-    assert done.gpus == 1
+    assert done.held[GPU] == 1
     assert "1 GPU released, 1 pod deleted." in done.text
 
 
@@ -531,12 +532,12 @@ async def test_pods_that_the_operator_cleans_up_are_left_to_it() -> None:
     api = RecordedApi(ended_job(runPolicy={"cleanPodPolicy": "Running"}), master="Succeeded", worker="Running")
     read = await read_training(api, REF)
     api.cleans_up = True
-    assert (await release(api, REF, Mode.DELETE_PODS, read)).gpus == 1
+    assert (await release(api, REF, Mode.DELETE_PODS, read)).held[GPU] == 1
     assert "DELETE pods" not in api.made
     api.cleans_up = False
     api.add("worker", "Running")
     read = await read_training(api, REF)
-    assert (await release(api, REF, Mode.DELETE_PODS, read)).gpus == 1
+    assert (await release(api, REF, Mode.DELETE_PODS, read)).held[GPU] == 1
     assert api.made.count("DELETE pods") == 1, "the operator doesn't delete them in time"
 
 

@@ -147,3 +147,20 @@ async def test_rule_acts_on_a_job_that_never_shows_its_end() -> None:
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("delay", [1.2, None], ids=["soon", "never"])
+async def test_worker_at_its_deadline_waits_for_the_end_as_long_as_it_can(kind: Kind, delay: float | None) -> None:
+    """It has 3.5 s, of which it keeps one for the deletion of a job that never shows its end."""
+    async with staged(kind) as training, training.owner(shared=False) as owner:
+        start(training)
+        container_ended(training, 0)
+        owner.job.ref, owner.job.last_seen = training.ref, training.api.objects[kind.plural][NAME]
+        ending, began = asyncio.ensure_future(owner.interrupted(Event.DEADLINE)), time.monotonic()
+        if delay is not None:
+            await asyncio.sleep(delay)
+            training.ended()
+        await asyncio.wait_for(ending, 30)
+        assert (NAME in training.api.objects[kind.plural]) is (delay is not None), str(training.log)
+        assert time.monotonic() - began < 3.5

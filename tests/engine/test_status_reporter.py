@@ -9,6 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.reporting.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
+from airflow_provider_ktrain.core.state.accelerators import GPU, Amounts
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
@@ -137,7 +138,7 @@ def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
     metrics.steps = ReportedSteps(before=99)
     for step in (90, 95, 101):
         metrics.steps.note(step, 1000.0 + step)
-    state.queue = QueueMemory(gpus=16)
+    state.queue = QueueMemory(requested=Amounts({GPU: 16}))
     state.metrics["seconds.queued"] = 100.0
     status = reporter.take()()
     assert status["requested_gpus"] == 16

@@ -52,3 +52,17 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         found = await evidence.gather({("w", "main")}, [pod])
     assert diagnose(make_evidence(JOB, [pod], **found)).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"
+
+
+async def test_error_of_the_kubelet_is_not_the_last_line() -> None:
+    kube = FakeKube()
+    pod = kube.pod("w", state="terminated", phase="Failed")
+    kube.log("w").write(stamp(5), "the data set has a damaged file")
+    kube.log("w").fail(b"failed to create fsnotify watcher: too many open files")
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        found = await EvidenceCollector(FollowContext(api, state, Lines())).gather({("w", "main")}, [pod])
+    cause = diagnose(make_evidence(JOB, [pod], **found))
+    assert cause.summary == "Worker 0 failed with exit code 1. Last log line: the data set has a damaged file"

@@ -229,6 +229,8 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer = answers.get(self.path.partition("?")[0], 404)
+            if "/secrets/" in self.path and "as=PartialObjectMetadata" not in self.headers["Accept"]:
+                answer = 500  # nothing may read a Secret's data
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status = {"kind": "Status", "code": answer, "message": "no"} if isinstance(answer, int) else answer
             body = json.dumps(status).encode()
@@ -437,3 +439,93 @@ def test_unknown_rights_are_a_warning(check: Check, tmp_path: pathlib.Path) -> N
     with serving(tmp_path, {**SERVED, **mute}) as (kubeconfig, _):
         status, problems = check(pytorchjob(), kubeconfig)
     assert (status, codes(problems)) == (0, [("warning", "rights")])
+
+
+# ---- the objects that the manifest names
+
+NAMED: dict[str, Any] = {
+    "serviceAccountName": "trainer",
+    "imagePullSecrets": [{"name": "registry"}],
+    "volumes": [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "imagenet"}},
+        {"name": "keys", "secret": {"secretName": "s3"}},
+        {"name": "extra", "secret": {"secretName": "other", "optional": True}},
+        {"name": "all", "projected": {"sources": [{"configMap": {"name": "settings"}}, {"secret": {"name": "s3"}}]}},
+    ],
+}
+ENVIRONMENT: dict[str, Any] = {
+    "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
+    "envFrom": [{"configMapRef": {"name": "no/name"}}, {"secretRef": {"name": "absent", "optional": True}}],
+}
+CORE = "/api/v1/namespaces/default"
+NAMED_PATHS = [
+    f"{CORE}/{name}"
+    for name in (
+        "serviceaccounts/trainer",
+        "persistentvolumeclaims/imagenet",
+        "secrets/s3",
+        "configmaps/settings",
+        "secrets/registry",
+        "secrets/hub",
+    )
+]
+
+
+def with_names() -> Object:
+    manifest = pytorchjob(**ENVIRONMENT)
+    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["spec"] |= NAMED
+    return manifest
+
+
+def test_objects_that_the_manifest_names_and_that_do_not_exist_are_reported(
+    check: Check, tmp_path: pathlib.Path
+) -> None:
+    manifest = with_names()
+    with serving(tmp_path, SERVED) as (kubeconfig, written):
+        status, problems = check(manifest, kubeconfig)
+    assert status == 1
+    assert not written
+    assert [(p["level"], p["found"], p["expected"]) for p in problems] == [
+        ("error", "trainer", "a ServiceAccount"),
+        ("error", "imagenet", "a PersistentVolumeClaim"),
+        ("error", "s3", "a Secret"),
+        ("error", "settings", "a ConfigMap"),
+        ("error", "no/name", "a ConfigMap"),
+        ("error", "hub", "a Secret"),
+        ("warning", "registry", "a Secret"),
+    ]
+    volumes = "$.spec.pytorchReplicaSpecs.Master.template.spec.volumes"
+    assert problems[1] == {
+        "file": problems[1]["file"],
+        "line": problems[1]["line"],
+        "level": "error",
+        "code": "reference",
+        "path": f"{volumes}[0].persistentVolumeClaim.claimName",
+        "message": "namespace default has no such PersistentVolumeClaim: the job's pods could not start",
+        "found": "imagenet",
+        "expected": "a PersistentVolumeClaim",
+        "hint": "create it, or correct the name: kubectl get persistentvolumeclaims -n default lists them",
+    }
+
+
+@pytest.mark.parametrize("answer", [403, {"kind": "PartialObjectMetadata"}])
+def test_objects_that_exist_or_may_not_be_read_are_no_problem(
+    check: Check, tmp_path: pathlib.Path, answer: Object | int
+) -> None:
+    manifest = with_names()
+    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+        del replica["template"]["spec"]["containers"][0]["envFrom"]
+    with serving(tmp_path, {**SERVED, **dict.fromkeys(NAMED_PATHS, answer)}) as (kubeconfig, written):
+        assert check(manifest, kubeconfig) == (0, [])
+    assert written
+
+
+def test_metadata_of_a_secret_of_the_cluster_is_found(cluster: TestCluster, check: Check) -> None:
+    core = client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
+    core.create_namespaced_secret("default", {"metadata": {"name": "hub"}, "stringData": {"token": "x"}})
+    manifest = pytorchjob(env=ENVIRONMENT["env"])
+    assert check(manifest, cluster.kubeconfig) == (0, [])
+    core.delete_namespaced_secret("hub", "default")
+    status, (problem,) = check(manifest, cluster.kubeconfig)
+    assert (status, problem["code"], problem["found"]) == (1, "reference", "hub")

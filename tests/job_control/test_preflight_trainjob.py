@@ -29,7 +29,7 @@ def patched(job: str, manager: str = "example.com/me", **pod: Any) -> dict[str, 
 def test_valid_trainjob_is_not_created(cluster: TestCluster, check: Check) -> None:
     status, problems = check(patched("node", nodeSelector={"kubernetes.io/os": "linux"}), cluster.kubeconfig)
     assert (status, codes(problems)) == (0, [SLOW])
-    assert problems[0]["message"] == "a failing program is restarted for about 5 minutes before the job fails"
+    assert problems[0]["message"] == "a failing program is restarted for up to 5 minutes before the job fails"
     api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
     made = api.list_cluster_custom_object("trainer.kubeflow.org", "v1alpha1", "trainjobs")["items"]
     assert "train" not in [job["metadata"]["name"] for job in made]
@@ -43,6 +43,34 @@ def test_missing_runtime_is_an_error(cluster: TestCluster, check: Check, kind: s
     assert (status, problem["code"], problem["path"]) == (1, "runtime", "$.spec.runtimeRef")
     assert "nosuch does not exist" in problem["message"]
     assert f"{kind.lower()}s" in problem["hint"]
+
+
+def test_unknown_runtime_is_compared_with_the_names_of_the_others(cluster: TestCluster, check: Check) -> None:
+    manifest = trainjob()
+    manifest["spec"]["runtimeRef"] = {"name": "torch-distribute"}
+    status, (problem,) = check(manifest, cluster.kubeconfig)
+    assert (status, problem["code"]) == (1, "runtime")
+    assert problem["hint"].startswith("did you mean torch-distributed")
+    manifest["spec"]["runtimeRef"] = {"name": "x"}
+    (problem,) = check(manifest, cluster.kubeconfig)[1]
+    assert problem["hint"].startswith("there are ")
+    assert "torch-distributed" in problem["hint"]
+
+
+def test_objects_that_a_trainjob_names_are_checked(cluster: TestCluster, check: Check) -> None:
+    manifest = patched("node", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "imagenet"}}])
+    manifest["spec"]["trainer"]["env"] = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "a"}}}]
+    manifest["spec"]["initializer"] = {"model": {"secretRef": {"name": "weights"}}}
+    problems = [p for p in check(manifest, cluster.kubeconfig)[1] if p["code"] == "reference"]
+    assert sorted((p["found"], p["path"].rpartition("]")[0] or p["path"]) for p in problems) == [
+        ("hub", "$.spec.trainer.env[0"),
+        (
+            "imagenet",
+            "$.spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec"
+            ".volumes[0",
+        ),
+        ("weights", "$.spec.initializer.model.secretRef.name"),
+    ]
 
 
 @pytest.mark.parametrize(

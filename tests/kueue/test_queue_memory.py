@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import kueue as requests
@@ -277,11 +278,11 @@ async def test_the_time_in_the_queue_is_known_while_pods_still_end(task: Task) -
 
 async def test_the_gpus_of_a_workload_count_those_of_a_runtime(api: Api, task: Task) -> None:
     state = await state_of(task)
-    assert state.requested_gpus == 1
+    assert state.requested == {GPU: 1}
     gpus = {"limits": {"nvidia.com/gpu": "4"}}
     await write_workload(api, state.known_job, [NEVER_FITS], resources=gpus, count=3)
     async with following(task, state, QueuePhase.NEVER_FITS):
-        assert state.requested_gpus == 12
+        assert state.requested == {GPU: 12}
 
 
 async def test_a_job_without_a_workload_is_reported(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

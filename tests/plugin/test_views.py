@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader
 from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
+from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, printable, running_row, training_view
 
@@ -167,7 +168,7 @@ def test_what_a_retry_repeats_is_a_part_of_the_gpu_time(used: dict[str, Any], sh
 
 
 def test_gpu_time_in_a_queue_grows_while_nothing_is_written() -> None:
-    given = status(phases=[("Queued", 10.0)], usage={"queued": 30.0, "held": 0.0}, rows=[], requested_gpus=24)
+    given = status(phases=[("Queued", 10.0)], usage={"queued": 30.0, "held": 0.0}, rows=[], requested={GPU: 24})
     shown = view(given, now=160.0)
     assert ("GPUs requested", "24") in shown.facts
     assert dict(shown.usage) == {
@@ -301,3 +302,18 @@ def test_map_index_of_a_request(text: str, index: int) -> None:
     from airflow_provider_ktrain.plugin.application import task_key
 
     assert task_key("dag", "run", "task", text).map_index == index
+
+
+def test_other_accelerators_are_named() -> None:
+    tpus, slices = {"google.com/tpu": 4}, {"nvidia.com/mig-1g.5gb": 2}
+    rows = [["Master", 0, "m", "n", tpus, "Running", 0], ["Worker", 0, "w", "n", slices, "Running", 0]]
+    other = {"requested": 3.0, "queued": 0.0, "held": 3.0, "wasted": 0.0, "gpus": 2}
+    used = {"held": 60.0, "resource": "google.com/tpu", "others": {"nvidia.com/mig-1g.5gb": other}, "unknown_claims": 1}
+    given = status(rows=rows, usage=used, requested=tpus)
+    seen = view(given)
+    assert ("Accelerators", "2 MIG 1g.5gb slices and 4 TPUs") in seen.facts
+    assert [row["gpus"] for row in seen.replicas] == ["4 TPUs", "2 MIG 1g.5gb slices"]
+    assert (seen.gpus_name, seen.unit) == ("Accelerators", ("TPU", "TPUs"))
+    assert ("Held", "1 min") in seen.usage or ("Held", "1 min 0 s") in seen.usage
+    assert ("Held: MIG 1g.5gb slices", "3 s") in seen.usage
+    assert ("ResourceClaims that are not counted", "1") in seen.usage

@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.checks.error_rules import quantity
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.state.nodes import expression_matches
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Decimal]
@@ -125,14 +126,4 @@ def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
         return False
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False
-    return all(_matches(expression, labels) for expression in selector.get("matchExpressions") or ())
-
-
-def _matches(expression: Object, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(str(expression.get("key"))), expression.get("values") or ()
-    return {
-        "In": value in values,
-        "NotIn": value not in values,
-        "Exists": value is not None,
-        "DoesNotExist": value is None,
-    }.get(str(expression.get("operator")), True)
+    return all(expression_matches(expression, labels) for expression in selector.get("matchExpressions") or ())

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.operators import OperatorVersion
 from airflow_provider_ktrain.core.kinds.strategic_merge import member
 from airflow_provider_ktrain.core.kinds.trainjob.form import TRAINER_FIELDS
-from airflow_provider_ktrain.core.state.pods.gpus import is_gpu
+from airflow_provider_ktrain.core.state.accelerators import is_gpu
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Replica:
 
     @property
     def gpus(self) -> int:
-        """The GPUs that one pod requests."""
+        """The GPUs, or parts of them, that one pod requests."""
         return sum(
             max(resources["limits"][name].number or 0, resources["requests"][name].number or 0)
             for c in self.containers

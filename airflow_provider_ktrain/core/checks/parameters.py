@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.names import PREFIX, OnFinishAction
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.volumes import Volume
+from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE
 
 Fits = Callable[[Any], bool]
 
@@ -242,7 +243,7 @@ PARAMETERS: Mapping[str, Shape] = {
     ),
     "tolerations": Shape(
         "a list of mappings with key, operator, value, effect and tolerationSeconds", _like("Toleration"), Sequence,
-        'write [{"key": "nvidia.com/gpu", "operator": "Exists"}]',
+        f'write [{{"key": "{DEFAULT_RESOURCE}", "operator": "Exists"}}]',
     ),
     "affinity": Shape(
         "a mapping with nodeAffinity, podAffinity or podAntiAffinity, as in a pod's spec",

@@ -43,19 +43,26 @@ KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # optional: the job's place in its queue
     ("visibility.kueue.x-k8s.io", ("localqueues/pendingworkloads",), ("get",)),
 )
-_NODES_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
+#: in addition where pods get devices by ResourceClaims: which ones a release frees
+DRA_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("resource.k8s.io", ("resourceclaims",), ("get",)),
+)
 _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
 }  # fmt: skip
 
+#: in addition, in the whole cluster: what is wrong with a node, and whether any can match a pod that waits for one
+_NODE_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}
 
-def rules(*, kueue: bool = False, code: bool = False) -> list[dict[str, Any]]:
+
+def rules(*, kueue: bool = False, code: bool = False, dra: bool = False) -> list[dict[str, Any]]:
     """The rules of a Role.
 
     :param kueue: with the rights on Workloads and LocalQueues. Default: False.
     :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
+    :param dra: with the right to get ResourceClaims. Default: False.
     """
-    known = (*RULES, *(CODE_RULES if code else ()), *(KUEUE_RULES if kueue else ()))
+    known = (*RULES, *(CODE_RULES if code else ()), *(KUEUE_RULES if kueue else ()), *(DRA_RULES if dra else ()))
     return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in known]
 
 
@@ -68,6 +75,7 @@ def objects(
     kueue: bool = False,
     code: bool = False,
     nodes: bool = False,
+    dra: bool = False,
 ) -> list[dict[str, Any]]:
     """A Role, and the objects that belong to it.
 
@@ -76,9 +84,10 @@ def objects(
     :param kueue: with the rights on Kueue's Workloads and LocalQueues, and a ClusterRole that reads ClusterQueues and
         WorkloadPriorityClasses, for `ktrain check --server` and why a queue is inactive. Default: False.
     :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
-    :param nodes: add a ClusterRole that reads nodes, so that a cause names what is wrong with one. Default: False.
+    :param nodes: add a ClusterRole that reads nodes, for causes of failures that only they show. Default: False.
+    :param dra: with the right to get ResourceClaims, whose devices are counted. Default: False.
     """
-    made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code))]
+    made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code, dra=dra))]
     if cluster_runtimes:
         readable = [
             {"apiGroups": [group], "resources": list(runtimes.in_cluster), "verbs": ["get"]}
@@ -88,7 +97,7 @@ def objects(
     if kueue:
         made.append(_role("ClusterRole", {"name": f"{name}-kueue-{namespace}"}, [_KUEUE_CLUSTER_RULE]))
     if nodes:
-        made.append(_role("ClusterRole", {"name": f"{name}-nodes-{namespace}"}, [_NODES_RULE]))
+        made.append(_role("ClusterRole", {"name": f"{name}-nodes-{namespace}"}, [_NODE_RULE]))
     if not service_account:
         return made
     where, _, account = service_account.rpartition(":")

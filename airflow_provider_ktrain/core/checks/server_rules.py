@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queu
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING, Problem
 from airflow_provider_ktrain.core.checks.rbac import CODE_RULES
+from airflow_provider_ktrain.core.checks.references import Reference
 from airflow_provider_ktrain.core.state.pods.objects import condition_of, labels_of
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
@@ -47,6 +48,7 @@ class Answers:
     :param cluster_queue: the LocalQueue's ClusterQueue; None if it was not requested.
     :param priority_class: the job's WorkloadPriorityClass; None if it names none.
     :param old_trainer: Kueue's Deployment, for a TrainJob in a queue and a Trainer before 2.2. Default: None.
+    :param missing: the objects of the namespace that the manifest names and that don't exist. Default: none.
     """
 
     namespace: tuple[str, Answer]
@@ -56,6 +58,7 @@ class Answers:
     cluster_queue: Answer | None = None
     priority_class: Answer | None = None
     old_trainer: Answer | None = None
+    missing: tuple[Reference, ...] = ()
 
 
 def queue_of(manifest: Mapping[str, Any]) -> Field:
@@ -83,6 +86,7 @@ def judge(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
         yield from _cluster_queue(manifest, answers)
         yield from _priority_class(priority_class_of(manifest), answers.priority_class)
         yield from _old_trainer(queue_of(manifest), answers.old_trainer)
+        yield from (_missing(name, reference) for reference in answers.missing)
 
 
 def _namespace(at: Field, name: str, answer: Answer) -> Iterator[Problem]:
@@ -149,6 +153,15 @@ def _priority_class(at: Field, found: Answer | None) -> Iterator[Problem]:
         message = "the cluster has no such WorkloadPriorityClass: Kueue would never admit the job"
         hint = "kubectl get workloadpriorityclasses lists them"
         yield Problem(ERROR, "queue", at.path, message, at.text, "a WorkloadPriorityClass", hint)
+
+
+def _missing(namespace: str, reference: Reference) -> Problem:
+    """An object that the manifest names doesn't exist in the job's namespace."""
+    level = WARNING if reference.pulls_images else ERROR
+    consequence = "images are pulled without it" if reference.pulls_images else "the job's pods could not start"
+    message = f"namespace {namespace} has no such {reference.kind}: {consequence}"
+    hint = f"create it, or correct the name: kubectl get {reference.plural} -n {namespace} lists them"
+    return Problem(level, "reference", reference.at.path, message, reference.at.text, f"a {reference.kind}", hint)
 
 
 def _old_trainer(at: Field, kueue: Answer | None) -> Iterator[Problem]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import WARNING
 from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
+from airflow_provider_ktrain.core.state.accelerators import COMMON_NAMES, DEFAULT_RESOURCE, accelerator_of
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.text.output import SUGGESTION
 
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 #: variables of NCCL itself; those of its library's loading are matched by their value
@@ -34,20 +38,66 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
 
     Without a request, the scheduler places the pods anywhere, and pods that see all GPUs of a node share them.
     """
-    using = _using(job, "nccl")
-    configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
-    users, others = ([r.role for r, _ in _using(job, backend)] for backend in ("nccl", "gloo"))
-    for replica, at in [*using, *((r, env) for r, env in configured if r.role not in (*users, *others))]:
-        if _gpus(job, replica) or _claims_devices(job, replica) or job.kind.runtimes:
-            continue
+    users = [r.role for r, _ in _using(job, "nccl")]
+    for replica, at in _nccl_without_gpus(job):
         verb = "uses" if replica.role in users else "configures"
         yield Finding(
             at,
             f"{replica.role} {verb} nccl, which needs GPUs, and requests none",
             "nccl, no GPU",
-            "resources.limits nvidia.com/gpu: 1",
+            f"resources.limits {DEFAULT_RESOURCE}: 1",
             "request GPUs, or use gloo" if replica.role in users else "request GPUs, or remove the settings of nccl",
         )
+
+
+@rule("unequal-gpus", WARNING, PYTORCHJOB)
+def unequal_gpus(job: Job) -> Iterator[Finding]:
+    """Either both Master and Worker request GPUs, or none of them: both train.
+
+    Replicas that use or configure nccl without GPUs have a warning of their own (nccl-without-gpus).
+    """
+    master, worker = job.replicas.get("Master"), job.replicas.get("Worker")
+    if master is None or worker is None or worker.count < 1:
+        return
+    without, with_gpus = sorted((master, worker), key=lambda replica: replica.gpus)
+    warned = [replica.role for replica, _ in _nccl_without_gpus(job)]
+    if with_gpus.gpus and not without.gpus and without.role not in warned and not _claims_devices(job, without):
+        message = f"{with_gpus.role} requests GPUs and {without.role} doesn't: both train"
+        expected, hint = f"GPUs for {without.role}, too", f"request them for {without.role}, or for neither"
+        yield Finding(without.main["resources"], message, f"{with_gpus.gpus} and 0 GPUs", expected, hint)
+
+
+@rule("resource-name", WARNING)
+def resource_name(job: Job) -> Iterator[Finding]:
+    """The names of accelerators are spelled as their device plugins do.
+
+    No node has a resource of another name, so that the pods would wait for ever.
+    """
+    for _, container in job.containers:
+        limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+        for name, at in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].present)):
+            if meant := _meant(name):
+                message = f"{name} is probably misspelled: pods wait until a node has a resource of this name"
+                yield Finding(at, message, name, meant, f"{SUGGESTION}{meant}?")
+
+
+def _meant(name: str) -> str:
+    """The common resource whose name is like this one; "" if it is one, or if this may well be another resource."""
+    vendor, _, resource = name.lower().rpartition("/")
+    for known in () if name in COMMON_NAMES else COMMON_NAMES:
+        known_vendor, _, known_resource = known.lower().partition("/")
+        if vendor == known_vendor:
+            if accelerator_of(name) is None and _similarity(resource, known_resource) > 0.8:
+                return known
+        elif resource.removesuffix("s") == known_resource and (
+            vendor in ("", *known_vendor.split(".")[:-1]) or _similarity(vendor, known_vendor) > 0.87
+        ):
+            return known
+    return ""
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 @rule("gloo-with-gpus", WARNING)
@@ -227,6 +277,16 @@ def _using(job: Job, backend: str) -> list[tuple[Replica, Field]]:
         if selected == backend:
             found.append((replica, at))
     return found
+
+
+def _nccl_without_gpus(job: Job) -> list[tuple[Replica, Field]]:
+    """The replicas that use or configure nccl and request no GPUs, and the field that shows it."""
+    using = _using(job, "nccl")
+    configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
+    others = [r.role for r, _ in (*using, *_using(job, "gloo"))]
+    found = [*using, *((r, env) for r, env in configured if r.role not in others)]
+    lacking = [(r, at) for r, at in found if not _gpus(job, r) and not _claims_devices(job, r)]
+    return [] if job.kind.runtimes else lacking
 
 
 def _nccl_setting(replica: Replica) -> Field | None:

@@ -502,9 +502,10 @@ POD_REFUSALS = (
     ),
 )
 
+MISSING_CLAIM = r'persistentvolumeclaim "[^"]+" not found'  #: in the scheduler's message
 #: Reasons in the scheduler's message, each with what to do. All that match are reported.
 SCHEDULING_HINTS = (
-    (r'persistentvolumeclaim "[^"]+" not found', "Create the claim, or correct its name."),
+    (MISSING_CLAIM, "Create the claim, or correct its name."),
     (
         r"unbound immediate PersistentVolumeClaims|volume node affinity conflict",
         "Check the claim: its storage class, and the zone of its volume.",

@@ -16,7 +16,9 @@ from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_node
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
+from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
 from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.state.pods.devices import requested_by
 from airflow_provider_ktrain.core.state.pods.objects import (
     created,
     deletion_requested_at,
@@ -67,7 +69,8 @@ def diagnose_limit(limit: Limit, amount: float, evidence: Evidence, *, step: flo
             description = "had no pods within {seconds} s ({limit})"
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     higher = "" if step is None else f" higher than {step:.10g}"
-    passed = f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit, higher=higher)}"
+    values = {"seconds": f"{amount:.0f}", "limit": limit, "higher": higher, "accelerators": _held_by(evidence)}
+    passed = f"{evidence.title} {description.format(**values)}"
     found = obstacle or Cause(category, "")
     cause = replace(
         found.with_summary(lambda why: f"{passed}: {why}" if why else passed),
@@ -154,7 +157,7 @@ _LIMITS = {
     ),
     Limit.PARTIAL_START: (
         Category.SCHEDULING,
-        "held GPUs for {seconds} s while some of its pods had no node ({limit})",
+        "held {accelerators} for {seconds} s while some of its pods had no node ({limit})",
         "Free nodes, request less, use a queue or a gang scheduler, or raise partial_start_timeout.",
     ),
     Limit.EXECUTION: (
@@ -176,6 +179,12 @@ _LIMITS = {
         'longer. The program must print lines such as KTRAIN_METRIC {"step": 120}.',
     ),
 }
+
+
+def _held_by(evidence: Evidence) -> str:
+    """What the accelerators of the pods that have a node are called."""
+    requested = (requested_by(pod.get("spec") or {}) for pod in evidence.pods if node_of(pod))
+    return units_together(name for amounts in requested for name in amounts if is_accelerator(name))
 
 
 def _deadline_exceeded(evidence: Evidence) -> Cause | None:

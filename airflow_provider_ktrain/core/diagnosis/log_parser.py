@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import PROGRAM_ERRORS, first_match, reports_peer_loss
 from airflow_provider_ktrain.core.text.output import clipped
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 MAX_QUOTED_LINES = 20  #: last lines of a log that a cause quotes
 PATTERN_WINDOW_LINES = 15  #: last lines of a log in which a known message can explain the end of a program
@@ -70,7 +71,31 @@ _LAUNCHER_MESSAGES = (
     *(f"{program} {saw} that" for program in ("mpirun", "mpiexec", "prterun") for saw in ("detected", "noticed")),
 )
 _WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
+#: a line of metrics or progress
+_ROUTINE = re.compile(
+    r"^\s*$|KTRAIN_(METRIC|RESULT)|\d%\||"
+    r"\b(step|epoch|iter(ation)?|batch|(train_|val_)?loss|acc(uracy)?|lr)\b\W{0,3}\d",
+    re.IGNORECASE,
+)
 _LAUNCHER_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
+
+
+def in_order(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """The texts of a container's last lines, with the program's message at the end.
+
+    stdout and stderr are two pipes, and the node reads them in any order: the message of `sys.exit("text")` may come
+    before an older line of stdout. So if the log ends with metrics or progress, those of the last second come first.
+
+    :param lines: time (RFC 3339, or empty) and text of each line, oldest first.
+    """
+    texts = [text for _, text in lines]
+    written = [time for time, text in lines if re.search(r"\w", text)]
+    if not texts or not written or not _ROUTINE.search(texts[-1]) or (end := epoch_seconds(written[-1])) is None:
+        return texts
+    start = len(lines)
+    while start and (at := epoch_seconds(lines[start - 1][0])) is not None and at >= end - 1:
+        start -= 1
+    return [*texts[:start], *sorted(texts[start:], key=lambda text: _ROUTINE.search(text) is None)]
 
 
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:

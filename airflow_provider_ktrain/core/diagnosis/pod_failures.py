@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.failure_patterns import names_networ
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.devices import requests_gpus
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
@@ -40,7 +40,7 @@ class Failure:
     :param tail: the end of its log, or its termination message.
     :param is_latest: whether no other pod has replaced its pod. If the job failed, the failure that caused it is one of
         the latest.
-    :param gpus: GPUs that the pod requests.
+    :param has_gpus: whether the pod requests GPUs, or parts of them, as a resource.
     :param node: name of the pod's node; empty if unknown.
     """
 
@@ -57,7 +57,7 @@ class Failure:
     restarts: int
     tail: Tail
     is_latest: bool
-    gpus: int
+    has_gpus: bool
     node: str
 
 
@@ -148,6 +148,6 @@ def _failures_of_pod(
             restarts=int(container.get("restartCount") or 0),
             tail=tail(log_key(objects.name_of(pod), name), str(last.get("message") or "")),
             is_latest=is_latest,
-            gpus=pod_gpus(pod.get("spec") or {}),
+            has_gpus=requests_gpus(pod.get("spec") or {}),
             node=objects.node_of(pod),
         )

@@ -109,7 +109,7 @@ def _known_message(f: Failure) -> Cause | None:
     if found is None:
         return None
     known, message = found
-    category = known.category_with_gpus if f.gpus and known.category_with_gpus else known.category
+    category = known.category_with_gpus if f.has_gpus and known.category_with_gpus else known.category
     return replace(_explained(f, known, message), category=category)
 
 

@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
+from airflow_provider_ktrain.core.state.nodes import describe_selection
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json, avoided_nodes
 from airflow_provider_ktrain.core.state.pods.pod_groups import MAX_START_RESTARTS
@@ -26,6 +27,7 @@ GRACE_SECONDS: dict[str, float] = {
     "InvalidImageName": 60,
     "ErrImageNeverPull": 60,
     "CreateContainerConfigError": 30,
+    "missing claim": 30,
     "CreateContainerError": 120,
     "RunContainerError": 120,
     "ErrImagePull": 180,
@@ -46,7 +48,7 @@ def find_startup_failure(evidence: Evidence, *, has_run: bool) -> Cause | None:
     """Why a job will never start; None while it may still start: see `find_startup_cause`."""
     if "Running" in evidence.conditions or evidence.failed_condition:
         return None
-    cause = find_blocked_container(evidence)
+    cause = find_blocked_container(evidence) or find_missing_claim(evidence)
     if cause is None and not has_run and not _has_run(evidence):
         cause = next((refusal for rule in _REFUSALS if (refusal := rule(evidence))), None)
     return cause
@@ -399,6 +401,21 @@ def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
 _AFTER_MOUNT = ("Pulling", "Pulled", "Created", "Started")  #: reasons of the kubelet's events
 
 
+def find_missing_claim(evidence: Evidence) -> Cause | None:
+    """A pod has no node because a PersistentVolumeClaim doesn't exist, as its scheduler says."""
+    for pod in evidence.pods:
+        condition, message = objects.scheduling(pod), ""
+        if condition.get("status") == "False" and not objects.is_being_deleted(pod):
+            message = str(condition.get("message"))
+        waited_seconds = _waited(evidence, parse_timestamp(condition.get("lastTransitionTime") or objects.created(pod)))
+        missing = re.search(failure_patterns.MISSING_CLAIM, message)
+        if missing and waited_seconds >= GRACE_SECONDS["missing claim"]:
+            replica = evidence.replica_of(pod)
+            summary, resolution = f"{replica} can't be scheduled: {missing[0]}", failure_patterns.SCHEDULING_HINTS[0][1]
+            return _waited_for(Cause(Category.ENVIRONMENT, summary, message, resolution, replica), waited_seconds)
+    return None
+
+
 def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
     """No node fits a pod, its scheduler doesn't respond, or the namespace's quota is used up."""
     unscheduled = [(pod, c) for pod in evidence.pods if (c := objects.scheduling(pod)).get("status") == "False"]
@@ -408,10 +425,8 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
         hints = [resolution for pattern, resolution in failure_patterns.SCHEDULING_HINTS if re.search(pattern, message)]
         if excluded := describe_avoided(pod):
             hints.append(excluded)
-        selector = ", ".join(
-            f"{key}={value}" for key, value in ((pod.get("spec") or {}).get("nodeSelector") or {}).items()
-        )
-        selected = f"\nnodeSelector: {selector}" if selector and "selector" in message else ""
+        selection = describe_selection(pod) if "selector" in message else ""
+        selected = f"\nIt selects nodes by {selection}." if selection else ""
         return Cause(
             Category.SCHEDULING,
             f"{evidence.replica_of(pod)} can't be scheduled: {_node_reasons(message)}",

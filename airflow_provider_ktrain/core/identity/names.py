@@ -21,6 +21,7 @@ DEPLOYMENT_LABEL = f"{PREFIX}/deployment"
 SUBMISSION_LABEL = f"{PREFIX}/submission"  #: on the job and its pods; new for every job created: names are used again
 OWNER_ANNOTATION = f"{PREFIX}/owner"
 DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption, but not over a suspension
+BACKSTOP_ANNOTATION = f"{PREFIX}/backstop"  #: the activeDeadlineSeconds of its task, unless it had less
 MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
 CODE_ANNOTATION = f"{PREFIX}/code"  #: a hash of the job's code, which its pods wait for: on the job and its ConfigMap
 FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, if the task itself could not release the job

@@ -112,6 +112,13 @@ class Kind:
         """
         return role == self.primary(job) and (index == 0 or not self.scaling.is_elastic(job))
 
+    def stopped_primary(self, job: Mapping[str, Any]) -> str:
+        """Since when the job's conditions show that the pod of its primary was stopped, as RFC 3339; "" if they don't.
+
+        Default: the conditions of the kind never show that.
+        """
+        return ""
+
     def pod_role(self, labels: Mapping[str, str]) -> tuple[str, int]:
         """Role and index of a pod by its labels.
 

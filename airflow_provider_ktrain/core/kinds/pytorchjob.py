@@ -55,6 +55,18 @@ class _Scaling(Scaling):
         return low or high or 1, high or low
 
 
+class PyTorchJob(Kind):
+    """A Master and Workers."""
+
+    def stopped_primary(self, job: Mapping[str, Any]) -> str:
+        """Restarting says that the Master was lost, and stays if its program then exits with 0 (recordings 100b, 107c).
+
+        When a new Master runs, the condition Running replaces it.
+        """
+        restarting = true_conditions(job).get("Restarting")
+        return restarting.since if restarting and "Master replica(s) failed" in restarting.message else ""
+
+
 _TRAINING_OPERATOR = OperatorVersion(
     version="v1",
     name="training-operator",
@@ -63,7 +75,7 @@ _TRAINING_OPERATOR = OperatorVersion(
     expires=True,  # recording 12-pt-ttl
 )
 
-PYTORCHJOB = Kind(
+PYTORCHJOB = PyTorchJob(
     name="PyTorchJob",
     plural="pytorchjobs",
     operators=(_TRAINING_OPERATOR,),

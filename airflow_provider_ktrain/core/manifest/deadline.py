@@ -25,7 +25,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_ktrain.core.identity.names import DEADLINE_ANNOTATION, annotation
+from airflow_provider_ktrain.core.identity.names import BACKSTOP_ANNOTATION, DEADLINE_ANNOTATION, annotation
+from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN
 
 RELEASE_SECONDS = 30.0  #: from the deadline to Airflow's own timeout: time to release the job
 BACKSTOP_SECONDS = 300.0  #: from the deadline to the job's activeDeadlineSeconds
@@ -53,6 +54,14 @@ def deadline_of(job: Mapping[str, Any]) -> float | None:
         if math.isfinite(deadline := float(annotation(job, DEADLINE_ANNOTATION) or "")):
             return deadline
     return None
+
+
+def backstops_of(job: Mapping[str, Any]) -> frozenset[int]:
+    """What a task has set as activeDeadlineSeconds of a job and of its pods, where the manifest had nothing less."""
+    with contextlib.suppress(ValueError):
+        seconds = int(str(annotation(job, BACKSTOP_ANNOTATION)))
+        return frozenset({seconds, seconds + POD_DEADLINE_MARGIN})
+    return frozenset()
 
 
 def deferral_timeout(deadline: float | None, now: float, padding: float) -> timedelta | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.names import (
+    BACKSTOP_ANNOTATION,
     CODE_ANNOTATION,
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
@@ -189,6 +190,7 @@ class JobRequest:
         }
         if self.run_seconds is not None:
             notes[DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
+            notes[BACKSTOP_ANNOTATION] = str(int(backstop_seconds(self.run_seconds)))
         return notes
 
 

@@ -220,12 +220,16 @@ def parse(text: str, file: str = TEXT) -> list[Document]:
         mark = e.problem_mark or e.context_mark
         lines = text.splitlines()
         line = min(mark.line + 1, len(lines)) if mark else 0
+        at_fault = lines[line - 1] if 0 < line <= len(lines) else ""
+        has_tab = "\t" in at_fault[: len(at_fault) - len(at_fault.lstrip())] or "'\\t'" in str(e.problem)
         raise ManifestError(
             f"invalid YAML: {e.problem or e.context}",
             where=f"{file}:{line}" if line else file,
-            found=repr(lines[line - 1].strip()[:120]) if 0 < line <= len(lines) else "",
+            found=repr((at_fault if has_tab else at_fault.strip())[:120]) if at_fault else "",
             expected="YAML",
-            remedy="check the indentation, quotes and colons of this line and the one before",
+            remedy="replace the tab by spaces"
+            if has_tab
+            else "check the indentation, quotes and colons of this line and the one before",
         ) from None
     except yaml.YAMLError as e:
         raise ManifestError(f"invalid YAML: {e}", where=file, expected="YAML") from None

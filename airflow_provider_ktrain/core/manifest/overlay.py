@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.volumes import Volume
+from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -37,7 +38,7 @@ class JobOptions:
     :param workers: number of Workers; the Master or Launcher is not counted.
     :param replicas: number of replicas by role, for any role; takes precedence over `workers`.
     :param gpus: GPUs per training replica, as a limit (and request); 0 removes the manifest's.
-    :param gpu_resource: the resource that `gpus` counts. Default: `nvidia.com/gpu`.
+    :param gpu_resource: the resource that `gpus` counts. Default: DEFAULT_RESOURCE.
     :param resources: other resources per training replica, as limits and requests:
         `{"memory": "64Gi", "rdma/hca": 1}`; not the one that `gpus` sets.
     :param nproc_per_node: processes per replica: PyTorchJob's `nprocPerNode` (a number, `auto`, `gpu` or `cpu`;
@@ -69,7 +70,7 @@ class JobOptions:
     workers: int | None = None
     replicas: Mapping[str, int] = field(default_factory=dict)
     gpus: int | None = None
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: str = DEFAULT_RESOURCE
     resources: Mapping[str, str | int] = field(default_factory=dict)
     nproc_per_node: int | str | None = None
     hosts: Sequence[str] = ()

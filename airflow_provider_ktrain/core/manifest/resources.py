@@ -1,4 +1,4 @@
-"""The GPUs that a job requests."""
+"""The accelerators that a job requests."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.loader import load
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.accelerators import Amounts, stored, times
+from airflow_provider_ktrain.core.state.pods.devices import requested_by
 
 
 def gpus_of(source: object) -> int:
     """The GPUs that all replicas of a job request together: the task's `pool_slots` in a pool that counts GPUs.
 
-    Of a TrainJob, these are the nodes and GPUs that its manifest sets; its runtime is not known.
+    Of a job without GPUs, these are its other accelerators, such as TPUs; of several kinds, the first one in the table
+    of `core.state.accelerators`. Of a TrainJob, these are the nodes and GPUs that its manifest sets; its runtime is not
+    known.
 
     :param source: a manifest: a mapping, YAML text, or the path of a YAML or JSON file.
     :raises ManifestError: if it isn't the manifest of a training job.
     """
-    return gpus_of_job(load(source))
+    return int(stored(accelerators_of_job(load(source)))["gpus"])
 
 
-def gpus_of_job(job: Mapping[str, Any]) -> int:
-    """The GPUs that all replicas of a job request together, without those that only its runtime requests.
+def accelerators_of_job(job: Mapping[str, Any]) -> Amounts:
+    """The accelerators that all replicas of a job request together, without those that only its runtime requests.
 
     :param job: a manifest, or a job as read from the API server.
     """
     kind = kind_of(job.get("kind"))
-    return sum(kind.count(job, role) * pod_gpus(pod_of(spec)) for role, spec in kind.replicas(job).items())
+    each = (times(kind.count(job, role), requested_by(pod_of(spec))) for role, spec in kind.replicas(job).items())
+    return sum(each, Amounts())
 
 
 def pod_of(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,8 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_of
 from airflow_provider_ktrain.core.reporting.lineage import of_manifest
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.accelerators import described
+from airflow_provider_ktrain.core.state.pods.devices import requested_by
 from airflow_provider_ktrain.core.text.output import clipped, counted
 
 MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of megabytes
@@ -24,8 +25,8 @@ def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bo
     :param created: whether this try created the job; otherwise it adopted it.
     """
     requested = of_manifest(kind, job)
-    gpus = {role: pod_gpus(pod_of(spec)) for role, spec in kind.replicas(job).items()}
-    roles = [f"{counted(n, role)} x {counted(gpus[role], 'GPU')}" for role, n in requested["replicas"].items() if n]
+    each = {role: described(requested_by(pod_of(spec)), "0 GPUs") for role, spec in kind.replicas(job).items()}
+    roles = [f"{counted(n, role)} x {each[role]}" for role, n in requested["replicas"].items() if n]
     images = ", ".join(dict.fromkeys(requested["images"].values()))
     resource = f"{kind.plural}.{kind.group}/{ref.name}"
     return "\n".join(

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import gpus_of_job, pod_of
+from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, pod_of
+from airflow_provider_ktrain.core.state.accelerators import stored
 
 JOB_KEYS = ("kind", "namespace", "name", "uid")
 GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: keys of the usage that are GPU-seconds
@@ -25,16 +26,18 @@ SCHEMES = {
 
 
 def of_manifest(kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job requests: number of replicas and image by role, and GPUs.
+    """What a job requests: number of replicas and image by role, and accelerators.
 
     A runtime's own values are not known here: see `Kind.count`.
     """
     specs = kind.replicas(manifest)
     images = {role: _image(kind, manifest, pod_of(spec)) for role, spec in specs.items()}
+    requested = stored(accelerators_of_job(manifest))
+    requested["others"] = {name: {"gpus": number} for name, number in requested.get("others", {}).items()}
     return {
         "replicas": {role: kind.count(manifest, role) for role in specs},
         "images": {role: image for role, image in images.items() if image},
-        "gpus": gpus_of_job(manifest),
+        **_accelerators(requested),
     }
 
 
@@ -51,11 +54,22 @@ def of_outcome(outcome: Mapping[str, Any], job: Mapping[str, str]) -> dict[str, 
         "job": {key: str(job[key]) for key in JOB_KEYS if job.get(key)},
         "codeHash": job.get("code"),
         "phase": outcome.get("phase"),
-        "gpuSeconds": {key: usage[key] for key in GPU_SECONDS if key in usage},
         "cause": {key: cause[key] for key in CAUSE_KEYS if cause.get(key) not in (None, "")},
     }
-    gpus = {"gpus": usage["gpus"]} if "gpus" in usage else {}
-    return {key: value for key, value in found.items() if value} | gpus
+    return {key: value for key, value in found.items() if value} | _accelerators(usage)
+
+
+def _accelerators(used: Mapping[str, Any]) -> dict[str, Any]:
+    """The facet's fields of an amount or a usage, as `stored` and `Usage.as_dict` write them."""
+    seconds = {key: used[key] for key in GPU_SECONDS if key in used}
+    found = {
+        "gpus": used.get("gpus"),
+        "gpuSeconds": seconds or None,
+        "resource": used.get("resource"),
+        "otherAccelerators": {name: _accelerators(one) for name, one in mapping(used.get("others")).items()} or None,
+        "unknownClaims": used.get("unknown_claims"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def dataset(uri: object) -> tuple[str, str] | None:

@@ -10,11 +10,13 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.formats import VERSION, json_size
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.accelerators import GPU, Amounts, described, stored
+from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import created, labels_of, name_of, node_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
@@ -47,14 +49,14 @@ class TrainingStatus:
     :param written_at: epoch seconds.
     :param host: `worker` or `trigger`: who follows the job.
     :param phases: phase and epoch seconds since when, oldest first.
-    :param rows: of the replicas: see COLUMNS.
+    :param rows: of the replicas: see COLUMNS. `gpus` is a number of GPUs, or amounts of other accelerators.
     :param last_lines: last log line by replica, most important replica first. Default: none.
     :param metrics: what the program reports. Default: nothing.
-    :param usage: GPU-seconds so far: see `core.state.usage`. Default: empty.
+    :param usage: device-seconds so far: see `core.state.usage`. Default: empty.
     :param limits: the running limits: `name`, `due` in epoch seconds, `seconds`. Default: none.
     :param queue: what the queue does with the job, in one sentence. Default: "".
     :param notice: what somebody should know about the nodes of the job. Default: "".
-    :param requested_gpus: the GPUs that the job asks for; 0 if not known. Default: 0.
+    :param requested: the accelerators that the job asks for; none if not known. Default: none.
     :param ended: whether the try has ended. Default: False.
     :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
     """
@@ -67,11 +69,11 @@ class TrainingStatus:
     rows: Sequence[Sequence[Any]]
     last_lines: Mapping[str, str] = field(default_factory=dict)
     metrics: TrainingMetrics = field(default_factory=TrainingMetrics)
-    usage: Mapping[str, float] = field(default_factory=dict)
+    usage: Mapping[str, Any] = field(default_factory=dict)
     limits: Sequence[Mapping[str, Any]] = ()
     queue: str = ""
     notice: str = ""
-    requested_gpus: int = 0
+    requested: Mapping[str, int] = field(default_factory=dict)
     ended: bool = False
     cause: Mapping[str, Any] | None = None
 
@@ -116,7 +118,7 @@ class TrainingStatus:
                 "phases": [[name, round(at, 1)] for name, at in self.phases[-MAX_PHASES:]],
                 "replicas": {
                     "count": len(self.rows),
-                    "gpus": sum(int(row[4]) for row in self.rows),
+                    **stored(sum((_amounts(row[4]) for row in self.rows), Amounts())),
                     "states": dict(states.most_common(MAX_STATES)),
                     "rows": [],
                 },
@@ -127,7 +129,7 @@ class TrainingStatus:
                 "limits": [dict(limit) for limit in self.limits],
                 "queue": shown(self.queue)[:chars],
                 "notice": shown(self.notice)[:chars],
-                "requested_gpus": self.requested_gpus,
+                **{f"requested_{name}": value for name, value in stored(self.requested).items()},
                 "ended": self.ended,
                 "cause": None if self.cause is None else _short_cause(self.cause, chars),
             }
@@ -137,7 +139,7 @@ class TrainingStatus:
         rows = self.rows
         if len(rows) > MAX_REPLICAS:
             rows = [row for row in rows if row[-2] not in FINE or row[-1]]
-        return [shown(list(row)) for row in rows[:MAX_REPLICAS]]
+        return [shown([*row[:4], _cell(row[4]), *row[5:]]) for row in rows[:MAX_REPLICAS]]
 
     def _listed_lines(self) -> list[tuple[str, str]]:
         listed = list(self.last_lines.items())[:MAX_LINES]
@@ -174,8 +176,23 @@ def _short_cause(cause: Mapping[str, Any], chars: int) -> dict[str, Any]:
     return {**kept, "detail": str(cause.get("detail") or "")[-3 * chars :]}
 
 
-def replica_rows(kind: Kind, pods: Iterable[Pod]) -> list[list[Any]]:
-    """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts."""
+def _amounts(cell: Any) -> Amounts:
+    return Amounts(cell if isinstance(cell, Mapping) else {GPU: int(cell)})
+
+
+def _cell(cell: Any) -> int | str:
+    """What the row of a replica has: a number of GPUs, or as text what else it is."""
+    amounts = _amounts(cell)
+    return amounts[GPU] if amounts.keys() <= {GPU} else described(amounts, "0")
+
+
+def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyType({})) -> list[list[Any]]:
+    """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts.
+
+    :param kind: of the job.
+    :param pods: all pods.
+    :param claims: their ResourceClaims. Default: none was read.
+    """
     newest: dict[tuple[str, int], Pod] = {}
     for pod in sorted(pods, key=created):
         newest[kind.pod_role(labels_of(pod))] = pod
@@ -184,12 +201,15 @@ def replica_rows(kind: Kind, pods: Iterable[Pod]) -> list[list[Any]]:
         role, index = replica
         return (kind.roles.index(role) if role in kind.roles else len(kind.roles), role, index)
 
-    return [_row(kind, role, index, newest[role, index]) for role, index in sorted(newest, key=rank)]
-
-
-def _row(kind: Kind, role: str, index: int, pod: Pod) -> list[Any]:
-    gpus, restarts = pod_gpus(pod.get("spec") or {}), sum(restarts_of(pod))
-    return [role, index, name_of(pod), node_of(pod), gpus, state_of_pod(pod, kind), restarts]
+    amounts = {
+        id(pod): of_pod[GPU] if of_pod.keys() <= {GPU} else of_pod
+        for pod, of_pod in amounts_of(newest.values(), claims)
+    }
+    return [
+        [role, index, name_of(pod), node_of(pod), amounts[id(pod)], state_of_pod(pod, kind), sum(restarts_of(pod))]
+        for role, index in sorted(newest, key=rank)
+        for pod in [newest[role, index]]
+    ]
 
 
 def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, str]) -> dict[str, str]:

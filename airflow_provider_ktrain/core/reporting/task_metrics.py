@@ -25,7 +25,7 @@ class Sample(NamedTuple):
 
 
 def gauges(
-    usage: Mapping[str, float], metrics: Mapping[str, float], training_metrics: Mapping[str, Any]
+    usage: Mapping[str, Any], metrics: Mapping[str, float], training_metrics: Mapping[str, Any]
 ) -> Iterator[Sample]:
     """The gauges at the end of a try.
 
@@ -33,8 +33,12 @@ def gauges(
     :param metrics: what the followers of the job measured, by name.
     :param training_metrics: what the program reported: see `core.state.training_metrics`.
     """
-    for key, value in usage.items():
-        yield Sample(key if key in ("gpus", "repeated_steps") else f"gpu_seconds.{key}", value, {})
+    for numbers, tags in _by_resource(usage):
+        for key, value in numbers.items():
+            if key == "repeated_steps":
+                yield Sample(key, value, {})
+            else:
+                yield Sample(key if key == "gpus" else f"gpu_seconds.{key}", value, tags)
     for name, value in metrics.items():
         yield Sample(name, value, {})
     for name, found in training_metrics.items():
@@ -44,7 +48,7 @@ def gauges(
                 yield Sample(f"metric.{which}", float(reached), {"metric": name})
 
 
-def counts(usage: Mapping[str, float], cause: Mapping[str, Any] | None) -> Iterator[Sample]:
+def counts(usage: Mapping[str, Any], cause: Mapping[str, Any] | None) -> Iterator[Sample]:
     """What a try that has ended adds to the counters. They are integers, which all of Airflow's backends accept.
 
     :param usage: of `core.state.usage`.
@@ -54,6 +58,15 @@ def counts(usage: Mapping[str, float], cause: Mapping[str, Any] | None) -> Itera
         yield Sample("succeeded", 1, {})
     else:
         yield Sample("failed", 1, {"cause": str(cause.get("category") or "unknown").replace(" ", "_")})
-    for key in GPU_TIME:
-        if amount := round(usage.get(key, 0)):
-            yield Sample(f"gpu_time.{key}", amount, {})
+    for numbers, tags in _by_resource(usage):
+        for key in GPU_TIME:
+            if amount := round(numbers.get(key, 0)):
+                yield Sample(f"gpu_time.{key}", amount, tags)
+
+
+def _by_resource(usage: Mapping[str, Any]) -> Iterator[tuple[dict[str, float], dict[str, str]]]:
+    """The numbers of a usage and their tags, of each kind of accelerators."""
+    for resource, used in [(usage.get("resource"), usage), *mapping(usage.get("others")).items()]:
+        numbers = {key: value for key, value in mapping(used).items() if isinstance(value, int | float)}
+        numbers.pop("unknown_claims", None)
+        yield numbers, {"resource": str(resource)} if resource else {}

@@ -13,12 +13,14 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 MAX_LINE_CHARS = 2048  #: of a log line or a summary
+MIN_SEARCHED_CHARS = 8192  #: at both ends of a long text that are searched for secrets; all would take long
 MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
 SIZE_UNITS = ("bytes", "KiB", "MiB", "GiB")
 SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a message
 
 #: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_WORD_END = re.compile(r"[\s\"']")
 
 
 _host_maskers: list[Callable[[str], str]] = []
@@ -93,6 +95,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def capitalized(text: str) -> str:
+    """The text as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def listed(names: Sequence[str], most: int) -> str:
     """The first `most` names, and the number of others: `a, b and 3 more`."""
     more = len(names) - most
@@ -113,8 +120,17 @@ def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
     if len(text) <= size:
         return text
     half = (size - 40) // 2  # the note between them is shorter than 40 characters
-    head, tail = shown(text[: 2 * size])[:half], shown(text[-2 * size :])[-half:]
-    return f"{head} [... {len(text) - 2 * half:,} characters ...] {tail}"
+    searched = max(2 * size, MIN_SEARCHED_CHARS)
+    if len(text) <= 2 * searched:
+        head = tail = shown(str(text))
+        if len(head) <= size:
+            return head
+    else:
+        # a secret that is cut: an @ shows the end of one in a URL, and what is left of a word may be the end of one
+        head = shown(f"{text[:searched]}@")
+        tail = shown("".join(_WORD_END.split(text[-searched:], maxsplit=1)[1:]))
+    head, tail = head[:half], tail[-half:]
+    return f"{head} [... {len(text) - len(head) - len(tail):,} characters ...] {tail}"
 
 
 def with_short_first_line(text: str) -> str:

@@ -18,9 +18,11 @@ _PASSWORD = (
 _OTHER = (
     r"secret|token(?!i[sz]|s)|credential|(?<!un)auth(?!ors?\b|enticity)|cookie|signature|api_?key|dsn\b|conn(?:ection)?_?str|"
     r"bearer|\bjwt|(?<![a-z])sas(?![a-z])|"
-    r"(?:[_-]|\b|private_?|access_?|encryption_?|signing_?)key(?:_?(?:b64|base64|pem|hex|data))?\b"
+    r"(?:[_-]|\b|private_?|access_?|account_?|encryption_?|signing_?)key(?:_?(?:b64|base64|pem|hex|data))?\b"
 )
 _PASSWORD_NAME = re.compile(_PASSWORD, re.IGNORECASE)
+_AUTHORIZATION = re.compile("authorization", re.IGNORECASE)
+_COOKIE = re.compile("cookie", re.IGNORECASE)
 _SECRET_NAME = re.compile(f"{_PASSWORD}|{_OTHER}", re.IGNORECASE)
 #: names of failures, paths and references, as in `NoCredentialsError: Unable to locate credentials`
 _OTHER_NAME = re.compile(
@@ -28,10 +30,13 @@ _OTHER_NAME = re.compile(
 )
 _NAME = r"(?<![\w-])(?P<name>[\w-]++)"
 _COLON = r"\\?[\"']?\s*+:\s*(?!//)"
-_NOTHING = r"(?!\*{3}|(?:true|false|none|null)(?![^\s\"',;)}\]]))"
+_SEPARATOR = r"\\?[\"']?\s*+[:=]\s*"
+_NOTHING = r"(?![(\[]?\*{3}|(?:true|false|none|null)(?![^\s\"',;)}\]]))"
 _QUOTED = r"\\\"[^\"\\]*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 #: in quotes, escaped or not; with the first quote of two; or without
 _VALUE = rf"{_NOTHING}(?:{_QUOTED}|[\"'].*|[^\s\"']+(?:[\"'][^\s\"',;:)}}\]][^\s\"']*)*)"
+_PAIR = rf"[\w.-]+=(?:{_QUOTED}|[^\s;\"']*)"
+_SCHEME = r"(?:bearer|basic|digest|negotiate) +"
 _NO_SENTENCE = r"(?![a-z]+[,.]?\s+[a-z\"'(])"
 
 #: every name of a secret contains one of these words
@@ -85,16 +90,27 @@ RULES = (
         'found v1.EnvVar{Name:"DB_PASS", Value:"SECRET"}',
     ),
     _named(
-        _SECRET_NAME, rf"{_NAME}{_COLON}(?:bearer|basic|digest) +", r"(?!\*{3})[^\s\"']+",
-        "Authorization: Bearer SECRET",
+        _SECRET_NAME, rf"{_NAME}{_SEPARATOR}{_SCHEME}", r"(?!\*{3})[^\s\"']+",
+        "OTEL_EXPORTER_OTLP_HEADERS=Authorization=Bearer SECRET",
+    ),
+    _named(
+        _AUTHORIZATION, rf"{_NAME}{_SEPARATOR}(?:token|api-?key) +", r"(?!\*{3})[^\s\"']+",
+        "Authorization: Token SECRET",
+    ),
+    _named(
+        _COOKIE, rf"{_NAME}{_SEPARATOR}", rf"{_PAIR}(?:;\s*(?:{_PAIR}|[\w-]+))*", "Cookie: theme=dark; session=SECRET",
+    ),
+    _named(
+        _SECRET_NAME, rf"{_NAME}{_SEPARATOR}[(\[]\s*(?=[\"'])", rf"(?:{_QUOTED}|[\s,])++(?:[\"'].*)?|[\"'].*",
+        "get(url, auth=('me', 'SECRET'))",
     ),
     _named(_PASSWORD_NAME, rf"{_NAME}{_COLON}", rf"(?!\w+ \*{{3}}){_VALUE}", "password: SECRET"),
     _named(
         _SECRET_NAME, rf"(?!key\W){_NAME}{_COLON}", rf"(?!\w+ \*{{3}}){_NO_SENTENCE}{_VALUE}", '{"api_key": "SECRET"}'
     ),
-    _named(_SECRET_NAME, rf"{_NAME}=(?!=)", _VALUE, "DB_PASS=SECRET python train.py"),
+    _named(_SECRET_NAME, rf"{_NAME}=(?!=)", rf"(?!{_SCHEME}\*{{3}}){_VALUE}", "DB_PASS=SECRET python train.py"),
     _named(
-        _SECRET_NAME, rf"{_NAME} = ", rf"{_NOTHING}(?:{_QUOTED}|[^\s\"'()\[\]]+(?=\s|\Z))",
+        _SECRET_NAME, rf"{_NAME} = ", rf"(?!{_SCHEME}\*{{3}}){_NOTHING}(?:{_QUOTED}|[^\s\"'()\[\]]+(?=\s|\Z))",
         "aws_secret_access_key = SECRET",
     ),
     _named(

@@ -36,9 +36,10 @@ def node(name: str) -> str:
 
 
 def runtime(kind: Kind, version: str, ref: RuntimeRef, namespace: str) -> str:
-    """Path of the runtime of a job in this namespace."""
+    """Path of the runtime of a job in this namespace; without a name, of all runtimes of its kind."""
     where = f"/namespaces/{namespace}" if ref.namespaced else ""
-    return f"/apis/{kind.group}/{version}{where}/{ref.plural}/{ref.name}"
+    base = f"/apis/{kind.group}/{version}{where}/{ref.plural}"
+    return f"{base}/{ref.name}" if ref.name else base
 
 
 def definition(kind: Kind) -> str:

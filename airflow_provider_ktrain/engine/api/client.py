@@ -185,6 +185,7 @@ class Api:
         *,
         query: Mapping[str, str] | None = None,
         body: Any = None,
+        metadata_only: bool = False,
         timeout: float = 30,
     ) -> dict[str, Any]:
         """Send a request and return the parsed response; {} if the response isn't a JSON object.
@@ -192,6 +193,8 @@ class Api:
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.
         :param query: query parameters. Default: none.
         :param body: sent as JSON; that of a PATCH is a JSON merge patch. Default: None, no body.
+        :param metadata_only: whether to request the metadata of an object only: a Secret then comes without its data.
+            Default: False.
         :param timeout: limit for everything, including the build of a client, in seconds. Default: 30.
         :raises AccessError: no client can be built.
         :raises ApiStatusError: the status is 300 or higher.
@@ -206,6 +209,8 @@ class Api:
             arguments["data"] = json.dumps(body)
             kind = "merge-patch+json" if method == "PATCH" else "json"
             arguments["headers"] = {"Content-Type": f"application/{kind}"}
+        if metadata_only:
+            arguments["headers"] = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
         try:
             async with asyncio.timeout(timeout), self._send("requests", method, path, arguments) as response:
                 read = await response.read()

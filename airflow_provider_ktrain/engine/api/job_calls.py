@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError, OperatorMissingError
 from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
@@ -19,6 +19,7 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
 Object = dict[str, Any]
+T = TypeVar("T")
 PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
 
 
@@ -127,19 +128,33 @@ async def job_pods(api: Api, ref: JobRef) -> list[Object]:
 
 async def list_pods(api: Api, namespace: str, selector: str) -> list[Object]:
     """The pods that a label selector selects."""
-    pods: list[Object] = []
-    query = {"labelSelector": selector, "limit": str(PAGE_SIZE)}
+    return await list_objects(api, api_paths.core(namespace, "pods"), selector, keep=lambda pod: pod)
+
+
+async def list_objects(
+    api: Api, path: str, selector: str = "", *, keep: Callable[[Object], T], page_size: int = PAGE_SIZE
+) -> list[T]:
+    """The objects at a path, read in pages.
+
+    :param path: of the list.
+    :param selector: of labels. Default: empty, all objects.
+    :param keep: what to keep of an object: only one page is in memory.
+    :param page_size: objects per request. Default: PAGE_SIZE.
+    """
+    selected = {"labelSelector": selector} if selector else {}
+    objects: list[T] = []
+    query = {**selected, "limit": str(page_size)}
     while True:
         try:
-            found = await api.request("GET", api_paths.core(namespace, "pods"), query=query)
+            found = await api.request("GET", path, query=query)
         except ApiStatusError as e:
             if not e.gone or "continue" not in query:
                 raise
-            pods, query = [], {"labelSelector": selector}  # the continue token has expired: list all at once
+            objects, query = [], selected  # the continue token has expired: list all at once
             continue
-        pods += found.get("items") or []
+        objects += map(keep, found.get("items") or ())
         if not (token := (found.get("metadata") or {}).get("continue")):
-            return pods
+            return objects
         query["continue"] = token
 
 
@@ -249,14 +264,15 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
     return await api.request("PATCH", api_paths.job(ref), body=patch)
 
 
-async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], name: str, value: str) -> Object:
-    """Set an annotation of the job, or remove it, only if the job hasn't changed since it was read.
+async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str]) -> Object:
+    """Set annotations of the job, or remove them, only if the job hasn't changed since it was read.
 
-    :param value: empty to remove the annotation.
+    :param notes: values by the names of the annotations, empty to remove one.
     :raises ApiStatusError: 409 if the job has changed.
     """
     version = job["metadata"]["resourceVersion"]
-    patch = {"metadata": {"resourceVersion": version, "annotations": {name: value or None}}}
+    annotations = {name: value or None for name, value in notes.items()}
+    patch = {"metadata": {"resourceVersion": version, "annotations": annotations}}
     return await api.request("PATCH", api_paths.job(ref), body=patch)
 
 

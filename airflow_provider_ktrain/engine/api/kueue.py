@@ -154,7 +154,7 @@ async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str)
 
     :raises ApiStatusError: 409 if the job has changed.
     """
-    return await annotate(api, ref, job, SUSPENDED_ANNOTATION, by)
+    return await annotate(api, ref, job, {SUSPENDED_ANNOTATION: by})
 
 
 async def set_active(

@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evide
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.reporting.success_summary import summary_of_success
+from airflow_provider_ktrain.core.state.accelerators import unit_of
 from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.text.output import counted, listed
@@ -28,7 +29,8 @@ from airflow_provider_ktrain.engine.logs.emitter import Tally
 from airflow_provider_ktrain.engine.logs.follower import DrainReport
 
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
-SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
+#: for the rest of the logs after a limit has passed and where the deadline is near, and for lines before a takeover
+SHORT_DRAIN_SECONDS = 5.0
 MAX_REST_SECONDS = 30.0  #: after the release, for lines of replicas that outlived the job
 MAX_NAMED_CONTAINERS = 3  #: in one message
 
@@ -155,11 +157,11 @@ class Closing:
     async def _log_rest(self) -> None:
         """Wait until what was read is logged, as long as lines are logged, and count what is not.
 
-        Lines since the handover have `drain_timeout` after a takeover.
+        Lines since the handover, after a takeover, have SHORT_DRAIN_SECONDS: Airflow hears of the end afterwards.
         """
         began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_DRAIN_SECONDS)
         timeout = min(self._options.drain_timeout, longest)
-        report = await follower.log_rest(timeout, longest, timeout)
+        report = await follower.log_rest(timeout, longest, min(timeout, SHORT_DRAIN_SECONDS))
         seconds = time.monotonic() - began
         self._warn_about_missing_lines(report, seconds)
         late = {key: tally.late for key, tally in report.containers.items() if tally.late}
@@ -241,15 +243,14 @@ class Closing:
         if not full:
             self._count()
             return replace(brief, metrics=state.metrics)
-        in_queue = state.requested_gpus * state.seconds_in(Phase.QUEUED)
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
-        spent = state.pods.usage(now, completed, in_queue, state.spans_in(Phase.QUEUED))
+        spent = state.pods.usage(now, completed, state.queued_seconds(), state.spans_in(Phase.QUEUED))
         if cause is None:
             self._log.info(summary_of_success(state.ref, state.kind, job, now))
         self._log.info(str(spent))
         steps = self._output.training_metrics.steps
         repeated = steps.usage(spent.gpus, spent.held)
-        if line := steps.describe(repeated):
+        if line := steps.describe(repeated, unit_of(spent.resource)[0]):
             self._log.info(line)
         await self._log_rest()
         self._count()

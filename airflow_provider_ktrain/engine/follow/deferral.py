@@ -9,6 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.trigger_arguments import fitted
+from airflow_provider_ktrain.core.state.accelerators import read_stored, stored
 from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.engine.follow.options import Options
 
@@ -21,25 +22,30 @@ class QueueMemory:
     :param since: when that phase was first seen, in epoch seconds. Default: 0.
     :param eviction: reason and time of the last eviction that was logged. Default: "", none.
     :param warned: whether the missing right was logged. Default: False.
-    :param gpus: the GPUs that the Workload requests; None if no Workload was seen. Default: None.
+    :param requested: the accelerators that the Workload requests. None if no Workload was seen. Default: None.
     """
 
     phase: str = ""
     since: float = 0.0
     eviction: str = ""
     warned: bool = False
-    gpus: int | None = None
+    requested: Mapping[str, int] | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QueueMemory:
         """Read what another process wrote. A value of another type counts as missing."""
-        types: dict[str, Any] = {"phase": str, "since": int | float, "eviction": str, "warned": bool, "gpus": int}
-        read = {name: value for name, value in known_fields(cls, data).items() if isinstance(value, types[name])}
-        return cls(**read)
+        types: dict[str, Any] = {"phase": str, "since": int | float, "eviction": str, "warned": bool}
+        read = {name: data[name] for name, type_ in types.items() if isinstance(data.get(name), type_)}
+        return cls(**read, requested=read_stored(data) or None)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types; empty if there is nothing to know."""
-        return {} if self == QueueMemory() else asdict(self)
+        if self == QueueMemory():
+            return {}
+        return {
+            **{name: value for name, value in vars(self).items() if name != "requested"},
+            **stored(self.requested or {}),
+        }
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypedDict
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
+from airflow_provider_ktrain.core.diagnosis.log_parser import in_order
 from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.logs.cursor import normal_time
@@ -23,6 +24,7 @@ from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 
 Object = dict[str, Any]
 Pod = Mapping[str, Any]
@@ -95,7 +97,7 @@ class EvidenceCollector:
         tail = self._tails.get(log_key(ended.pod, ended.container))
         if tail is None:
             return None
-        return [line.text for line in tail if (line.pod_uid, line.run) == (ended.pod_uid, ended.run)]
+        return _texts(line for line in tail if (line.pod_uid, line.run) == (ended.pod_uid, ended.run))
 
     async def gather(self, unread: Container[tuple[str, str]], pods: Sequence[Pod]) -> Gathered:
         """Events, nodes, and the last lines of each container by `log_key`; without what can't be read in time.
@@ -116,7 +118,7 @@ class EvidenceCollector:
             )
         return {
             "events": events,
-            "logs": {key: [line.text for line in lines] for key, lines in self._tails.items()},
+            "logs": {key: _texts(lines) for key, lines in self._tails.items()},
             "nodes": [node for node in nodes.values() if node],
         }
 
@@ -152,9 +154,11 @@ class EvidenceCollector:
                     del end[:-MAX_TAIL_BYTES]
         except (ApiStatusError, ApiUnavailable):
             return
-        lines = [_parted(line) for line in end.decode(errors="replace").split("\n") if line]
+        *whole, unended = bytes(end).split(b"\n")
+        parts = whole if is_of_kubelet(unended) else [*whole, unended]
+        lines = [_parted(line.decode(errors="replace")) for line in parts if line]
         self._tails[log_key(name, container)] = deque(
-            (TailLine("", 0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
+            (TailLine("", 0, time, clipped(text)) for time, text in lines), maxlen=TAIL_LINES
         )
         kind = self._state.kind
         followed = self._cursor.has(uid, container) or (name, container) in unread
@@ -164,6 +168,10 @@ class EvidenceCollector:
         log_line = LineLogger(self._log, kind)
         for time, text in lines:
             log_line(LogLine(name, container, role, index, 0, time, text))
+
+
+def _texts(lines: Iterable[TailLine]) -> list[str]:
+    return in_order([(line.time, line.text) for line in lines])
 
 
 def _parted(line: str) -> tuple[str, str]:

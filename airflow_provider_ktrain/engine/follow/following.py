@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.watch.job_watches import watches_of
+from airflow_provider_ktrain.engine.watch.stripping import stripped
 
 log = shown_log(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
@@ -70,12 +71,13 @@ class Following:
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
         self._suspension_noticed = self._deletion_noticed = False
+        self._noted: tuple[int, int] | None = None  # versions of the pods of which the job's annotation is complete
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             context, output = self._context, self._output
-            stack.push_async_callback(output.follower.close)
+            stack.push_async_callback(output.close)
             stack.callback(context.api.on_notice(context.log.warning))
             watches = watches_of(context.api, self.state.ref, shared=self._policy.shared)
             jobs, pods = [
@@ -147,7 +149,7 @@ class Following:
         was, self._suspension_noticed = self._suspension_noticed, state.phase is Phase.SUSPENDED
         if self._suspension_noticed and not was:
             return Noticed(Event.SUSPENDED)
-        for find in (self._passed_limit, self._restarts, self._crash_loop):
+        for find in (self._stopped_pod, self._passed_limit, self._restarts, self._crash_loop):
             if (found := find()) is not None:
                 return found
         if not self._rests(Event.QUEUE_VERDICT) and (cause := await self._queue.find_failure()) is not None:
@@ -163,6 +165,17 @@ class Following:
             return None
         event = Event.DEADLINE if passed.limit is Limit.EXECUTION else Event.LIMIT
         return Noticed(event, passed.limit, passed.seconds)
+
+    def _stopped_pod(self) -> Noticed | None:
+        """Whether the success of the job may be doubtful for a reason that its annotation doesn't have yet."""
+        pods = self.state.pods
+        versions = pods.stopped_version, pods.groups.shown_version if self.state.is_noted else 0
+        if versions == self._noted or not self._options.release or self._rests(Event.STOPPED_POD):
+            return None
+        if self.state.note:
+            return Noticed(Event.STOPPED_POD)
+        self._noted = versions
+        return None
 
     def _restarts(self) -> Noticed | None:
         most = self._options.limits.max_restarts
@@ -216,7 +229,11 @@ class Following:
         """Kueue's Workload of the job, if its watch shows one."""
         return self._queue.workload
 
-    # what was read
+    # what was read or written
+
+    def wrote(self, job: Mapping[str, Any]) -> None:
+        """Take the job as this process has changed it: the watch shows that later."""
+        self.state.job = stripped(dict(job))
 
     async def observe(self, read: JobRead) -> Seen:
         """Take what was read from the API server, and return what it shows."""
@@ -303,7 +320,10 @@ class Following:
         for rests_until in self._not_before.values():
             if (rest := rests_until - time.time()) > 0:
                 seconds = min(seconds, rest)
-        reporters = self._replicas.due, self._output.restarts.due, self._reporter.due, self._disruptions.due
+        reporters = (
+            self._observer.due, self._replicas.due, self._output.restarts.due, self._reporter.due,
+            self._disruptions.due,
+        )  # fmt: skip
         queue_due = None if self._rests(Event.QUEUE_VERDICT) else self._queue.wakes_at
         for due in (until, self._startup.due, self._partial.due, queue_due, *reporters):
             if due is not None:

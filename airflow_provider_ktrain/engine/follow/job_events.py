@@ -62,8 +62,11 @@ class JobEvents:
         self.exist = bool(found)
         return found
 
-    async def read(self, found: list[Object]) -> None:
-        """Add the events to `found`, as far as they can be read: a diagnosis can do without."""
+    async def read(self, found: list[Object]) -> bool:
+        """Add the events to `found`, as far as they can be read: a diagnosis can do without.
+
+        :return: whether all could be read, of at most MAX_OBJECTS objects.
+        """
         ref, job = self._state.ref, self._state.known_job
         path = api_paths.core(ref.namespace, "events")
         began = created_at(job) or 0.0  # objects of an earlier job had the same names
@@ -79,9 +82,10 @@ class JobEvents:
                 self._log.warning(f"Can't read the events of {ref}.\n{e}")
                 if isinstance(e, ApiStatusError) and e.status == 403:
                     self.exist = False  # they are never known: a job without pods then has its startup limit
-                return
+                return False
             found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
         self.exist = bool(found)
+        return True
 
     async def _watch(self) -> SharedInformer | None:
         """The watch of the namespace's Warning events, after its first list; None if they can't be watched."""

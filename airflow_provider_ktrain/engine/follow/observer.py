@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.api.request_errors import explain
+from airflow_provider_ktrain.engine.follow.claims import ClaimReader
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
@@ -31,6 +32,8 @@ Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
 FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
 POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it
+STARTING_DELAY_SECONDS = 1.0  #: in which an operator creates the pods of a job one after the other
+_BEFORE_STARTING = (Phase.QUEUED, Phase.SUSPENDED, Phase.PENDING)
 SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
 
 
@@ -58,8 +61,9 @@ class Observer:
         self._fail_fast = context.policy.fail_fast_on_forbidden
         self._output, self._queue, self._informers = output, queue, informers
         self._jobs, self._pods = jobs, pods
-        self._own = OwnPods(context, pods)
+        self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
+        self._placed_since: float | None = None  # since when each existing pod has a node, by `time.monotonic`
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
     async def wait(self, timeout: float) -> None:
@@ -120,7 +124,9 @@ class Observer:
                     await asyncio.sleep(0)
                 changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
                 state.pods.update(changed, removed, utc_now())
+                self._claims.note(changed)
                 self._output.observe(changed, removed)
+            await self._claims.update()
         await self._queue.update()
         return pods_known and self._update_phase()
 
@@ -153,6 +159,7 @@ class Observer:
         phase = self._queue.phase(phase_of(state.job, state.pods.groups.examples(), earlier=state.phase))
         if state.gone and not phase.ended:  # a job that ended and was then deleted (a TTL of 0) keeps its phase
             phase = Phase.GONE
+        phase = self._settled(phase)
         if phase is state.phase:
             return False
         self._log.info(state.describe(phase))
@@ -160,6 +167,21 @@ class Observer:
         if phase in (Phase.RUNNING, Phase.RESTARTING):
             self._output.restart_clock(Limit.LOG_STALL, time.time())  # it wrote nothing before because it didn't run
         return True
+
+    def _settled(self, phase: Phase) -> Phase:
+        """The phase, but Pending in the first second in which all pods have nodes: more pods may be created."""
+        now = time.monotonic()
+        if phase is not Phase.STARTING or self._state.phase not in _BEFORE_STARTING:
+            self._placed_since = None
+            return phase
+        self._placed_since = self._placed_since or now
+        return phase if now >= self._placed_since + STARTING_DELAY_SECONDS else Phase.PENDING
+
+    @property
+    def due(self) -> float | None:
+        """When the phase may change although nothing else has, by `time.monotonic`; None if it doesn't."""
+        since = self._placed_since
+        return None if since is None else max(since + STARTING_DELAY_SECONDS, time.monotonic() + 0.1)
 
     async def take(self, read: JobRead) -> None:
         """Bring state and output up to date with what was read from the API server.
@@ -173,6 +195,7 @@ class Observer:
         pods = self._read_pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
         state.pods.update(pods, removed, utc_now())
+        self._claims.note(pods)
         if state.job is not None:
             self._output.observe(pods, removed)
         await self._queue.update()

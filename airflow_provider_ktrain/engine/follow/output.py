@@ -84,6 +84,14 @@ class JobOutput:
         for pod in pods.values():
             self.follower.observe(pod)
 
+    async def close(self) -> None:
+        """Stop following the logs, and report lines that are not logged."""
+        if discarded := await self.follower.close():
+            self._context.log.warning(
+                f"{counted(discarded, 'line')} not logged: this triggerer was stalled, and the trigger was canceled.\n"
+                "If another triggerer follows the job now, it logs them."
+            )
+
     def mark_deleted(self, pod: Object) -> None:
         """Record that a pod was deleted. `pod` is its last state."""
         self.restarts.mark_deleted(pod)

@@ -7,10 +7,17 @@ import datetime
 import functools
 import time
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, PART_MARKER, UNKNOWN, find_result, keep_result_line
+from airflow_provider_ktrain.core.logs.result import (
+    EARLIER,
+    MARKER_PREFIX,
+    PART_MARKER,
+    UNKNOWN,
+    find_result,
+    keep_result_line,
+)
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
@@ -24,8 +31,21 @@ READ_TIMEOUT_SECONDS = 10.0  #: without a byte
 #: how many last lines of the primary are searched for a result if its log was not followed to its end: more if the
 #: first ones have none
 LAST_LINES = (1_000, 100_000)
-#: read from the second of the result line on: no later line before the handover has a result, or its first part
+#: of one response. From the second of the result line on, they are enough: no later line before the handover has a
+#: result, or its first part
 MAX_READ_BYTES = 32 * 1024 * 1024
+
+
+class _Part(NamedTuple):
+    """What was read of a log.
+
+    :param lines: their number.
+    :param whole: whether nothing was cut off at its end.
+    """
+
+    result_line: str
+    lines: int
+    whole: bool
 
 
 class PrimaryResult:
@@ -42,8 +62,8 @@ class PrimaryResult:
         #: where the log has it: `pod`, `container`, and `time` of the line, or of the first numbered one
         self.origin = {name: str(value) for name, value in mapping(handover.result_from).items()}
         self._left_out = bool(self.origin) and not self._before  # the handover had no room for the line
-        self._lines = 0  # of the response that was read last
         self._unread = ""  # why the log of the primary may have a result that wasn't found
+        self._may_be_earlier = False  # whether that result would be later than the one that was found
 
     @property
     def line(self) -> str:
@@ -84,27 +104,31 @@ class PrimaryResult:
         state, kind = self._state, self._state.kind
         primary = kind.primary(state.known_job), 0
         pods = [pod for pod in state.pods_of_training if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
-        unread, found = _not_read(kind.replica_name(*primary)), None
+        name, container, queries = "", "", list[dict[str, str]]()
         if pods:
             newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
             name, container = newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
+            tails = [{"tailLines": str(number)} for number in LAST_LINES]
             if (name, container) in unread_before and (not self._found or self._found.startswith(PART_MARKER)):
                 since = datetime.datetime.fromtimestamp(state.handover.handed_over_at, datetime.UTC)
-                found = await self._search(name, container, {"sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"})
+                queries = [{"sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"}, *tails]
             elif self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread_logs:
                 return
             elif newest["metadata"]["uid"] in state.pods.groups.pods:  # else its name may be that of a later pod
-                for number in LAST_LINES:
-                    found = await self._search(name, container, {"tailLines": str(number)})
-                    if found != "" or self._lines < number:
-                        break
-                else:
-                    unread = f"the last {number:,} lines of the log of {kind.replica_name(*primary)} have none"
-                    found = None
-        if found is None:
-            self._unread = unread
-        else:
-            self._found = _later(self._found, found)
+                queries = tails
+        replica = kind.replica_name(*primary)
+        unread = _not_read(replica)
+        for query in queries:
+            part = await self._search(name, container, query)
+            if part is None:
+                unread = _not_read(replica)
+                break
+            if part.whole and (part.result_line or part.lines < float(query.get("tailLines", "inf"))):
+                self._found = _later(self._found, part.result_line)
+                return
+            if part.whole:
+                unread = f"the last {part.lines:,} lines of the log of {replica} have none"
+        self._unread, self._may_be_earlier = unread, bool(queries)
 
     def find(self) -> tuple[Any, str, bool]:
         """The result, what is wrong with it, and whether the program reported one: see `core.logs.result`."""
@@ -112,6 +136,8 @@ class PrimaryResult:
         value, error, reported = find_result(state.kind, state.known_job, state.pods_of_training, self.line)
         if not reported and self._unread:
             return None, f"{UNKNOWN}{self._unread}", False
+        if self._may_be_earlier:
+            error = "\n".join(filter(None, (error, f"{EARLIER}{self._unread}")))
         return value, error, reported
 
     async def _read_left_out(self) -> None:
@@ -119,13 +145,13 @@ class PrimaryResult:
         pod, container = self.origin.get("pod", ""), self.origin.get("container", "")
         since = {"sinceTime": f"{self.origin.get('time', '')[:19]}Z"}
         for run in ({}, {"previous": "true"}):
-            if found := await self._search(pod, container, {**since, **run}):
-                self._before = _later(found, self._before)
+            if (part := await self._search(pod, container, {**since, **run})) and part.result_line:
+                self._before = _later(part.result_line, self._before)
                 return
         self._unread = _not_read(pod)
 
-    async def _search(self, pod: str, container: str, query: Mapping[str, str]) -> str | None:
-        """The result line in the part of a log that `query` selects; None if it can't be read."""
+    async def _search(self, pod: str, container: str, query: Mapping[str, str]) -> _Part | None:
+        """The part of a log that `query` selects; None if it can't be read."""
         path = f"{api_paths.core(self._state.ref.namespace, 'pods', pod)}/log"
         query = {"container": container, "limitBytes": str(MAX_READ_BYTES), **query}
         try:
@@ -134,20 +160,19 @@ class PrimaryResult:
         except (TimeoutError, ApiStatusError, ApiUnavailable):
             return None
 
-    async def _read(self, path: str, query: Mapping[str, str]) -> str | None:
-        """The result line; None without one if the response is only a part of the log."""
-        found, lines, size, self._lines = "", LineSplitter(), 0, 0
+    async def _read(self, path: str, query: Mapping[str, str]) -> _Part:
+        found, lines, size, number = "", LineSplitter(), 0, 0
         async with (
             self._budget.slot(),
             self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as response,
         ):
             async for chunk in response.content.iter_any():
                 size += len(chunk)
-                self._lines += chunk.count(b"\n")
+                number += chunk.count(b"\n")
                 if block := lines.feed(chunk):
                     found = _kept(found, block)
-        found = _kept(found, lines.unended_line)
-        return None if size >= MAX_READ_BYTES and not found else found
+        number += bool(lines.unended_line)
+        return _Part(_kept(found, lines.unended_line), number, size < MAX_READ_BYTES)
 
 
 def _not_read(name: str) -> str:

@@ -130,9 +130,9 @@ class QueueFollower:
         if unevaluated and self.status is not None and self.status.phase in _WAITS[:3]:
             status = replace(status, why=self.status.why)  # no news
         self.status = status
-        gpus = kueue_status.requested_gpus(workload)
+        requested = kueue_status.requested_accelerators(workload)
         if status.phase != self._state.queue.phase and not (unevaluated and self._state.queue.phase == _NEVER_FITS):
-            self._remember(phase=str(status.phase), since=time.time(), gpus=gpus)
+            self._remember(phase=str(status.phase), since=time.time(), requested=requested)
         self._log_eviction(status)
         self._log_changes(status)
 

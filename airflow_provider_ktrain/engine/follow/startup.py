@@ -13,17 +13,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
+from airflow_provider_ktrain.core.diagnosis import unmatched_pods
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     describe_avoided,
     find_unstartable_command,
 )
+from airflow_provider_ktrain.core.state.nodes import is_of_autoscaler
 from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
+from airflow_provider_ktrain.engine.follow.nodes import read_nodes
 from airflow_provider_ktrain.engine.follow.state import utc_now
 
 Object = dict[str, Any]
@@ -42,11 +45,12 @@ class StartupChecks:
     """
 
     def __init__(self, context: FollowContext, events: JobEvents, seconds_away_since: Callable[[float], float]) -> None:
-        self._state, self._log, self._events = context.state, context.log, events
+        self._api, self._state, self._log, self._events = context.api, context.state, context.log, events
         self._seconds_away_since = seconds_away_since
         self._checked_at = time.monotonic()
         self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
+        self._unmatched_since: float | None = None  # when a read first showed that no node matches, by time.monotonic
 
     def phase_changed(self) -> None:
         """Begin with short intervals again."""
@@ -55,7 +59,10 @@ class StartupChecks:
     @property
     def due(self) -> float | None:
         """When to check next, by `time.monotonic`; None if the job has started."""
-        return self._checked_at + self._interval if self._state.phase in _NOT_STARTED else None
+        due, since = self._checked_at + self._interval, self._unmatched_since
+        if since is not None and since + unmatched_pods.GRACE_SECONDS > self._checked_at:
+            due = min(due, since + unmatched_pods.GRACE_SECONDS)
+        return due if self._state.phase in _NOT_STARTED else None
 
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
         """Why the job can never start; None if it may start or no check is due.
@@ -81,8 +88,31 @@ class StartupChecks:
         evidence = make_evidence(state.known_job, state.pods.live, events, now=now)
         cause = find_startup_cause(evidence, waited, has_run=state.has_run)
         if cause is None:
+            cause = await self._find_unmatched_pod(evidence, fresh=at_once)
+        if cause is None:
             self._log_obstacle(events)
         return cause
+
+    async def _find_unmatched_pod(self, evidence: Evidence, *, fresh: bool) -> Cause | None:
+        """Why no node can take a pod, as reads have shown for the time of grace; None while one may.
+
+        Nodes may have come and gone before this process looked at them, so the time starts with its first read.
+
+        :param fresh: whether to read the nodes now.
+        """
+        nodes = None
+        if not self._state.has_run and unmatched_pods.suspects(evidence):
+            nodes = await read_nodes(self._api, fresh=fresh)
+        now = time.monotonic()
+        since = self._unmatched_since or now
+        waited = now - since - self._seconds_away_since(time.time() - (now - since))
+        cause = None if nodes is None else unmatched_pods.find_unmatched_pod(evidence, nodes, waited)
+        self._unmatched_since = None if cause is None else since
+        if cause is None or waited < unmatched_pods.GRACE_SECONDS:
+            return None
+        events: list[Object] = []
+        are_read = await self._events.read(events)
+        return cause if are_read and not any(map(is_of_autoscaler, events)) else None
 
     def _log_obstacle(self, events: list[Object]) -> None:
         """Log the newest Warning event about the job or its pods, once. The job may start in spite of it."""

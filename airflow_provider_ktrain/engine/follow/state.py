@@ -10,13 +10,14 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import interruption_note, true_conditions
-from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
+from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
+from airflow_provider_ktrain.core.state.accelerators import UNKNOWN, Amounts
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
-from airflow_provider_ktrain.core.state.pods.interruption import pods_until_end
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note, pods_until_end
 from airflow_provider_ktrain.core.state.pods.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
@@ -95,6 +96,17 @@ class JobState:
         return interruption_note(self.known_job) or next(shown, "")
 
     @property
+    def is_noted(self) -> bool:
+        """Whether the job has an annotation about stopped pods."""
+        return annotation(self.known_job, STOPPED_PODS_ANNOTATION) is not None
+
+    @property
+    def note(self) -> dict[str, str]:
+        """The annotation about stopped pods that the job doesn't have yet; empty if it has it."""
+        value = note(self.known_job, self.pods.interruptions(self.known_job))
+        return {} if value is None else {STOPPED_PODS_ANNOTATION: value}
+
+    @property
     def is_being_released(self) -> bool:
         """Whether somebody has requested the deletion of the job, or a process of this try has suspended it."""
         meta = self.known_job["metadata"]
@@ -114,9 +126,9 @@ class JobState:
         return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
 
     @property
-    def requested_gpus(self) -> int:
-        """The GPUs that the job requests: by its Workload, which includes those of a runtime, or by its manifest."""
-        return max(self.queue.gpus or 0, gpus_of_job(self.known_job))
+    def requested(self) -> Amounts:
+        """The accelerators that the job requests: by its Workload, which includes a runtime's, or by its manifest."""
+        return Amounts(self.queue.requested or {}) | accelerators_of_job(self.known_job)
 
     def enter(self, phase: Phase) -> None:
         """Change the phase and start its clock."""
@@ -135,6 +147,11 @@ class JobState:
         """The time in a phase so far, over all processes that followed the job."""
         current = time.monotonic() - self.phase_since if self.phase is phase else 0.0
         return self.metrics.get(f"seconds.{phase.lower()}", 0.0) + current
+
+    def queued_seconds(self) -> dict[str, float]:
+        """The device-seconds in which the job was queued so far, by what is counted."""
+        seconds = self.seconds_in(Phase.QUEUED)
+        return {name: number * seconds for name, number in self.requested.items() if name != UNKNOWN}
 
     def spans_in(self, phase: Phase) -> list[tuple[datetime.datetime, datetime.datetime]]:
         """When the job was in a phase, as far as its phases are kept."""

@@ -82,8 +82,7 @@ class StatusReporter:
         kind, job, ref = state.kind, state.known_job, state.ref
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
-        gpus = state.requested_gpus
-        in_queue, spans = gpus * state.seconds_in(Phase.QUEUED), state.spans_in(Phase.QUEUED)
+        requested, in_queue, spans = state.requested, state.queued_seconds(), state.spans_in(Phase.QUEUED)
         metrics, phases, queue = self._output.training_metrics.frozen(), list(state.phases), self._queue_reason()
         notice = "" if ended else self._disruptions.notice
         limits = [{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)]
@@ -97,14 +96,14 @@ class StatusReporter:
                 written_at=now.timestamp(),
                 host=self._sink.host if self._sink else "",
                 phases=phases,
-                rows=replica_rows(kind, pods.all),
+                rows=replica_rows(kind, pods.all, pods.claims),
                 last_lines=dict(shown_lines),
                 usage={**spent.as_dict(), **metrics.steps.usage(spent.gpus, spent.held)},
                 metrics=metrics,
                 limits=limits,
                 queue=queue,
                 notice=notice,
-                requested_gpus=gpus,
+                requested=requested,
                 cause=None if cause is None else cause.as_dict(),
                 ended=ended,
             ).to_dict()

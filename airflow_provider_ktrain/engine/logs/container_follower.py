@@ -29,7 +29,7 @@ from functools import partial
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
-from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.core.text.output import clipped, shown_log
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, pause_after
@@ -48,13 +48,16 @@ from airflow_provider_ktrain.engine.logs.reader import (
 log = shown_log(__name__)
 
 MAX_MISMATCHED_READS = 3  #: responses without the last known lines before we assume that these are gone from the log
+MAX_UNREADABLE = 6  #: responses in a row with an error of the kubelet until the rest of a run's log is given up
 TAIL_CHECK_LINES = 5  #: last lines that are compared with the last lines that were read
 MIN_RETRY_PAUSE_SECONDS, MAX_RETRY_PAUSE_SECONDS = 0.1, 10.0
 MAX_DRAIN_RETRY_PAUSE_SECONDS = 1.0  #: the same in the final drain
 CATCH_UP_INTERVAL_SECONDS = 0.05  #: until the position is compared again with the last line
 QUIET_SECONDS = 2.0  #: for which an open stream has brought nothing when nothing more is expected of it for now
 FORBIDDEN_PAUSE_SECONDS = 60.0  #: between requests for a log that has been refused (403) for long
-STATUS_LAG_SECONDS = 5.0  #: for which a status may lag: a log that begins differently may be a new run's until then
+#: for which a status may lag: a log that begins differently may be a new run's until then
+STATUS_LAG_SECONDS = 5.0
+ENDED_STATUS_LAG_SECONDS = 30.0  #: likewise if the stream had ended: a loaded node reports restarts 10 to 20 s late
 ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
 TIMESTAMP_BYTES = 64  #: enough for the timestamp of a line
 
@@ -228,8 +231,8 @@ class ContainerFollower:
         query = {"previous": "true"} if run.backing_off else {}
         if not (run.ended and await self._tail_is_known(**query)):
             response = await self._request(**query)
-            no_log = response.end is ResponseEnd.NO_LOG
-            if not (no_log or await self._is_read_to_end(response, once=not run.ended, **query)):
+            gives_up = response.end is ResponseEnd.NO_LOG or self._gives_up(response)
+            if not (gives_up or await self._is_read_to_end(response, once=not run.ended, **query)):
                 return
         self._finished = True
         position.complete = run.ended
@@ -253,8 +256,17 @@ class ContainerFollower:
             if response is None or response.end is ResponseEnd.NO_LOG:
                 self.emitter.gap(f"lines of run {previous} may be missing: the kubelet no longer has its log", position)
                 self._begin(run.restart)
-            elif await self._is_read_to_end(response, previous="true"):
+            elif self._gives_up(response) or await self._is_read_to_end(response, previous="true"):
                 self._begin(run.restart)
+
+    def _gives_up(self, response: Response) -> bool:
+        """Whether the kubelet has failed again and again to read the log of this run. What is left of it is a gap."""
+        if self._progress.unreadable < MAX_UNREADABLE:
+            return False
+        why, position = clipped(response.unended_line.decode(errors="replace")), self._position
+        restart = position.restart
+        self.emitter.gap(f"lines of run {restart} may be missing: the kubelet can't read its log.\n{why}", position)
+        return True
 
     def _begin(self, restart: int) -> None:
         self._position = self._job.cursor.begin(self.uid, self.name, restart)
@@ -346,7 +358,8 @@ class ContainerFollower:
             await self._await_new_run()
             return response
         progress.tail = response.tail
-        if response.end is ResponseEnd.CUT:
+        progress.unreadable = progress.unreadable + 1 if response.end is ResponseEnd.UNREADABLE else 0
+        if response.end in (ResponseEnd.CUT, ResponseEnd.UNREADABLE):
             self._failures += 1
             if self._reader.retries_slowly and not self._observed.draining:
                 await self._wait_for_news(FORBIDDEN_PAUSE_SECONDS)
@@ -366,7 +379,7 @@ class ContainerFollower:
         other run shows in time, the log was rotated, and the next response is accepted.
         """
         run, loop = self._observed.run, asyncio.get_running_loop()
-        until = loop.time() + STATUS_LAG_SECONDS
+        until = loop.time() + (ENDED_STATUS_LAG_SECONDS if self._finished else STATUS_LAG_SECONDS)
         while self._observed.run == run and not self._observed.deleted and loop.time() < until:
             await self._read_pod()
             if self._observed.run == run:

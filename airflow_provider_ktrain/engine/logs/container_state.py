@@ -43,6 +43,7 @@ class RunProgress:
     :param tail: the last bytes of that response.
     :param size: bytes read.
     :param reads_without_news: responses in a row without a new line.
+    :param unreadable: responses in a row that the kubelet ended with an error.
     :param any_start: whether the next response may begin with any line: its log is known to be this run's.
     """
 
@@ -50,6 +51,7 @@ class RunProgress:
     tail: bytes = b""
     size: int = 0
     reads_without_news: int = 0
+    unreadable: int = 0
     any_start: bool = False
 
 

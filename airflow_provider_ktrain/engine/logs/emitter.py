@@ -177,7 +177,7 @@ class RateLimitedEmitter:
             time = normal_time(stamp)
             if time is None:  # a message of the kubelet, or the end of a line that began before sinceTime
                 if replay.live and lines[number]:
-                    self._emit_line(position, position.last, lines[number])
+                    self._emit_line(position, position.last, lines[number], counts=False)
                 continue
             self.end_at(position, time)
             if replay.live:
@@ -193,12 +193,16 @@ class RateLimitedEmitter:
                 return number + 1, fresh
         return len(lines), fresh
 
-    def _emit_line(self, position: Position, time: str, text: str) -> None:
+    def _emit_line(self, position: Position, time: str, text: str, *, counts: bool = True) -> None:
+        """Inspect a line, and log it if it may be logged.
+
+        :param counts: whether each response has the line, so that a late reader finds it again. Default: True.
+        """
         self._inspect(text, time, position.restart)
         if not self.logs:
-            self.tally.late += not self.repays
+            self.tally.late += counts and not self.repays
             return
-        self.tally.late -= self.repays
+        self.tally.late -= counts and self.repays
         size = len(text) + 1
         if self._flooded or size > self._allowance:
             self._flooded = True

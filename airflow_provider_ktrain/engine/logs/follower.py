@@ -199,9 +199,12 @@ class LogFollower:
         late.observe(live.run)
 
     def _forget(self, container: ContainerFollower) -> None:
-        """Keep only the tally of a container whose pod was deleted and whose log was read."""
+        """Keep only the tally of a container whose pod was deleted and whose log was read, once no line waits."""
         if late := self._late_of(container):
             late[-1].task.add_done_callback(lambda _: self._forget(container))
+            return
+        if container.emitter.queue:
+            container.emitter.queue.when_empty(lambda: self._forget(container))
             return
         if self._followed.pop((container.uid, container.name), None) is None:
             return
@@ -286,33 +289,38 @@ class LogFollower:
 
         :param timeout: seconds after which this ends if no line was logged.
         :param longest: seconds after which it ends in any case.
-        :param earlier: seconds for lines since the handover, after a takeover.
+        :param earlier: seconds for lines since the handover, after a takeover; in the second half, at most
+            COUNT_SECONDS, they are only counted.
         """
         loop = asyncio.get_running_loop()
         began = last = loop.time()
-        logged = 0
+        logged, counting = 0, min(COUNT_SECONDS, earlier / 2)
         while self._late or any(container.emitter.queue for container in self._readers()):
             now, written = loop.time(), sum(container.emitter.queue.written for container in self._readers())
             last, logged = now if written != logged else last, written
-            if now - began >= earlier:
-                await self._count_earlier()
+            if now - began >= earlier - counting:
+                await self._count_earlier(counting)
             if now - began >= longest or now - last >= timeout:
                 break
             await asyncio.sleep(LOOK_SECONDS)
         await _cancel([late.task for late in self._late])
-        for container in self._readers():
-            container.emitter.queue.discard()
+        self._discard()
         return self.report()
 
-    async def _count_earlier(self) -> None:
+    async def _count_earlier(self, seconds: float) -> None:
         """End late readers of lines since the handover; what is left is only counted."""
         reading = [late for late in self._again if not late.task.done()]
         for late in self._again:
             late.emitter.logs = False
             late.emitter.queue.discard()
         if reading:
-            await asyncio.wait([late.task for late in reading], timeout=COUNT_SECONDS)
+            await asyncio.wait([late.task for late in reading], timeout=seconds)
         await _cancel([late.task for late in reading])
+
+    def _discard(self) -> None:
+        """Give up all lines that wait."""
+        for container in list(self._readers()):  # those of deleted pods are forgotten
+            container.emitter.queue.discard()
 
     def _readers(self) -> Iterator[ContainerFollower]:
         yield from self._followed.values()
@@ -350,12 +358,21 @@ class LogFollower:
             found[key] = found[key] + tally if key in found else tally
         return DrainReport(found, self._gone_whole)
 
-    async def close(self) -> None:
-        """Stop at once. The cursor then stands after the last line that was accepted for the log."""
-        late = [reader for reader in self._late if reader.emitter.repays]
+    async def close(self) -> int:
+        """Stop at once. The cursor then stands after the last line that was accepted for the log.
+
+        After a stall, the job may have been assigned to another triggerer, which logs what is not logged here.
+
+        :return: number of lines that are therefore discarded.
+        """
+        repaying = [reader for reader in self._late if reader.emitter.repays]
         await _cancel([container.task for container in (*self._followed.values(), *self._late)])
-        for reader in late:
+        for reader in repaying:
             self.cursor.positions[Cursor.key(reader.uid, reader.name)] = reader.position
+        late = self.report().total.late
+        if log_socket().settling_seconds():
+            self._discard()
+        return self.report().total.late - late
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -16,6 +16,8 @@ Stalls: a triggerer whose process is stalled (suspended, or without CPU) misses 
 triggers to another triggerer, which logs the same lines. When the process resumes, it can't detect this. So after a
 stall, nothing of the queues is written for some seconds, in which Airflow cancels the triggers that were reassigned.
 
+Loggers of the standard library, Airflow's and ours, write to the same socket at once: they have the other half of it.
+
 A worker's log has no such socket (`connect` is not called): its lines are written at once.
 """
 
@@ -34,6 +36,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 STALL_SECONDS = 5.0  #: without a turn of the event loop that count as a stall
@@ -44,6 +47,7 @@ UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
 SLICE_SECONDS = 0.004  #: for which lines are written before other tasks run
 RECORD_BYTES = 512  #: of a record beside its text: times, names, and the keys of JSON
 PIECE_BYTES = 16 * 1024  #: of a text as JSON; a longer one is split
+MARK_BYTES = 32  #: of the mark of a part, at most
 PREFIX_BYTES = 32  #: of a line in a record: the replica and a line break
 JOINED_BYTES = 4096 - RECORD_BYTES  #: of lines in one record
 MIN_BURST_LINES = 32  #: lines of a burst after which the next one may follow at once
@@ -51,6 +55,7 @@ MIN_BURST_BYTES = 16 * 1024  #: bytes of its lines that have the same effect, so
 BURST_INTERVAL = 0.25  #: seconds between a smaller burst and the next one
 LINE_BYTES = 256  #: of memory that a line in a queue takes beside its text
 QUEUE_BYTES, ALL_QUEUES_BYTES = 1024 * 1024, 32 * 1024 * 1024  #: of lines that wait: of one container, and of all
+MESSAGES_BYTES = 8 * 1024 * 1024  #: of messages that wait, of all triggers
 LATE_QUEUE_BYTES = 64 * 1024  #: of a late reader, which waits for room
 
 Record = Callable[[], object]
@@ -69,11 +74,11 @@ def json_size(text: str) -> int:
 def parts(text: str, size: int) -> list[str]:
     """The text, split into numbered parts if it is longer.
 
-    :param size: bytes of a part as JSON.
+    :param size: bytes of a part as JSON, with its mark.
     """
-    pieces = list(_pieces(text, size))
-    if len(pieces) == 1:
-        return pieces
+    if json_size(text) <= size:
+        return [text]
+    pieces = list(_pieces(text, size - MARK_BYTES))
     return [f"{piece} (part {number} of {len(pieces)})" for number, piece in enumerate(pieces, 1)]
 
 
@@ -103,6 +108,7 @@ class LineQueue:
         self._lines: deque[LogLine] = deque()
         self._bytes = 0
         self._popped = asyncio.Event()
+        self._on_empty: Callable[[], None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -138,11 +144,20 @@ class LineQueue:
         self._lines.clear()
         self._count(-self._bytes)
 
+    def when_empty(self, act: Callable[[], None]) -> None:
+        """Call a function when all lines are written or discarded, in place of one that was set before."""
+        self._on_empty = act
+
     def discard(self) -> None:
         """Give up the lines that wait."""
         self._lost(sum(line.lines for line in self._lines))
         self._lines.clear()
         self._count(-self._bytes)
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if self._on_empty is not None and not self._lines:
+            self._on_empty()
 
     def take(self, join: bool, piece: int) -> tuple[Record, int, int]:
         """Remove lines from the queue, for one record; returns how to write it, its lines, and the bytes of its text.
@@ -154,8 +169,9 @@ class LineQueue:
         self._count(-len(first.text) - LINE_BYTES)
         size = json_size(first.text)
         if size > piece:
+            lines = first.lines
             first, *rest = (replace(first, text=text, lines=0) for text in parts(first.text, piece))
-            rest[-1].lines = 1
+            rest[-1].lines = lines
             self._lines.extendleft(reversed(rest))
             self._count(sum(len(line.text) + LINE_BYTES for line in rest))
             size = json_size(first.text)
@@ -178,6 +194,7 @@ class LineQueue:
             self.written += lines
         except Exception:
             self._lost(lines)
+        self._note_empty()
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -200,6 +217,7 @@ class LogSocket:
         self._unread: Callable[[], int] | None = None
         self._limit = self._piece = 0
         self._messages: deque[tuple[Record, int]] = deque()  # each with the bytes of its text
+        self._message_bytes = self._lost_messages = 0
         self._queues: deque[LineQueue] = deque()  # that have lines
         self._late: deque[LineQueue] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -238,6 +256,8 @@ class LogSocket:
     def admit(self, method: Callable[..., Any], text: str, kw: dict[str, Any]) -> bool:
         """Whether a logger's method may be called now with a message; otherwise it is called in its turn.
 
+        While MESSAGES_BYTES wait, messages are lost; their number is logged in their place.
+
         :param method: of Airflow's logger.
         :param text: the message.
         :param kw: further arguments.
@@ -248,20 +268,30 @@ class LogSocket:
         if len(pieces) == 1 and not self._messages and self._fits(record_cost(json_size(text) + RECORD_BYTES)):
             return True
         now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
-        kw = {"timestamp": f"{now}Z", **kw}
-        for piece in pieces:
-            self._messages.append((partial(copy_context().run, method, piece, **kw), json_size(piece)))
+        records = [partial(method, piece, **{"timestamp": f"{now}Z", **kw}) for piece in pieces]
+        if self._message_bytes >= MESSAGES_BYTES:
+            pieces, records = ([""], [partial(self._log_lost, method)]) if not self._lost_messages else ([], [])
+            self._lost_messages += 1
+        for record, piece in zip(records, pieces, strict=True):
+            self._messages.append((partial(copy_context().run, record), json_size(piece)))
+            self._message_bytes += json_size(piece)
         self._arm(0.0)
         return False
 
-    async def read(self, patience: float) -> bool:
+    def _log_lost(self, method: Callable[..., Any]) -> None:
+        """Log how many messages are missing between the one before and the next one."""
+        lost, self._lost_messages = counted(self._lost_messages, "message"), 0
+        method(f"{lost} of triggers in this process are missing here: Airflow did not read the log in time.")
+
+    async def read(self, patience: float, *, lines: bool = True) -> bool:
         """Wait until the supervisor has read what was logged until now, except for late lines.
 
         :param patience: seconds, at most.
+        :param lines: whether lines that wait in queues, of any job, are waited for. Default: True.
         :return: whether it has.
         """
         loop = asyncio.get_running_loop()
-        end, waiting, passed = loop.time() + patience, [*self._queues], -1
+        end, waiting, passed = loop.time() + patience, [*self._queues] if lines else [], -1
         while loop.time() < end:
             waiting = [queue for queue in waiting if queue]
             if passed < 0 and not waiting and not self._messages:
@@ -286,8 +316,7 @@ class LogSocket:
     def _pump(self) -> None:
         """Write for SLICE_SECONDS at most, and go on later, whatever happens."""
         loop, self._timer = asyncio.get_running_loop(), None
-        self._note_stall()
-        pause = self._settled - loop.time()
+        pause = self.settling_seconds()
         end, self._writing = time.monotonic() + SLICE_SECONDS, True
         try:
             while pause <= 0 and time.monotonic() < end:
@@ -308,6 +337,7 @@ class LogSocket:
             if not self._fits(record_cost(size + RECORD_BYTES)):
                 return UNREAD_INTERVAL
             self._messages.popleft()
+            self._message_bytes -= size
             self._write(record)
             return 0.0
         queues, share = (self._queues, 1) if self._queues else (self._late, 2)
@@ -350,10 +380,14 @@ class LogSocket:
             self._settled = now + SETTLE_SECONDS
         self._ticked = now
 
+    def settling_seconds(self) -> float:
+        """Seconds in which Airflow may still cancel triggers that it reassigned during a stall; 0 without one."""
+        self._note_stall()
+        return max(self._settled - asyncio.get_running_loop().time(), 0.0)
+
     async def awake(self) -> None:
         """Return at once; after a stall, only when Airflow has had time to cancel reassigned triggers."""
-        self._note_stall()
-        if (wait := self._settled - asyncio.get_running_loop().time()) > 0:
+        if wait := self.settling_seconds():
             await asyncio.sleep(wait)
 
 

@@ -33,6 +33,7 @@ class ResponseEnd(enum.Enum):
     STOPPED = "we ended it, because its turn was over or the final drain began"
     CUT = "the connection failed, or the request was refused"
     NO_LOG = "the kubelet has no such log"
+    UNREADABLE = "the kubelet could not read the log on, and wrote why instead of a last line"
     OTHER_LOG = "it doesn't begin with the expected line, so nothing of it was emitted"
 
 
@@ -142,8 +143,11 @@ class LogReader:
                             if not any_start:
                                 return Response(ResponseEnd.OTHER_LOG, size)
                             new_lines += await self._emitter.emit(block, replay)
-                    no_log = lines.unended_line.startswith(NO_LOG_TEXT)
-                    end = ResponseEnd.NO_LOG if no_log else ResponseEnd.COMPLETE
+                    if lines.unended_line.startswith(NO_LOG_TEXT):
+                        end = ResponseEnd.NO_LOG
+                    else:
+                        unreadable = is_of_kubelet(lines.unended_line)
+                        end = ResponseEnd.UNREADABLE if unreadable else ResponseEnd.COMPLETE
             except ApiUnavailable:
                 if slot.revoked or (self._observed.draining and self._close_stream is not None):
                     end = ResponseEnd.STOPPED
@@ -193,6 +197,15 @@ class LogReader:
         draining_since = self._observed.draining_since
         if draining_since is not None and now - max(draining_since, self._forbidden_since) >= grace:
             raise error
+
+
+def is_of_kubelet(unended_line: bytes) -> bool:
+    """Whether what follows the last line end of a response is the kubelet's own text: it has no timestamp.
+
+    Seen on Kubernetes 1.36, with status 200: `failed to create fsnotify watcher: too many open files`, `failed to open
+    log file`, `failed to try resolving symlinks in path "/var/log/pods/...": ... no such file or directory`.
+    """
+    return bool(unended_line) and time_of_line(unended_line) is None
 
 
 def time_of_line(line: bytes) -> str | None:

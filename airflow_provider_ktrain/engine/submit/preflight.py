@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check, rbac
+from airflow_provider_ktrain.core.checks.job import Field, Job
+from airflow_provider_ktrain.core.checks.references import Reference, references
 from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
 from airflow_provider_ktrain.core.checks.server_rules import (
     Answers,
@@ -51,8 +53,9 @@ async def preflight(
     """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
     This requests the API version that the server serves, the namespace, the rights of `ktrain rbac`, the queues and the
-    priority class of Kueue, and the runtime of a TrainJob. Unless these checks find an error, it requests a dry run of
-    the creation, which also runs the operator's webhook. Nothing is created.
+    priority class of Kueue, the metadata of the objects that the manifest names, and the runtime of a TrainJob. Unless
+    these checks find an error, it requests a dry run of the creation, which also runs the operator's webhook. Nothing
+    is created.
 
     :param request: the job, with a manifest.
     :param namespace: where it would be created.
@@ -107,7 +110,8 @@ async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], names
         answer_to(api, f"/api/v1/namespaces/{namespace}"),
         _denied(api, kind, namespace, kueue=bool(version), code=bool(code_hash(manifest))),
     )
-    answers = Answers((namespace, there), denied, kueue)
+    missing = () if there.status == 404 else await _missing(api, kind, manifest, namespace)
+    answers = Answers((namespace, there), denied, kueue, missing=missing)
     if not version:
         return answers
     base = f"/apis/{KUEUE_GROUP}/{version}"
@@ -119,6 +123,20 @@ async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], names
         cluster_queue=await answer_to(api, f"{base}/clusterqueues/{cluster}") if cluster else None,
         priority_class=await answer_to(api, f"{base}/workloadpriorityclasses/{priority}") if priority else None,
     )
+
+
+async def _missing(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> tuple[Reference, ...]:
+    """The objects that the manifest names and that don't exist. What the connection may not read is left out."""
+
+    async def is_missing(reference: Reference) -> bool:
+        if not reference.may_exist:
+            return True
+        path = api_paths.core(namespace, reference.plural, reference.at.text)
+        return (await answer_to(api, path, metadata_only=True)).status == 404
+
+    named = references(Job(Field(manifest), kind))
+    missing = await asyncio.gather(*map(is_missing, named))
+    return tuple(reference for reference, is_absent in zip(named, missing, strict=True) if is_absent)
 
 
 async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool, code: bool) -> tuple[Right, ...] | None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.server_rules import Answer
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.runtimes import Served
+from airflow_provider_ktrain.core.kinds.runtimes import RuntimeRef, Served
 from airflow_provider_ktrain.core.manifest import schema
+from airflow_provider_ktrain.core.state.pods.objects import name_of
+from airflow_provider_ktrain.core.text.output import SUGGESTION
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
 Read = Callable[..., Awaitable[Answer]]  #: `answer_to` with the parameters of all requests
+MAX_NAMES = 10  #: of runtimes in a message
 SCHEMA_PATIENCE_SECONDS = 15.0  #: limit to repeat requests for a schema that the API server can't serve (5xx)
 
 
@@ -49,13 +54,14 @@ async def read_served(
     if ref := kind.runtimes.ref(manifest):
         found = await read(api_paths.runtime(kind, version, ref, namespace))
         if found.status == 404:
+            others = await read(api_paths.runtime(kind, version, replace(ref, name=""), namespace), optional=True)
             where = f" in namespace {namespace}" if ref.namespaced else ""
             raise RuntimeMismatchError(
                 f"the {ref} does not exist{where}",
                 where="$.spec.runtimeRef",
                 found=ref.name,
                 expected=f"a {ref.kind}",
-                remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
+                remedy=_remedy(ref, [name_of(other) for other in others.body.get("items") or ()]),
             )
         if found.status == 200:
             runtime = found.body
@@ -65,6 +71,17 @@ async def read_served(
     if log is not None and (lacks := kind.runtimes.lacks(served)):
         log.info(lacks)
     return served
+
+
+def _remedy(ref: RuntimeRef, names: list[str]) -> str:
+    """What to do about a runtime that doesn't exist.
+
+    :param names: of the runtimes that exist; empty if there are none, or the connection may not list them.
+    """
+    if near := difflib.get_close_matches(ref.name, names):
+        return f"{SUGGESTION}{' or '.join(near)}?"
+    there = f"there are {', '.join(sorted(names)[:MAX_NAMES])}; " if names else ""
+    return f"{there}create it, or correct the name: `kubectl get {ref.plural}` lists them"
 
 
 async def _spec_fields(read: Read, kind: Kind, version: str) -> frozenset[str] | None:
@@ -83,19 +100,28 @@ async def _spec_fields(read: Read, kind: Kind, version: str) -> frozenset[str] |
     return schema.spec_fields(published) or None if published is not None else None
 
 
-async def answer_to(api: Api, path: str, *, end: float = 0, log: Log | None = None, optional: bool = False) -> Answer:
+async def answer_to(
+    api: Api,
+    path: str,
+    *,
+    end: float = 0,
+    log: Log | None = None,
+    optional: bool = False,
+    metadata_only: bool = False,
+) -> Answer:
     """The object at a path, or that it isn't found (404) or may not be read (403).
 
     :param end: value of `time.monotonic()` until which requests are repeated. Default: 0, not at all.
     :param log: where to log that requests are repeated. Default: None, nowhere.
     :param optional: after SCHEMA_PATIENCE_SECONDS, errors of the API server (5xx) are answers, too. Default: False.
+    :param metadata_only: as of `Api.request`. Default: False.
     :raises AccessError, UnreachableError, ClusterError: the request fails.
     """
     schema_end = time.monotonic() + SCHEMA_PATIENCE_SECONDS
 
     async def ask() -> Answer:
         try:
-            return Answer(200, await api.request("GET", path))
+            return Answer(200, await api.request("GET", path, metadata_only=metadata_only))
         except ApiStatusError as e:
             if optional and e.status >= 500 and time.monotonic() > schema_end:
                 return Answer(e.status, {})

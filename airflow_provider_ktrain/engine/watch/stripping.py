@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from airflow_provider_ktrain.core.state.pods.objects import avoided_nodes
+from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 
 Object = dict[str, Any]
 #: parts of a pod that are equal in all pods of a role
@@ -28,8 +28,9 @@ def stripped(obj: Object) -> Object:
     pods = [spec, *(((of.get("template") or {}).get("spec") or {}) for of in spec.get("podSets") or ())]
     for pod in pods:  # the pod itself, or the pods that a Workload of Kueue describes
         _strip_pod(pod, POD_FIELDS)
-        if "affinity" in pod and not avoided_nodes({"spec": pod}):  # these explain why a pod can't be scheduled
-            del pod["affinity"]
+        nodes = (pod.pop("affinity", None) or {}).get("nodeAffinity") or {}
+        if REQUIRED_NODES in nodes and "nodeName" not in pod:  # it explains why a pod can't be scheduled
+            pod["affinity"] = {"nodeAffinity": {REQUIRED_NODES: nodes[REQUIRED_NODES]}}
     return obj
 
 

@@ -164,6 +164,8 @@ class Cluster:
                 self._kubelet(options.get("node")).silence()
             case "shutdown":
                 self._kubelet(options.get("node")).shut_down()
+            case "pressure":
+                await self._kubelet(options.get("node")).run_out_of_disk()
             case "break_devices":
                 message = str(options.get("message") or "rpc error: code = Internal desc = device d0 is lost")
                 self._kubelet(options.get("node")).break_devices(message)

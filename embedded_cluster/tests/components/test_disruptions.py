@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +236,90 @@ async def test_pod_over_the_limit_of_an_empty_dir_is_evicted(tmp_path: Path) -> 
         assert await cluster.ended("one") == "Failed"
         message = 'Usage of EmptyDir volume "scratch" exceeds the limit "10Ki". '
         assert (cluster.pod("one") or {})["status"]["message"] == message
+
+
+@pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="open files are found by /proc")
+@pytest.mark.parametrize(
+    ("folder", "limits", "volumes", "message"),
+    [
+        (
+            "/tmp", {"ephemeral-storage": "10Ki"}, [],
+            "Pod ephemeral local storage usage exceeds the total limit of containers 10Ki. ",
+        ),
+        (
+            "/dev/shm", {}, [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "10Ki"}}],
+            'Usage of EmptyDir volume "shm" exceeds the limit "10Ki". ',
+        ),
+    ],
+)  # fmt: skip
+async def test_open_files_of_shared_directories_count(
+    tmp_path: Path, folder: str, limits: Obj, volumes: list[Obj], message: str
+) -> None:
+    """Deleted ones, too, which is how PyTorch shares memory. Those that the pod only reads don't."""
+    with tempfile.NamedTemporaryFile(dir=folder) as foreign:
+        foreign.write(bytes(20_000))
+        foreign.flush()
+        async with small(tmp_path, timing=replace(FAST, storage=0.05)) as cluster:
+            mounts = [{"name": volume["name"], "mountPath": folder} for volume in volumes]
+            container = {"resources": {"limits": limits}, "volumeMounts": mounts}
+            file, go = f"{folder}/ktrain-{tmp_path.name}", tmp_path / "go"
+            program = (
+                f"exec 3< {foreign.name}; echo up; until [ -e {go} ]; do sleep 0.05; done; "
+                f"exec 4> {file}; rm {file}; head -c 20000 /dev/zero >&4; {SLEEP}"
+            )
+            cluster.create("one", program, container=container, volumes=volumes)
+            await cluster.up("one")
+            await asyncio.sleep(0.3)  # some measurements
+            assert cluster.phase("one") == "Running"
+            go.touch()
+            assert await cluster.ended("one") == "Failed"
+            assert (cluster.pod("one") or {})["status"]["message"] == message
+
+
+async def test_node_without_disk_evicts_one_pod_and_rejects_others(tmp_path: Path) -> None:
+    async with small(tmp_path, timing=replace(FAST, pressure=0.3)) as cluster:
+        cluster.create("one", f"head -c 20000 /dev/zero > big; {SLEEP}")
+        cluster.create("two", SLEEP)
+        await cluster.up("one")
+        await cluster.up("two")
+        await cluster.kubelets[0].run_out_of_disk()
+        assert await cluster.ended("one") == "Failed"
+        pod = cluster.pod("one") or {}
+        assert pod["status"]["reason"] == "Evicted"
+        assert pod["status"]["message"].startswith(
+            "The node was low on resource: ephemeral-storage. Threshold quantity: "
+        )
+        assert pod["status"]["message"].endswith("request is 0, has larger consumption of ephemeral-storage. ")
+        assert reason(pod) == f"TerminationByKubelet: {pod['status']['message']}"
+        cluster.create("three", SLEEP)  # the taint comes later, so it is bound to the node
+        assert await cluster.ended("three") == "Failed"
+        pod = cluster.pod("three") or {}
+        message = "The node had condition: [DiskPressure]. "
+        assert (pod["status"]["reason"], pod["status"]["message"]) == ("Evicted", f"Pod was rejected: {message}")
+        assert ("Evicted", message) in cluster.events("three")
+        assert reason(pod) == ""
+        await cluster.until(lambda: "disk-pressure" in str(node(cluster)["spec"]))
+        cluster.create("four", SLEEP)
+        await cluster.until(lambda: "had untolerated taint" in str(cluster.pod("four")))
+        cluster.kubelets[0].recover()
+        await cluster.up("four")
+        assert "taints" not in node(cluster)["spec"]
+        assert {c["type"]: c["status"] for c in node(cluster)["status"]["conditions"]} == {
+            "Ready": "True", "DiskPressure": "False",
+        }  # fmt: skip
+        assert cluster.phase("two") == "Running"
+
+
+async def test_node_that_shuts_down_rejects_pods(tmp_path: Path) -> None:
+    async with small(tmp_path) as cluster:
+        cluster.kubelets[0].shut_down()
+        cluster.create("one", SLEEP, nodeName="ktrain-node-0")
+        assert await cluster.ended("one") == "Failed"
+        status, message = (cluster.pod("one") or {})["status"], "Pod was rejected as the node is shutting down."
+        assert (status["reason"], status["message"]) == ("NodeShutdown", f"Pod was rejected: {message}")
+        cluster.kubelets[0].recover()
+        cluster.create("two", SLEEP, nodeName="ktrain-node-0")
+        await cluster.up("two")
 
 
 async def test_shutdown_of_a_node_ends_its_pods_as_failed(tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion
 from airflow_provider_ktrain.core.kinds.scaling import Scaling
 from airflow_provider_ktrain.core.kinds.trainjob.form import FORM
-from airflow_provider_ktrain.core.kinds.trainjob.patches import NODE, ROLES_ANNOTATION, TrainJobRuntimes
+from airflow_provider_ktrain.core.kinds.trainjob.patches import (
+    NODE,
+    ROLES_ANNOTATION,
+    SUCCESS_POLICY_ANNOTATION,
+    TrainJobRuntimes,
+)
 
 JOBSET = "jobset.sigs.k8s.io"
 JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: on pods: the JobSet's name, which is the TrainJob's
@@ -64,6 +69,11 @@ class TrainJob(Kind):
         known = [role for role in self.primaries if role in roles]
         return [*known, *(role for role in roles if role not in INITIALIZERS), NODE][0]
 
+    def completes(self, job: Mapping[str, Any], role: str, index: int) -> bool:
+        """All ranks do; only rank 0 if the runtime's Job has a successPolicy: it deletes the pods of the others."""
+        all_complete = role not in _noted(job, SUCCESS_POLICY_ANNOTATION)
+        return super().completes(job, role, index) and (index == 0 or all_complete)
+
     def pod_role(self, labels: Mapping[str, str]) -> tuple[str, int]:
         """The replicated job's name and the completion index, which is the node's rank."""
         index = labels.get(INDEX_LABEL) or "0"
@@ -78,9 +88,7 @@ class TrainJob(Kind):
 
         Before that, and on Trainer 2.0, which doesn't list them, the annotation of our tasks does.
         """
-        annotations = (job.get("metadata") or {}).get("annotations") or {}
-        noted = [role for role in str(annotations.get(ROLES_ANNOTATION) or "").split(",") if role]
-        listed = [str(entry.get("name")) for entry in _jobs_status(job)] or noted
+        listed = [str(entry.get("name")) for entry in _jobs_status(job)] or _noted(job, ROLES_ANNOTATION)
         given = (job.get("spec") or {}).get("initializer") or {}
         initializers = [role for role in INITIALIZERS if role.partition("-")[0] in given]
         return sorted(listed, key=self._rank) if listed else [NODE, *initializers]
@@ -113,6 +121,12 @@ class TrainJob(Kind):
         """Whether JobSet has recreated all Jobs (failurePolicy of the runtime), and no pod runs yet."""
         labels = ((pod.get("metadata") or {}).get("labels") or {} for pod in pods)
         return any(at.get(ATTEMPT_LABEL, "0") != "0" for at in labels)
+
+
+def _noted(job: Mapping[str, Any], annotation: str) -> list[str]:
+    """The roles that an annotation of the job names."""
+    annotations = (job.get("metadata") or {}).get("annotations") or {}
+    return [role for role in str(annotations.get(annotation) or "").split(",") if role]
 
 
 def _trainer(job: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,6 +36,8 @@ OVERRIDES = (PATCHES, "podTemplateOverrides", "podSpecOverrides")  #: of Trainer
 SINCE = "Trainer 2.2 or newer"
 #: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
 ROLES_ANNOTATION = "ktrain.airflow/roles"
+#: of the job: those of its runtime's jobs that have a successPolicy, which ends them before all their pods have ended
+SUCCESS_POLICY_ANNOTATION = "ktrain.airflow/success-policy"
 #: containers whose environment the webhook doesn't let patches set, and the field that does
 ENV_FIELDS = {
     NODE: "spec.trainer.env",
@@ -128,9 +130,13 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, pol
     trainer = mapping_at(spec, "trainer")
     if trainer.get("numNodes") is None and (count := node_count(result, runtime)) is not None:
         trainer["numNodes"] = count  # so that the follower knows the size of the job
-    names = (str(job.get("name")) for job in replicated_jobs((runtime.get("spec") or {}).get("template") or {}))
-    metadata = mapping_at(result, "metadata")
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), ROLES_ANNOTATION: ",".join(names)}
+    replicated_by_runtime = replicated_jobs((runtime.get("spec") or {}).get("template") or {})
+    with_policy = [job for job in replicated_by_runtime if _job_spec(job).get("successPolicy")]
+    annotations = dict(mapping_at(result, "metadata").get("annotations") or {})
+    for annotation, jobs in ((ROLES_ANNOTATION, replicated_by_runtime), (SUCCESS_POLICY_ANNOTATION, with_policy)):
+        if jobs:
+            annotations[annotation] = ",".join(str(job.get("name")) for job in jobs)
+    result["metadata"]["annotations"] = annotations
     if override_field(served) != PATCHES:
         return result
     for problem in mismatches(result, runtime, name_length):
@@ -363,9 +369,13 @@ def replicated_jobs(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def pod_of(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
     """The spec of the pods of a replicated job; empty if it has none."""
-    template = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
-    pod = template.get("spec")
+    pod = (_job_spec(replicated).get("template") or {}).get("spec")
     return pod if isinstance(pod, Mapping) else {}
+
+
+def _job_spec(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of the batch Job of a replicated job; empty if it has none."""
+    return (replicated.get("template") or {}).get("spec") or {}
 
 
 def node_container(replicated: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -3,15 +3,18 @@
 A program that handles SIGTERM by saving a checkpoint and exiting with 0 ends like one that is complete: if its pod is
 evicted, preempted or deleted, the job succeeds in the middle of the training (recordings 100b, 107c). Its pods show
 that: the condition DisruptionTarget, or a deletion that was requested before the container ended. The operator deletes
-them, so each is judged as last seen.
+them, so each is judged as last seen, and what may make a success doubtful is noted on the job for the next process.
+The conditions of a PyTorchJob show it also if nobody has seen the pod of its Master.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.conditions import ended_at
 from airflow_provider_ktrain.core.state.pods import objects
@@ -23,6 +26,9 @@ Replica = tuple[str, int]
 MAX_CLOCK_SKEW_SECONDS = 5.0
 DEFAULT_GRACE_SECONDS = 30  #: Kubernetes' terminationGracePeriodSeconds
 MAX_LAG_SECONDS = 60.0  #: in which a job's status shows that its program has ended
+#: the job's interruptions that may make its success doubtful: see `note`
+STOPPED_PODS_ANNOTATION = "ktrain.airflow/stopped-pods"
+MAX_INTERRUPTIONS = 8  #: for the next process: one is enough to doubt a success
 #: reasons of the condition DisruptionTarget: what happened to the pod, and whether its node is to blame
 #: (https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions)
 REASONS = {
@@ -46,6 +52,7 @@ class Interruption:
     :param node: the node, if it is the reason. Default: "".
     :param ends_by: when a program that had not ended has ended at the latest, in epoch seconds. Default: 0, it had
         ended.
+    :param at: when it was stopped, in epoch seconds. Default: 0, not known.
     """
 
     role: str
@@ -55,6 +62,67 @@ class Interruption:
     text: str
     node: str = ""
     ends_by: float = 0.0
+    at: float = 0.0
+
+    @classmethod
+    def all_of(cls, stored: object) -> list[Self]:
+        """The interruptions of a list of stored ones; what can't be read is left out."""
+        found = []
+        for one in map(mapping, stored if isinstance(stored, list) else ()):
+            try:
+                uid, created, text = (str(one[name]) for name in ("uid", "created", "text"))
+                ends_by, at = (float(one.get(name) or 0.0) for name in ("ends_by", "at"))
+                node = str(one.get("node") or "")
+                found.append(cls(str(one["role"]), int(one["index"]), uid, created, text, node, ends_by, at))
+            except (KeyError, TypeError, ValueError):
+                continue
+        return found
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program had ended."""
+        return not self.ends_by
+
+
+def noted_interruptions(job: Json) -> list[Interruption]:
+    """What an earlier process has noted on this job.
+
+    :param job: as last seen.
+    """
+    return Interruption.all_of(_noted(job))
+
+
+def _noted(job: Json) -> object:
+    """The noted pods; None without a note. That of another job, from which the job was copied, says nothing."""
+    try:
+        noted = mapping(json.loads((objects.metadata_of(job).get("annotations") or {})[STOPPED_PODS_ANNOTATION]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return noted.get("pods") if noted.get("job") == uid_of(job) else None
+
+
+def note_of_proof(job: Json) -> str:
+    """The value of STOPPED_PODS_ANNOTATION that says: pods were stopped, and a result proves the training complete.
+
+    :param job: as last seen.
+    """
+    return json.dumps({"job": uid_of(job), "pods": []})
+
+
+def note(job: Json, found: Sequence[Interruption]) -> str | None:
+    """The new value of STOPPED_PODS_ANNOTATION; None if what the job has says the same.
+
+    An interruption is noted when it is first seen, and once more when the program has ended with exit code 0 and the
+    job goes on: that counts until the job ends. One of a pod that was replaced is only removed for such a reason.
+
+    :param job: as last seen.
+    :param found: of `find_interruptions`.
+    """
+    noted, found = noted_interruptions(job), [one for one in found if one.uid][:MAX_INTERRUPTIONS]
+    before, now = ({(one.uid, one.has_ended) for one in ones} for ones in (noted, found))
+    if now <= before and not any(has_ended for _, has_ended in before - now):
+        return None
+    return json.dumps({"job": uid_of(job), "pods": [asdict(one) for one in found]}) if found else ""
 
 
 def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterable[Interruption] = ()) -> list[Json]:
@@ -82,7 +150,7 @@ def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterabl
 
 
 def find_interruptions(
-    kind: Kind, job: Json, pods: Iterable[Json], requested: Mapping[str, float], earlier: Sequence[Interruption] = ()
+    kind: Kind, job: Json, pods: Sequence[Json], requested: Mapping[str, float], earlier: Sequence[Interruption] = ()
 ) -> list[Interruption]:
     """The interruptions of replicas on which the job's success depends, and whose pod was not replaced.
 
@@ -92,33 +160,74 @@ def find_interruptions(
     :param requested: when the deletion of pods was requested, by uid, in epoch seconds.
     :param earlier: what an earlier process knew of pods that may be gone. Default: nothing.
     """
-    end = epoch_seconds(ended_at(job))
-    # a job that succeeds long after that has done so by a pod that nobody saw
-    known_before = (one for one in earlier if end is None or not one.ends_by or end <= one.ends_by)
-    found: dict[Replica, Interruption] = {(one.role, one.index): one for one in known_before}
+    if _noted(job) == []:
+        return []
+    known_before = sorted(earlier, key=lambda one: (one.created, one.has_ended))
+    found: dict[Replica, Interruption] = {(one.role, one.index): one for one in known_before if _counts(job, one)}
     for pod in pods_until_end(kind, job, pods, earlier):
         replica = kind.pod_role(labels_of(pod))
         known = found.pop(replica, None)
         interruption = _interruption_of(kind, job, pod, requested.get(uid_of(pod)))
-        if interruption is None and known is not None and (known.uid == uid_of(pod) or known.created > created(pod)):
-            interruption = known
+        if interruption is None and known is not None:
+            is_same = known.uid == uid_of(pod) and not _has_failed(kind, job, pod)
+            interruption = known if is_same or known.created > created(pod) else None
         if interruption is not None:
             found[replica] = interruption
-    return [one for replica, one in sorted(found.items()) if kind.completes(job, *replica)]
+    matter = [one for replica, one in sorted(found.items()) if kind.completes(job, *replica)]
+    shown = None if matter else _shown_by_conditions(kind, job, pods)
+    return matter if shown is None else [shown]
+
+
+def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Interruption | None:
+    """The interruption of a primary whose pod nobody has seen, if the job's conditions show it.
+
+    A pod that was seen shows more. A success long after that has come by another pod that nobody saw.
+    """
+    primary, since, end = (kind.primary(job), 0), kind.stopped_primary(job), ended_at(job)
+    at, ended = epoch_seconds(since), epoch_seconds(end)
+    if at is None or ended is None:
+        return None
+    seen = any(kind.pod_role(labels_of(pod)) == primary and created(pod) < end for pod in pods)
+    template = (kind.replicas(job).get(primary[0]) or {}).get("template") or {}
+    if seen or ended - at > _grace_of(template) + MAX_LAG_SECONDS:
+        return None
+    text = f"{kind.replica_name(*primary)} ended with exit code 0 after its pod was stopped (condition Restarting)"
+    return Interruption(*primary, uid="", created="", text=text, at=at)
+
+
+def _counts(job: Json, earlier: Interruption) -> bool:
+    """Whether what an earlier process saw says something about the end of the job."""
+    if earlier.at and earlier.at <= _resumed_at(job):
+        return False
+    end = epoch_seconds(ended_at(job))
+    # a job that succeeds long after that has done so by a pod that nobody saw
+    return end is None or (earlier.at < end and (earlier.has_ended or end <= earlier.ends_by))
+
+
+def _resumed_at(job: Json) -> float:
+    """When the job was resumed last: it has other pods since. 0 if it was not."""
+    suspension = objects.condition_of(job, "Suspended")
+    return (epoch_seconds(suspension.get("lastTransitionTime")) or 0.0) if suspension.get("status") == "False" else 0.0
+
+
+def _end_of(kind: Kind, job: Json, pod: Json) -> Json:
+    """The terminated state of the pod's main container; empty if it has not ended."""
+    return objects.state_of(objects.container_status(pod, kind.main_container_name(job, pod)), "terminated")
+
+
+def _has_failed(kind: Kind, job: Json, pod: Json) -> bool:
+    """Whether no operator takes the end of the pod for a success."""
+    return (pod.get("status") or {}).get("phase") == "Failed" or objects.run_failed(_end_of(kind, job, pod))
 
 
 def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) -> Interruption | None:
     """None if the program ended by itself, failed, or was stopped after the end of the job."""
     role, index = kind.pod_role(labels_of(pod))
-    ended = objects.state_of(objects.container_status(pod, kind.main_container_name(job, pod)), "terminated")
-    disrupted = _disrupted_at(pod)
+    ended, disrupted = _end_of(kind, job, pod), _disrupted_at(pod)
     at = min((time for time in (disrupted, requested) if time is not None), default=None)
     finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
-    if at is None or objects.run_failed(ended) or (job_end is not None and at >= job_end):
+    if at is None or _has_failed(kind, job, pod) or (job_end is not None and at >= job_end) or at <= _resumed_at(job):
         return None
-    suspension = objects.condition_of(job, "Suspended")
-    if suspension.get("status") == "False" and at <= (epoch_seconds(suspension.get("lastTransitionTime")) or 0.0):
-        return None  # the job was resumed after that, and has other pods
     skew = 0.0 if disrupted is None else MAX_CLOCK_SKEW_SECONDS
     if finished is not None and finished < at - skew:
         return None
@@ -128,9 +237,13 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     replica = kind.replica_name(role, index)
     how = f"ended with exit code {ended['exitCode']} after" if ended else "had not ended when"
     text = f"{replica} {how} {why.format(node=node)}"
-    grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_SECONDS
-    ends_by = 0.0 if ended else at + grace + MAX_LAG_SECONDS
-    return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by)
+    ends_by = 0.0 if ended else at + _grace_of(pod) + MAX_LAG_SECONDS
+    return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by, at)
+
+
+def _grace_of(pod: Json) -> float:
+    """The grace period of a pod, or of a template of pods, in seconds."""
+    return float((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_SECONDS)
 
 
 def _disrupted_at(pod: Json) -> float | None:
@@ -143,7 +256,16 @@ def _disrupted_at(pod: Json) -> float | None:
 def requested_at(pod: Mapping[str, Any]) -> float | None:
     """When the deletion of a pod was requested, in epoch seconds; None if it was not.
 
-    When the kubelet removes a pod, its grace period becomes 0, and a later time would be computed: the earliest counts.
+    When the kubelet removes a pod, its grace period becomes 0, and a later time is computed: an earlier one counts. If
+    only that last state was seen, it still shows whether the kubelet knew of the request when it reported the end of
+    the containers (Kubernetes 1.34 and newer, recordings 107c and 11): then it was made before they had ended.
     """
     at = objects.deletion_requested_at(pod)
-    return None if at is None else at.timestamp()
+    if at is None:
+        return None
+    meta, status = objects.metadata_of(pod), pod.get("status") or {}
+    ends = [epoch_seconds(objects.state_of(c, "terminated").get("finishedAt")) for c in objects.main_containers(pod)]
+    is_last = not meta.get("deletionGracePeriodSeconds") and status.get("observedGeneration") == meta.get("generation")
+    if not is_last or not meta.get("generation") or not ends or None in ends:
+        return at.timestamp()
+    return min(at.timestamp(), max(end for end in ends if end) - objects.TIMESTAMP_RESOLUTION.total_seconds())

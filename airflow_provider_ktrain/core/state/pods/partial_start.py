@@ -1,4 +1,4 @@
-"""Partial start: some pods of a job hold GPUs while others have no node, so the GPUs wait for nothing.
+"""Partial start: some pods of a job hold accelerators while others have no node, so these wait for nothing.
 
 Without a gang scheduler or a queue, this can last forever: two jobs may each hold what the other one needs. Its time
 is measured by the cluster's timestamps.
@@ -6,12 +6,20 @@ is measured by the cluster's timestamps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.state.accelerators import (
+    Amounts,
+    counted_units,
+    described,
+    is_accelerator,
+    units_together,
+)
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -21,17 +29,17 @@ WARNING_SECONDS = 300.0  #: until the warning; half of the limit if that is shor
 
 @dataclass(frozen=True)
 class PartialStart:
-    """Pods that hold GPUs, and what they wait for.
+    """Pods that hold accelerators, and what they wait for.
 
     :param since: when both began: a pod had a node and another one had none, in epoch seconds.
-    :param gpus: GPUs of the pods that have a node.
+    :param held: accelerators of the pods that have a node.
     :param holding: number of pods that hold them.
     :param waiting: the replicas without a node, such as `Worker 3`, in order.
     :param reason: the scheduler's message about the first of them; empty if there is none.
     """
 
     since: float
-    gpus: int
+    held: Mapping[str, int]
     holding: int
     waiting: tuple[str, ...]
     reason: str
@@ -42,24 +50,28 @@ class PartialStart:
         :param job: kind, namespace and name of the job.
         :param limit: `partial_start_timeout` in seconds; None if there is none.
         """
-        gpus, pods, more = counted(self.gpus, "GPU"), counted(self.holding, "pod"), len(self.waiting) - 1
+        (name, number), *kinds = self.held.items()
+        gpus = "accelerators" if kinds else counted_units(number, name)
+        kinds_held = f"\nThese are {described(self.held, '')}." if kinds else ""
+        pods, more = counted(self.holding, "pod"), len(self.waiting) - 1
         others = f" (and {more:,} more)" if more else ""
         end = "" if limit is None else f" The job is released after {limit:.0f} s (partial_start_timeout)."
         reason = f"\n{self.reason}" if self.reason else ""
         replica = self.waiting[0]
         return (
-            f"{job} holds {gpus} in {pods}, but {replica}{others} has no node.{reason}\n"
-            f"The GPUs are idle until all pods have nodes. Free nodes, or use a queue.{end}"
+            f"{job} holds {gpus} in {pods}, but {replica}{others} has no node.{kinds_held}{reason}\n"
+            f"The {units_together(self.held)} are idle until all pods have nodes. Free nodes, or use a queue.{end}"
         )
 
 
-def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
-    """The partial start of a job; None if all pods have nodes, none holds GPUs, or the job can train with these.
+def find_partial_start(job: Json, pods: Iterable[Json], claims: Claims = MappingProxyType({})) -> PartialStart | None:
+    """The partial start of a job; None if all pods have nodes, none holds accelerators, or it can train with these.
 
     A pod that its queue holds back (schedulingGates) doesn't count as waiting. Nor do the pods of an elastic job that
     has its minimum of Workers.
 
     :param job: the job as last seen; empty if it has not been seen yet.
+    :param claims: their ResourceClaims. What isn't known of them doesn't count. Default: none was read.
     """
     active = [pod for pod in pods if not objects.has_ended(pod) and not objects.is_being_deleted(pod)]
     waiting = [pod for pod in active if not objects.node_of(pod) and not (pod.get("spec") or {}).get("schedulingGates")]
@@ -68,8 +80,8 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
         return None
     kind = kind_of(job.get("kind"))
     placed = [pod for pod in active if objects.node_of(pod)]
-    holding = [pod for pod in placed if pod_gpus(pod["spec"])]
-    starts = [at for pod in holding if (at := scheduled_at(pod)) is not None]
+    found = [(pod, amounts) for pod, amounts in amounts_of(placed, claims) if any(map(is_accelerator, amounts))]
+    starts = [at for pod, _ in found if (at := scheduled_at(pod)) is not None]
 
     def role_of(pod: Json) -> tuple[str, int]:
         return kind.pod_role(objects.labels_of(pod))
@@ -80,11 +92,16 @@ def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
     ordered = sorted(waiting, key=role_of)
     return PartialStart(
         since=max(min(starts), min(waits)),
-        gpus=sum(pod_gpus(pod["spec"]) for pod in holding),
-        holding=len(holding),
+        held=sum((amounts for _, amounts in found), Amounts()),
+        holding=len(found),
         waiting=tuple(kind.replica_name(*role_of(pod)) for pod in ordered),
         reason=next((text for pod in ordered if (text := str(objects.scheduling(pod).get("message") or ""))), ""),
     )
+
+
+def holds_accelerators(pod: Json, claims: Claims) -> bool:
+    """Whether the pod requests accelerators, or its ResourceClaims have devices that are known to be some."""
+    return any(is_accelerator(name) for _, amounts in amounts_of([pod], claims) for name in amounts)
 
 
 def warning_due(since: float, limit: float | None) -> float:

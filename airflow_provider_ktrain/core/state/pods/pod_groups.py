@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.devices import Claims
 from airflow_provider_ktrain.core.state.pods.objects import (
     created_at,
     is_being_deleted,
@@ -22,7 +23,7 @@ from airflow_provider_ktrain.core.state.pods.objects import (
     restarts_of,
     silent_since,
 )
-from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start, scheduled_at
+from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start, holds_accelerators, scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_state import state_of_pod
 
 Pod = Mapping[str, Any]
@@ -37,7 +38,7 @@ class State(NamedTuple):
     :param has_node: whether it is scheduled.
     :param is_terminating: whether it is being deleted.
     :param is_gated: whether a queue holds it back.
-    :param has_gpus: whether it requests GPUs.
+    :param has_accelerators: whether it has any: see `holds_accelerators`.
     :param is_later_attempt: whether it belongs to a later attempt of the job: see `Kind.is_restarting`.
     :param restarted_often: see `restarted_often`.
     """
@@ -47,7 +48,7 @@ class State(NamedTuple):
     has_node: bool
     is_terminating: bool
     is_gated: bool
-    has_gpus: bool
+    has_accelerators: bool
     is_later_attempt: bool
     restarted_often: bool
 
@@ -56,10 +57,11 @@ class PodGroups:
     """The existing pods of one job. Each change costs the same, however many pods there are.
 
     :param pods: the pods at the beginning. Default: none.
+    :param claims: their ResourceClaims. `put` a pod again when its claim was read. Default: none was read.
     """
 
-    def __init__(self, kind: Kind, pods: Iterable[Pod] = ()) -> None:
-        self._kind = kind
+    def __init__(self, kind: Kind, pods: Iterable[Pod] = (), claims: Claims = MappingProxyType({})) -> None:
+        self._kind, self.claims = kind, claims
         self.pods: dict[str, Pod] = {}  #: by uid; change it only by `put` and `remove`
         self.shown: dict[str, str] = {}  #: of `state_of_pod`, by uid
         self.shown_version = 0  #: grows when `shown` changes
@@ -77,7 +79,7 @@ class PodGroups:
         self.silent.pop(uid, None)
         if silent_since(pod):
             self.silent[uid] = pod
-        place = _place_of(self._kind, pod)
+        place = _place_of(self._kind, pod, self.claims)
         if self._places.get(uid) != place:
             self._leave(uid)
             self._places[uid] = place
@@ -140,13 +142,15 @@ class _Group:
 
 
 def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | None:
-    """Since when a job holds GPUs while some of its pods have no node: see `find_partial_start`.
+    """Since when a job holds accelerators while some of its pods have no node: see `find_partial_start`.
 
     :param job: the job as last seen; empty if it has not been seen yet.
     """
-    partial = find_partial_start(job, groups.examples())
+    partial = find_partial_start(job, groups.examples(), groups.claims)
     if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(job):
-        partial = find_partial_start(job, groups.pods.values())  # whether it has its minimum takes all pods
+        partial = find_partial_start(
+            job, groups.pods.values(), groups.claims
+        )  # whether it has its minimum takes all pods
     return None if partial is None else partial.since
 
 
@@ -155,7 +159,7 @@ def restarted_often(pod: Pod) -> bool:
     return any(restarts >= MAX_START_RESTARTS for restarts in restarts_of(pod))
 
 
-def _place_of(kind: Kind, pod: Pod) -> tuple[State, float]:
+def _place_of(kind: Kind, pod: Pod, claims: Claims) -> tuple[State, float]:
     spec = pod.get("spec") or {}
     state = State(
         role=kind.pod_role(labels_of(pod))[0],
@@ -163,7 +167,7 @@ def _place_of(kind: Kind, pod: Pod) -> tuple[State, float]:
         has_node=bool(node_of(pod)),
         is_terminating=is_being_deleted(pod),
         is_gated=bool(spec.get("schedulingGates")),
-        has_gpus=bool(pod_gpus(spec)),
+        has_accelerators=holds_accelerators(pod, claims),
         is_later_attempt=kind.is_restarting([pod]),
         restarted_often=restarted_often(pod),
     )

@@ -5,22 +5,27 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.pods.interruption import Interruption, find_interruptions, requested_at
-from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, labels_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.devices import Claim, claims_of
+from airflow_provider_ktrain.core.state.pods.interruption import (
+    MAX_INTERRUPTIONS,
+    Interruption,
+    find_interruptions,
+    noted_interruptions,
+    requested_at,
+)
+from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, labels_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.usage import Span, Usage, usage
 
 Pod = Mapping[str, Any]
-USAGE_SECONDS = ("requested", "queued", "held", "wasted")  #: the fields of `Usage` in GPU-seconds
 #: Replaced pods kept for each replica. Under ExitCode, an operator may recreate a failing pod forever.
 MAX_REPLACED_PODS = 20
-MAX_HANDED_OVER_INTERRUPTIONS = 8  #: one is enough to doubt a success
 
 
 class PodHistory:
@@ -35,17 +40,16 @@ class PodHistory:
     def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
         self._known: dict[str, Pod] = {}
-        self.groups = PodGroups(kind)  #: the pods that exist now
+        self.claims: dict[str, Claim] = {}  #: ResourceClaims of the pods, by name
+        self.groups = PodGroups(kind, claims=self.claims)  #: the pods that exist now
         self._evicted: Collection[str] = ()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
-        interrupted = given.get("interrupted")
-        earlier = [known_fields(Interruption, one) for one in interrupted] if isinstance(interrupted, list) else []
-        self._interrupted = [Interruption(**known) for known in earlier if len(known) == len(fields(Interruption))]
+        self._interrupted = Interruption.all_of(given.get("interrupted"))
+        self.stopped_version = 0  #: grows with each change of a pod that was stopped from outside
         self._requested: dict[str, float] = {}  # when the deletion of pods was requested, by uid, in epoch seconds
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
-        requested, queued, held, wasted = (given.get(name, 0.0) for name in USAGE_SECONDS)
-        self._dropped_usage = Usage(requested, queued, held, wasted)
+        self._dropped_usage = Usage.from_dict(given)
 
     def update(self, changed: Mapping[str, Pod], removed: Iterable[str], now: datetime) -> None:
         """Record changes of the pods that exist.
@@ -57,7 +61,7 @@ class PodHistory:
         self._known |= changed
         for pod in changed.values():
             self.groups.put(pod)
-            self._note_deletion(pod)
+            self._note_stop(pod)
         for uid in removed:
             self.groups.remove(uid)
         if len(self._known) - len(self.groups.pods) > max(MAX_REPLACED_PODS, self._deleted):
@@ -68,20 +72,21 @@ class PodHistory:
         """Record that a pod was deleted. `pod` is its last state."""
         self._known[pod["metadata"]["uid"]] = pod
         self.groups.remove(pod["metadata"]["uid"])
-        self._note_deletion(pod)
+        self._note_stop(pod)
 
-    def _note_deletion(self, pod: Pod) -> None:
-        """Keep the earliest time at which the deletion of the pod was requested."""
+    def _note_stop(self, pod: Pod) -> None:
+        """Keep the time at which the deletion of the pod was requested: its last state shows that less exactly."""
         if (at := requested_at(pod)) is not None:
-            uid = pod["metadata"]["uid"]
-            self._requested[uid] = min(at, self._requested.get(uid, at))
+            self._requested.setdefault(pod["metadata"]["uid"], at)
+        self.stopped_version += at is not None or has_condition(pod, "DisruptionTarget")
 
     def interruptions(self, job: Pod) -> list[Interruption]:
         """The replicas that were stopped from outside although their end counts as success.
 
         :param job: as last seen.
         """
-        return find_interruptions(self._kind, job, self.all, self._requested, self._interrupted)
+        earlier = [*self._interrupted, *noted_interruptions(job)]
+        return find_interruptions(self._kind, job, self.all, self._requested, earlier)
 
     def mark_evicted(self) -> None:
         """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
@@ -113,33 +118,38 @@ class PodHistory:
         return self._dropped_restarts + self._count(self.all)
 
     def usage(
-        self, now: datetime, job_ended: datetime | None, in_queue: float = 0.0, spans: Sequence[Span] = ()
+        self,
+        now: datetime,
+        job_ended: datetime | None,
+        in_queue: Mapping[str, float] = MappingProxyType({}),
+        spans: Sequence[Span] = (),
     ) -> Usage:
-        """GPU time of all pods: see `usage.usage`.
+        """Accelerator time of all pods: see `usage.usage`.
 
-        :param in_queue: GPU-seconds in which the job was suspended by a queue. Default: 0.
+        :param in_queue: device-seconds in which the job was suspended by a queue, by what is counted. Default: none.
         :param spans: when it was. Default: never.
         """
-        spent = _plus(usage(self.all, now, job_ended, self._evicted, spans), self._dropped_usage)
-        more = max(in_queue, -spent.queued)  # the spans are by another clock
-        return replace(spent, requested=spent.requested + more, queued=spent.queued + more)
+        spent = usage(self.all, now, job_ended, self._evicted, spans, self.claims) + self._dropped_usage
+        # the spans are by another clock
+        more = {n: max(in_queue.get(n, 0.0), -one.queued) for n, one in spent.each.items()}
+        return spent + Usage.of_each({n: Usage(requested=s, queued=s) for n, s in {**in_queue, **more}.items()})
 
     def frozen(self) -> PodHistory:
         """A copy for another thread, in which `all` and `usage` don't change."""
         frozen = copy.copy(self)
-        frozen._known = dict(self._known)
+        frozen._known, frozen.claims = dict(self._known), dict(self.claims)
         return frozen
 
     def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
-        """For the next process: restarts, GPU-seconds and interruptions that the pods that exist don't show.
+        """For the next process: restarts, device-seconds and interruptions that the pods that exist don't show.
 
         :param job: as last seen.
         :param spans: when the job was suspended by a queue. Default: never.
         """
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
-        spent = _plus(self._dropped_usage, usage(deleted, now, None, self._evicted, spans)).as_dict()
-        seconds = {name: spent[name] for name in USAGE_SECONDS}
-        interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_HANDED_OVER_INTERRUPTIONS]]
+        seconds = (self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims)).as_dict()
+        seconds.pop("gpus", None)
+        interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_INTERRUPTIONS]]
         restarts = float(self.restarts - self._count(self.live))
         return {"restarts": restarts, **seconds, **({"interrupted": interrupted} if interrupted else {})}
 
@@ -154,7 +164,10 @@ class PodHistory:
                 del self._known[pod["metadata"]["uid"]]
                 self._requested.pop(pod["metadata"]["uid"], None)
                 self._dropped_restarts += sum(restarts_of(pod)) + _failed(pod)
-                self._dropped_usage = _plus(self._dropped_usage, usage([pod], now, evicted=self._evicted))
+                self._dropped_usage += usage([pod], now, evicted=self._evicted, claims=self.claims)
+        named = {name for pod in self._known.values() for name in claims_of(pod)}
+        for name in self.claims.keys() - named:
+            del self.claims[name]
 
     def _replaced(self, pods: list[Pod]) -> list[list[Pod]]:
         """For each replica its pods that were replaced by another one, oldest first."""
@@ -172,9 +185,3 @@ class PodHistory:
 def _failed(pod: Pod) -> bool:
     """Whether the pod failed, and not because it was deleted."""
     return (pod.get("status") or {}).get("phase") == "Failed" and bool(failures_of(pod))
-
-
-def _plus(one: Usage, other: Usage) -> Usage:
-    """The sum of the GPU-seconds; the number of GPUs is the first one's."""
-    sums = {name: getattr(one, name) + getattr(other, name) for name in USAGE_SECONDS}
-    return replace(one, **sums)

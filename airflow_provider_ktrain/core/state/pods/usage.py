@@ -1,28 +1,37 @@
-"""The GPU time of a job: requested, queued, held and wasted, from the timestamps of its pods."""
+"""The time for which a job used accelerators: requested, queued, held and wasted, from the timestamps of its pods."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
+from typing import Any
 
+from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.state.accelerators import GPU, UNKNOWN, counted_units, ordered, unit_of
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.gpus import pod_gpus
+from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
+AMOUNTS = ("requested", "queued", "held", "wasted", "gpus")  #: the fields of `Usage` that are numbers
+
 
 @dataclass(frozen=True)
 class Usage:
-    """GPU-seconds of one try. `requested` = `queued` + `held`; `wasted` is a part of `held`.
+    """Device-seconds of one try. `requested` = `queued` + `held`; `wasted` is a part of `held`.
 
     :param requested: from the creation of each pod to its end, and while the job was queued. Default: 0.
     :param queued: while a queue kept the job suspended, and before its pods had a node. Default: 0.
-    :param held: the part on a node, in which no one else could use the GPUs. Default: 0.
+    :param held: the part on a node, in which no one else could use the devices. Default: 0.
     :param wasted: the part of `held` before the first container ran (image, volumes, init containers) and after the job
         ended (Workers that still run). Default: 0.
-    :param gpus: GPUs of all pods that ever had a node; recreated pods count once. Default: 0.
+    :param gpus: devices of all pods that ever had a node; recreated pods count once. Default: 0.
+    :param resource: what all this counts: a key of `core.state.accelerators.Amounts`. Default: GPUs.
+    :param others: what was used of other accelerators. Default: nothing.
+    :param unknown_claims: ResourceClaims whose devices are not known, so that they aren't counted. Default: 0.
     """
 
     requested: float = 0.0
@@ -30,20 +39,93 @@ class Usage:
     held: float = 0.0
     wasted: float = 0.0
     gpus: int = 0
+    resource: str = GPU
+    others: tuple[Usage, ...] = ()
+    unknown_claims: int = 0
+
+    @classmethod
+    def of_each(cls, each: Mapping[str, Usage], unknown_claims: int = 0) -> Usage:
+        """The usage of several kinds of accelerators.
+
+        :param each: by what is counted.
+        :param unknown_claims: see above. Default: 0.
+        """
+        used = ordered(name for name, one in each.items() if any(getattr(one, field) for field in AMOUNTS))
+        if not used and not unknown_claims:
+            return NO_USAGE
+        first, *others = [replace(each[name], resource=name, others=(), unknown_claims=0) for name in used] or [cls()]
+        return replace(first, others=tuple(others), unknown_claims=unknown_claims)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Usage:
+        """Read what `as_dict` returned, in this release or another one."""
+        by_name = {str(data.get("resource") or GPU): data, **mapping(data.get("others"))}
+        read = {name: replace(cls(), **_numbers(mapping(one))) for name, one in by_name.items()}
+        unknown = data.get("unknown_claims")
+        return cls.of_each(read, unknown if isinstance(unknown, int) else 0)
+
+    @property
+    def each(self) -> dict[str, Usage]:
+        """The usage of each kind, by what is counted."""
+        return {one.resource: one for one in (self, *self.others)}
+
+    def __add__(self, other: Usage) -> Usage:
+        """The sum of the device-seconds; the numbers of devices are the first one's."""
+        mine, others = self.each, other.each
+        sums = {
+            name: replace(one, **{f: getattr(one, f) + getattr(others.get(name, Usage()), f) for f in AMOUNTS[:4]})
+            for name in {**mine, **others}
+            for one in [mine.get(name, Usage())]
+        }
+        return Usage.of_each(sums, self.unknown_claims + other.unknown_claims)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing is known of what was used."""
+        return bool(self.unknown_claims) and not (self.requested or self.gpus)
 
     def __str__(self) -> str:
         """For the log: `GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 GPU-minutes wasted), plus 3.1 GPU-minutes queued`."""
+        if self.is_unknown:
+            return f"Accelerator time: unknown. {unknown_devices(self.unknown_claims)}"
         if not (self.requested or self.gpus):
             return "GPU time: none."
+        lines = [one._line for one in self.each.values()]
+        return "\n".join([*lines, *([unknown_devices(self.unknown_claims)] if self.unknown_claims else [])])
+
+    @property
+    def _line(self) -> str:
+        noun = unit_of(self.resource)[0]
         size, unit = next((s, u) for s, u in _UNITS if self.requested >= 2 * s or s == 1)
-        held, wasted, queued = (f"{value / size:.1f} GPU-{unit}" for value in (self.held, self.wasted, self.queued))
-        return f"GPU time: {held} on {counted(self.gpus, 'GPU')} ({wasted} wasted), plus {queued} queued."
+        per = f"{noun.replace(' ', '-')}-{unit}"
+        held, wasted, queued = (f"{value / size:.1f} {per}" for value in (self.held, self.wasted, self.queued))
+        return (
+            f"{noun} time: {held} on {counted_units(self.gpus, self.resource)} ({wasted} wasted), plus {queued} queued."
+        )
 
-    def as_dict(self) -> dict[str, float]:
-        """The fields for XComs and metrics, in GPU-seconds rounded to milliseconds."""
-        return {f.name: round(getattr(self, f.name), 3) for f in fields(self)}
+    def as_dict(self) -> dict[str, Any]:
+        """The fields for XComs and metrics, in device-seconds rounded to milliseconds.
+
+        Numbers are left out if nothing is known. `resource`, `others` and `unknown_claims` are there if they differ
+        from their defaults.
+        """
+        numbers = {} if self.is_unknown else self._numbers
+        numbers |= {} if self.resource == GPU else {"resource": self.resource}
+        numbers |= {"others": {one.resource: one._numbers for one in self.others}} if self.others else {}
+        return numbers | ({"unknown_claims": self.unknown_claims} if self.unknown_claims else {})
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        return {name: round(getattr(self, name), 3) for name in AMOUNTS}
 
 
+def unknown_devices(claims: int) -> str:
+    """Sentence on the devices of ResourceClaims that aren't counted."""
+    them = counted(claims, "ResourceClaim")
+    return f"The devices of {them} are not known. Reading them needs the right of `ktrain rbac --dra`."
+
+
+NO_USAGE = Usage()  #: shared by the jobs that wait
 Span = tuple[datetime, datetime]
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
@@ -54,36 +136,52 @@ def usage(
     job_ended: datetime | None = None,
     evicted: Container[str] = (),
     in_queue: Sequence[Span] = (),
+    claims: Claims = MappingProxyType({}),
 ) -> Usage:
-    """The GPU time of a job's pods.
+    """The time for which a job's pods used accelerators.
 
     :param pods: the pods, each as last seen, deleted ones included.
     :param now: the current time, until which existing pods are counted.
     :param job_ended: when the job ended. Default: None, it has not.
     :param evicted: uids of pods that a queue took from the job: all that they held is wasted. Default: none.
-    :param in_queue: when the job was queued. Who counts all GPUs of the job then has counted those of evicted pods that
-        still existed, too: so they are subtracted from `queued`. Default: never.
+    :param in_queue: when the job was queued. Who counts all devices of the job then has counted those of evicted pods
+        that still existed, too: so they are subtracted from `queued`. Default: never.
+    :param claims: ResourceClaims of the pods. Default: none was read.
     """
-    all_queued = all_held = all_wasted = 0.0
-    gpus: dict[str, int] = {}
-    for pod in pods:
-        meta, count = objects.metadata_of(pod), pod_gpus(pod.get("spec") or {})
+    spent: dict[str, list[float]] = {}  # requested, queued, held and wasted, by kind
+    numbers: dict[str, dict[str, int]] = {}  # by kind and name of the pod
+    unknown = 0
+    for pod, amounts in amounts_of(pods, claims):
+        meta, unclear = objects.metadata_of(pod), amounts.pop(UNKNOWN, 0)
         created = parse_timestamp(meta.get("creationTimestamp"))
-        if not count or created is None:
+        unknown += unclear
+        if not amounts or created is None:
             continue
         end = max(created, min(now, _ended(pod) or now))
         placed = _clamped(created, _placed(pod), end)
         started = end if meta.get("uid") in evicted else _clamped(placed, _started(pod), end)
         idle_from = _clamped(started, job_ended, end)
-        if placed < end or objects.node_of(pod):
-            gpus[objects.name_of(pod)] = max(count, gpus.get(objects.name_of(pod), 0))
-        seconds = (placed - created, end - placed, (started - placed) + (end - idle_from))
-        queued, held, wasted = (count * s.total_seconds() for s in seconds)
         before = created + objects.TIMESTAMP_RESOLUTION
         twice = ((min(end, to) - since).total_seconds() for since, to in in_queue if before < since < end)
-        queued -= count * sum(twice)
-        all_queued, all_held, all_wasted = all_queued + queued, all_held + held, all_wasted + wasted
-    return Usage(all_queued + all_held, all_queued, all_held, all_wasted, sum(gpus.values()))
+        queued, held, wasted = (
+            span.total_seconds() for span in (placed - created, end - placed, (started - placed) + (end - idle_from))
+        )
+        queued -= sum(twice)
+        for name, count in amounts.items():
+            if placed < end or objects.node_of(pod):
+                of_kind = numbers.setdefault(name, {})
+                of_kind[objects.name_of(pod)] = max(count, of_kind.get(objects.name_of(pod), 0))
+            seconds = (count * s for s in (queued + held, queued, held, wasted))
+            spent[name] = [a + b for a, b in zip(spent.get(name, [0.0] * 4), seconds, strict=True)]
+    each = {
+        name: Usage(requested, queued, held, wasted, sum(numbers.get(name, {}).values()))
+        for name, (requested, queued, held, wasted) in spent.items()
+    }
+    return Usage.of_each(each, unknown)
+
+
+def _numbers(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name in AMOUNTS if isinstance(value := data.get(name), int | float)}
 
 
 def _clamped(low: datetime, at: datetime | None, high: datetime) -> datetime:
@@ -109,7 +207,7 @@ def _started(pod: Json) -> datetime | None:
 
 
 def _ended(pod: Json) -> datetime | None:
-    """When the pod released its GPUs; None while it holds them."""
+    """When the pod released its accelerators; None while it holds them."""
     if objects.has_ended(pod):
         conditions = (pod.get("status") or {}).get("conditions") or ()
         runs = [at for run in _runs(pod) if (at := parse_timestamp(run.get("finishedAt")))]

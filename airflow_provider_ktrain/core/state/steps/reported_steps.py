@@ -70,15 +70,18 @@ class ReportedSteps:
         seconds = self.repeated_until - self.first_at if steps else 0.0
         return {"repeated_steps": steps, "repeated": round(min(seconds * gpus, held), 3)}
 
-    def describe(self, usage: Mapping[str, float]) -> str:
-        """A line for the log; empty if nothing was repeated."""
+    def describe(self, usage: Mapping[str, float], unit: str) -> str:
+        """A line for the log; empty if nothing was repeated.
+
+        :param unit: of the job's accelerators, such as `GPU`.
+        """
         steps = usage.get("repeated_steps")
         if not steps or self.first is None:
             return ""
         last = int(self.first) + int(steps) - 1
         return (
             f"Repeated: steps {int(self.first):,} to {last:,}, which an earlier try had reached "
-            f"(about {usage.get('repeated', 0.0):.1f} GPU-seconds)."
+            f"(about {usage.get('repeated', 0.0):.1f} {unit.replace(' ', '-')}-seconds)."
         )
 
     def to_dict(self) -> dict[str, Any]:

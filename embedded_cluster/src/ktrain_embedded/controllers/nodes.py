@@ -17,10 +17,11 @@ from ktrain_embedded.scheduler import toleration_of
 
 PREFIX = "node.kubernetes.io/"
 NOT_READY, UNREACHABLE, UNSCHEDULABLE = f"{PREFIX}not-ready", f"{PREFIX}unreachable", f"{PREFIX}unschedulable"
+DISK_PRESSURE = f"{PREFIX}disk-pressure"
 OUT_OF_SERVICE = f"{PREFIX}out-of-service"
 OF_CONDITION = {"Unknown": UNREACHABLE, "False": NOT_READY}  # the taints of a node by its condition Ready
 MONITOR_PERIOD = 5.0  # seconds until the controller notices that a kubelet reports that it is not ready
-MANAGED = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
+MANAGED = (NOT_READY, UNREACHABLE, UNSCHEDULABLE, DISK_PRESSURE)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class NodeTimes:
 
 
 class NodeController(Controller[Key]):
-    """Taints nodes that are unschedulable or not ready, and sets Ready to False for the pods of the latter."""
+    """Taints nodes that are unschedulable, not ready or out of disk; of those not ready, no pod is Ready."""
 
     def __init__(self, store: Store, clock: Clock = time.time) -> None:
         super().__init__(store, clock)
@@ -58,6 +59,7 @@ class NodeController(Controller[Key]):
         ready = c.condition(node["status"], "Ready") or {"status": "Unknown"}
         failed = OF_CONDITION.get(ready["status"])
         wanted = [(UNSCHEDULABLE, "NoSchedule")] if node["spec"].get("unschedulable") else []
+        wanted += [(DISK_PRESSURE, "NoSchedule")] if c.has(node["status"], "DiskPressure") else []
         wanted += [(failed, "NoSchedule"), (failed, "NoExecute")] if failed else []
         old = node["spec"].get("taints") or []
         known = [(taint["key"], taint["effect"]) for taint in old]

@@ -63,6 +63,11 @@ class Images:
             return self._mapped[ANY]
         raise ImageNotFound(image)
 
+    @property
+    def directories(self) -> list[Path]:
+        """The directories of all images."""
+        return [directory for directory in self._mapped.values() if directory is not None]
+
     @staticmethod
     def entrypoint(container: Obj, directory: Path | None) -> Obj:
         """The container, with command and args from its image (ENTRYPOINT and CMD) if the manifest doesn't set them."""

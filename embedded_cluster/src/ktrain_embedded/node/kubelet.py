@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,13 +14,18 @@ from ktrain_embedded.events import EventRecorder
 from ktrain_embedded.node import admission, nodes
 from ktrain_embedded.node.exec import serve
 from ktrain_embedded.node.images import Images
-from ktrain_embedded.node.podworker import PodWorker, Timing
+from ktrain_embedded.node.podworker import EVICTION_GRACE, PodWorker, Timing
+from ktrain_embedded.node.storage import STORAGE
 from ktrain_embedded.node.volumes import MountError, Token
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.pods import has_ended, qos_class
-from ktrain_embedded.objects.store import Change, Obj, Store, now
+from ktrain_embedded.objects.quantity import parse
+from ktrain_embedded.objects.store import Change, Obj, Store, at, now
 
 SHUTDOWN_MESSAGE = "Pod was terminated in response to imminent node shutdown."
+SHUTTING_DOWN = "NodeShutdown", "Pod was rejected as the node is shutting down."
+UNDER_PRESSURE = "Evicted", "The node had condition: [DiskPressure]. "
+DISK_SHARE = 0.1  # of the disk: the kubelet's eviction threshold nodefs.available
 
 
 class Kubelet:
@@ -50,6 +56,8 @@ class Kubelet:
         self._rejected: set[str] = set()  # uids of pods that will fail in a moment
         self._next_rejection = 0.0  # the earliest time, as that of the event loop
         self._devices = ""  # why devices can't be allocated
+        self._refusal: tuple[str, str] | None = None  # reason and message of the rejection of all pods
+        self._pressure: asyncio.TimerHandle | None = None  # until the condition DiskPressure
         self._unreachable: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -93,7 +101,7 @@ class Kubelet:
         if uid in self._rejected:
             return True
         admitted = [p for p in self._pods() if p["metadata"]["uid"] in self._workers]
-        found = admission.refusal(pod, self.node, admitted, self._devices)
+        found = self._refusal or admission.refusal(pod, self.node, admitted, self._devices)
         if found is None:
             return False
         self._rejected.add(uid)
@@ -152,6 +160,24 @@ class Kubelet:
         """Evict a pod, as under node pressure: phase Failed, reason Evicted. KeyError if it doesn't run here."""
         self._workers[pod["metadata"]["uid"]].end("Warning", "Evicted", message, grace=0, disrupted=True)
 
+    async def run_out_of_disk(self) -> None:
+        """Evict the pod that uses most of the disk, and reject new pods until `recover`.
+
+        The condition DiskPressure follows some seconds later, and with it the taint: until then, pods are still bound
+        to this node.
+        """
+        self._refusal = UNDER_PRESSURE
+        self.recorder.event(self.node, "Warning", "EvictionThresholdMet", "Attempting to reclaim ephemeral-storage")
+        running = {uid: worker for uid, worker in self._workers.items() if not worker.facts.finished}
+        used = {uid: await asyncio.to_thread(worker.disk_usage) for uid, worker in running.items()}
+        if used:
+            uid = max(used, key=lambda uid: sum(used[uid].values()))
+            message = pressure_message(running[uid].pod, used[uid], shutil.disk_usage(self.root).total)
+            running[uid].end("Warning", "Evicted", message, EVICTION_GRACE, disrupted=True)
+        if self._pressure is None:
+            delay, loop = self.timing.pressure, asyncio.get_running_loop()
+            self._pressure = loop.call_later(delay, self._set_disk_pressure, nodes.NO_DISK)
+
     def break_devices(self, message: str) -> None:
         """Reject new pods that request devices, such as GPUs, until `recover`."""
         self._devices = message
@@ -170,13 +196,16 @@ class Kubelet:
         self.online.clear()
         delay = self.timing.unreachable if unreachable is None else unreachable
         if delay:
-            self._unreachable = asyncio.get_running_loop().call_later(delay, self._set_ready, nodes.UNKNOWN)
+            self._unreachable = asyncio.get_running_loop().call_later(
+                delay, self._set_condition, "Ready", nodes.UNKNOWN
+            )
         else:
-            self._set_ready(nodes.UNKNOWN)
+            self._set_condition("Ready", nodes.UNKNOWN)
 
     def shut_down(self) -> None:
         """Shut the node down gracefully: its pods end as Failed (Terminated), and it is not ready until `recover`."""
-        self._set_ready(nodes.SHUTDOWN)
+        self._refusal = SHUTTING_DOWN
+        self._set_condition("Ready", nodes.SHUTDOWN)
         for worker in self._workers.values():
             worker.end("", "Terminated", SHUTDOWN_MESSAGE, disrupted=True)
 
@@ -188,12 +217,16 @@ class Kubelet:
         """
         if self._unreachable:
             self._unreachable.cancel()
-        self._devices = ""
+        self._devices, self._refusal = "", None
+        if self._pressure:
+            self._pressure.cancel()
+            self._pressure = None
+            self._set_disk_pressure(nodes.ENOUGH_DISK)
         if self.store.find(r.NODE, None, self.name) is None:
             spec = {k: v for k, v in self.node["spec"].items() if k not in ("taints", "unschedulable")}
             meta = {k: self.node["metadata"][k] for k in ("name", "labels")}
             self.store.create(r.NODE, {**self.node, "metadata": meta, "spec": spec})
-        self._set_ready(nodes.READY)
+        self._set_condition("Ready", nodes.READY)
         if self.online.is_set():
             return
         self.online.set()
@@ -205,7 +238,31 @@ class Kubelet:
         for pod in present.values():
             self._pod(Change(0, "MODIFIED", r.POD, pod))
 
-    def _set_ready(self, condition: Mapping[str, str]) -> None:
+    def _set_condition(self, type_: str, condition: Mapping[str, str]) -> None:
         node = self.store.find(r.NODE, None, self.name)
         if node is not None:
-            self.store.update_status(r.NODE, node, nodes.with_ready(node, condition))
+            self.store.update_status(r.NODE, node, nodes.with_condition(node, type_, condition))
+
+    def _set_disk_pressure(self, condition: Mapping[str, str]) -> None:
+        self._set_condition("DiskPressure", condition)
+        reason = condition["reason"].replace("Kubelet", "Node")
+        self.recorder.event(self.node, "Normal", reason, f"Node {self.name} status is now: {reason}")
+
+
+def pressure_message(pod: Obj, used: Mapping[str, int], disk: int) -> str:
+    """The kubelet's message about a pod that it evicts because its node is low on disk.
+
+    :param used: bytes by container.
+    :param disk: bytes of the node's disk. The available space is simulated: half of the threshold.
+    """
+    threshold = int(disk * DISK_SHARE)
+    text = f"Threshold quantity: {threshold}, available: {threshold // 2048}Ki. "
+    for container in pod["spec"]["containers"]:
+        request = at(container, "resources.requests", {}).get(STORAGE, "0")
+        if (size := used[container["name"]]) > parse(request):
+            name, kilobytes = container["name"], f"{-(-size // 1024)}Ki"
+            text += (
+                f"Container {name} was using {kilobytes}, request is {request}, "
+                "has larger consumption of ephemeral-storage. "
+            )
+    return f"The node was low on resource: ephemeral-storage. {text}"

@@ -17,6 +17,8 @@ UNKNOWN = {
     "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status.",
 }  # fmt: skip
 SHUTDOWN = {"status": "False", "reason": "KubeletNotReady", "message": "node is shutting down"}
+NO_DISK = {"status": "True", "reason": "KubeletHasDiskPressure", "message": "kubelet has disk pressure"}
+ENOUGH_DISK = {"status": "False", "reason": "KubeletHasNoDiskPressure", "message": "kubelet has no disk pressure"}
 
 
 def node_objects(count: int = 1, gpus_per_node: int = 0, resources: Mapping[str, str] | None = None) -> list[Obj]:
@@ -51,7 +53,7 @@ def node_object(index: int, resources: Mapping[str, str]) -> Obj:
         "status": {
             "capacity": capacity,
             "allocatable": dict(capacity),
-            "conditions": [ready(READY)],
+            "conditions": [condition("Ready", READY)],
             "addresses": [
                 {"type": "InternalIP", "address": f"10.0.0.{10 + index}"}, {"type": "Hostname", "address": name},
             ],
@@ -66,12 +68,12 @@ def node_object(index: int, resources: Mapping[str, str]) -> Obj:
     }  # fmt: skip
 
 
-def ready(condition: Mapping[str, str]) -> Obj:
-    """The condition Ready, with the current time as its transition time."""
-    return {"type": "Ready", **condition, "lastHeartbeatTime": now(), "lastTransitionTime": now()}
+def condition(type_: str, fields: Mapping[str, str]) -> Obj:
+    """A condition, with the current time as its transition time."""
+    return {"type": type_, **fields, "lastHeartbeatTime": now(), "lastTransitionTime": now()}
 
 
-def with_ready(node: Obj, condition: Mapping[str, str]) -> Obj:
-    """The status of the node with another condition Ready. The node controller sets its taints."""
-    others = [c for c in node["status"].get("conditions") or () if c["type"] != "Ready"]
-    return {**node["status"], "conditions": [*others, ready(condition)]}
+def with_condition(node: Obj, type_: str, fields: Mapping[str, str]) -> Obj:
+    """The status of the node with another condition of a type. The node controller sets its taints."""
+    others = [c for c in node["status"].get("conditions") or () if c["type"] != type_]
+    return {**node["status"], "conditions": [*others, condition(type_, fields)]}

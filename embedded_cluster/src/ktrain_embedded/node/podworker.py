@@ -53,6 +53,7 @@ class Timing:
     cleanup: float = 0.2  # from the end of a pod that is being deleted to its removal. On a real kubelet, about 0.7
     keep_logs: float = 10.0  # from the removal of a pod to the removal of its directory
     reject: float = 0.3  # between two rejections of a node: operators replace rejected pods without a pause
+    pressure: float = 2.0  # from the eviction of a pod to the node's condition DiskPressure; recorded: 0.1 to 6
     storage: float = 10.0  # between measurements of the disk usage of a pod with limits
     unreachable: float = 45.0  # from the last report of a silent node to its condition Unknown
 
@@ -138,6 +139,16 @@ class PodWorker:
         self.report()  # updates the conditions now; the phase changes when all containers have ended
         self._halt()
 
+    def disk_usage(self) -> dict[str, int]:
+        """The bytes that each container uses of the node's disk; emptyDirs count for the first one."""
+        return storage.usage(self.pod, self._directory, self._opened())
+
+    def _opened(self) -> dict[str, storage.Opened]:
+        """The files of this machine's /tmp and /dev/shm that the processes of each container have open."""
+        folders = [self._kubelet.root, *self._kubelet.images.directories]
+        mounts = [path for fact in self.facts.containers for path in self.volumes.mounts(fact.spec).values()]
+        return {name: storage.opened_by(run.processes, [*folders, *mounts]) for name, run in self._runs.items()}
+
     def kill_all(self) -> None:
         """Kill all containers at once, as a loss of the machine does."""
         for run in self._runs.values():
@@ -209,9 +220,12 @@ class PodWorker:
             await asyncio.sleep(self._kubelet.timing.storage)
             if self.facts.finished or not self._kubelet.online.is_set():
                 continue
-            if message := await asyncio.to_thread(storage.exceeded, self.pod, self._directory):
+            if message := await asyncio.to_thread(self._exceeded):
                 self.end("Warning", "Evicted", message, EVICTION_GRACE)
                 return
+
+    def _exceeded(self) -> str | None:
+        return storage.exceeded(self.pod, self._directory, self._opened())
 
     async def _mount(self) -> None:
         delay = self._kubelet.timing.mount

@@ -82,6 +82,11 @@ class Run:
         """Wait for the end of the container. A caller that is cancelled doesn't affect it."""
         return await asyncio.shield(self._ended)
 
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the container's processes."""
+        return shim.descendants(self._shim.pid)
+
     def stop(self, grace: float) -> None:
         """Send SIGTERM now and SIGKILL after `grace` seconds; with 0, only SIGKILL. A later call can shorten it."""
         self._send({"stop": grace})

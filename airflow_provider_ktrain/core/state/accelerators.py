@@ -1,0 +1,256 @@
+"""The accelerators that Kubernetes counts: the one table of their names. Nothing else in the package names a resource.
+
+An amount is counted under the name of its resource, and never added to another one: a MIG slice is not a GPU. Only
+whole GPUs of all vendors are one kind, `GPU`. `[ktrain] accelerators` adds rows: see `add_host_rows`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from airflow_provider_ktrain.core.formats import mapping
+
+GPU = "gpu"  #: whole GPUs, of whatever vendor
+UNKNOWN = "unknown"  #: instead of devices: ResourceClaims whose devices are not known
+DEFAULT_RESOURCE = "nvidia.com/gpu"  #: what `gpus` requests, unless `[ktrain] default_accelerator` is set
+SHARED = ".shared"  #: ends the name of a resource whose units are shares of one: time slices, consumable capacity
+#: and the name of a DeviceClass: a resource whose devices are those of a ResourceClaim (KEP-5004)
+DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
+
+Amounts = Counter[str]  #: how many units of each accelerator; UNKNOWN counts ResourceClaims
+
+
+class Accelerator(NamedTuple):
+    """A row of the table.
+
+    :param resource: the name of the resource, as a regular expression. What its group matches replaces {} in the unit.
+    :param unit: what one unit is called, in the singular.
+    :param device: the device that a unit is, or is a part of.
+    :param units: the unit in the plural. Default: with an s.
+    """
+
+    resource: str
+    unit: str
+    device: str
+    units: str = ""
+
+
+#: the first row that matches counts
+TABLE = (
+    # github.com/NVIDIA/k8s-device-plugin: gpu; with `mig.strategy: mixed` mig-PROFILE; `renameByDefault` adds .shared
+    Accelerator(r"nvidia\.com/gpu", "GPU", "GPU"),
+    Accelerator(r"nvidia\.com/mig(?:-(.+))?", "MIG {} slice", "GPU"),
+    # github.com/ROCm/k8s-device-plugin, `resource_naming_strategy`: `single` has only gpu, also for partitions; `mixed`
+    # names the partitioning, of which SPX leaves a GPU whole
+    Accelerator(r"amd\.com/gpu|amd\.com/spx_nps\d+", "GPU", "GPU"),
+    Accelerator(r"amd\.com/([dtqc]px)_nps\d+", "GPU partition", "GPU"),
+    # cloud.google.com/kubernetes-engine/docs/concepts/tpus: a unit is a chip
+    Accelerator(r"google\.com/tpu", "TPU", "TPU"),
+    # awsdocs-neuron, containers/tutorials/k8s-neuron-device-plugin: a device has several cores; neurondevice is older
+    Accelerator(r"aws\.amazon\.com/neuron(?:device)?", "Neuron device", "Neuron device"),
+    Accelerator(r"aws\.amazon\.com/neuroncore", "Neuron core", "Neuron device"),
+    # docs.habana.ai, Intel_Gaudi_Kubernetes_Device_Plugin
+    Accelerator(r"habana\.ai/gaudi", "Gaudi accelerator", "Gaudi accelerator"),
+    # ascend-device-plugin, README: Ascend910, Ascend310P; vNPUs such as Ascend910-16c. project-hami.io: Ascend910B;
+    # Ascend910B-memory and -core are no devices
+    Accelerator(r"huawei\.com/(?:Ascend\d+\w*|npu)", "NPU", "NPU"),
+    Accelerator(r"huawei\.com/Ascend\d+\w*-\d+c(?:\.\w+)*", "vNPU", "NPU"),
+    # intel-device-plugins-for-kubernetes, cmd/gpu_plugin: by kernel driver. tiles, millicores, memory.max and those
+    # with _monitoring are no devices
+    Accelerator(r"gpu\.intel\.com/(?:i915|xe)", "GPU", "GPU"),
+    # plugins of other vendors
+    Accelerator(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/gpu", "GPU", "GPU"),
+)
+
+#: drivers of ResourceClaims, their devices' names, and the resource that a device is. Devices of other drivers are
+#: counted as such: those of gpu.amd.com and gpu.intel.com may be parts of a GPU, others are no accelerators
+DRIVERS = (
+    # github.com/kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go: gpu-0, gpu-0-mig-1g5gb-19-0
+    ("gpu.nvidia.com", r"gpu-\d+-mig-.*", "nvidia.com/mig"),
+    ("gpu.nvidia.com", ".*", "nvidia.com/gpu"),
+    # ResourceSlices of these drivers; their names are also those of their DeviceClasses
+    ("tpu.google.com", ".*", "google.com/tpu"),
+    ("neuron.aws.com", ".*", "aws.amazon.com/neuron"),
+    ("gaudi.intel.com", ".*", "habana.ai/gaudi"),
+)
+#: DeviceClasses that aren't named like their driver
+DEVICE_CLASSES = {"mig.nvidia.com": "nvidia.com/mig"}
+
+#: names that users write, for `ktrain check`
+COMMON_NAMES = (
+    "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore",
+    "habana.ai/gaudi", "huawei.com/Ascend910", "huawei.com/Ascend310", "huawei.com/Ascend310P", "gpu.intel.com/i915",
+    "gpu.intel.com/xe",
+)  # fmt: skip
+
+_host_rows: Callable[[], str] = str
+
+
+def add_host_rows(read: Callable[[], str]) -> None:
+    """Let this process count what its host's configuration adds to the table.
+
+    :param read: returns `[ktrain] accelerators`: see `parse_rows`. It is called when an amount is first counted.
+    """
+    global _host_rows
+    _host_rows = read
+    for cached in (_table, _row, accelerator_of, unit_of):
+        cached.cache_clear()
+
+
+def parse_rows(text: str) -> list[Accelerator]:
+    """Rows of the table: `NAME=UNIT` or `NAME=UNIT|UNITS`, separated by commas; `*` stands for any text.
+
+    :param text: such as `example.com/npu=NPU, example.com/die-*=die|dice`.
+    :raises ValueError: an entry has another form.
+    """
+    rows = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, _, names = (part.strip() for part in entry.partition("="))
+        unit, _, units = (part.strip() for part in names.partition("|"))
+        if not unit or not re.fullmatch(r"[\w.*-]+/[\w.*-]+", name):
+            raise ValueError(f"{entry!r}: expected NAME=UNIT, such as example.com/npu=NPU")
+        rows.append(Accelerator(re.escape(name).replace(r"\*", ".*"), unit, unit, units))
+    return rows
+
+
+@functools.cache
+def _table() -> tuple[Accelerator, ...]:
+    return (*parse_rows(_host_rows()), *TABLE)
+
+
+@functools.lru_cache(maxsize=512)
+def _row(resource: str) -> tuple[int, Accelerator, str] | None:
+    """Number and row of a resource, and what the row's group matches; None if it is no accelerator."""
+    for number, row in enumerate(_table()):
+        if found := re.fullmatch(row.resource, resource):
+            return number, row, (found[1] or "") if found.re.groups else ""
+    return None
+
+
+@functools.lru_cache(maxsize=512)
+def accelerator_of(resource: str) -> str | None:
+    """As what units of a resource are counted: GPU, or the resource's name; None if it is no accelerator."""
+    if resource.startswith(DEVICE_CLASS):
+        name = resource.removeprefix(DEVICE_CLASS)
+        by_class = DEVICE_CLASSES | {driver: of for driver, devices, of in DRIVERS if devices == ".*"}
+        return accelerator_of(by_class[name]) if name in by_class else None
+    if resource.endswith(SHARED) and accelerator_of(resource.removesuffix(SHARED)):
+        return resource
+    found = _row(resource)
+    return None if found is None else GPU if found[1].unit == "GPU" else resource
+
+
+def accelerator_of_device(driver: str, device: str, *, is_share: bool = False) -> str:
+    """As what a device of a ResourceClaim is counted: as a resource, or under the name of its driver.
+
+    :param driver: of the device.
+    :param device: its name.
+    :param is_share: whether other claims may have other parts of it. Default: False.
+    """
+    resource = next((of for name, devices, of in DRIVERS if name == driver and re.fullmatch(devices, device)), driver)
+    if is_share:
+        return resource + SHARED
+    return accelerator_of(resource) or driver
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource is a GPU or a part of one, which CUDA, ROCm or oneAPI use."""
+    name = accelerator_of(resource) or ""
+    found = _row(name.removesuffix(SHARED))
+    return name == GPU or (found is not None and found[1].device == "GPU")
+
+
+def is_accelerator(name: str) -> bool:
+    """Whether something is counted that is known to be an accelerator or a part of one.
+
+    :param name: a key of `Amounts`.
+    """
+    return name == GPU or accelerator_of(name.removesuffix(SHARED)) is not None
+
+
+@functools.lru_cache(maxsize=512)
+def unit_of(name: str) -> tuple[str, str]:
+    """What one unit and several units are called.
+
+    :param name: a key of `Amounts`, also one that another process has counted.
+    """
+    if name == GPU:
+        return "GPU", "GPUs"
+    if name.endswith(SHARED):
+        one, several = unit_of(accelerator_of(name.removesuffix(SHARED)) or name.removesuffix(SHARED))
+        return f"shared {one}", f"shared {several}"
+    found = _row(name)
+    if found is None:
+        kind = "unit" if "/" in name else "device"
+        return f"{kind} of {name}", f"{kind}s of {name}"
+    _, row, matched = found
+    one, several = (" ".join(text.replace("{}", matched).split()) for text in (row.unit, row.units or f"{row.unit}s"))
+    return one, several
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Keys of `Amounts` without UNKNOWN: whole GPUs first, then as in the table, then devices of other drivers."""
+
+    def rank(name: str) -> tuple[int, bool, str]:
+        found = _row(name.removesuffix(SHARED))
+        return -1 if name == GPU else found[0] if found else len(_table()), name.endswith(SHARED), name
+
+    return sorted({*names} - {UNKNOWN}, key=rank)
+
+
+def counted_units(number: int, name: str) -> str:
+    """A number with its unit: `1 GPU`, `16 TPUs`.
+
+    :param name: a key of `Amounts`.
+    """
+    return f"{number:,} {unit_of(name)[number != 1]}"
+
+
+def described(amounts: Mapping[str, int], none: str) -> str:
+    """The amounts by kind: `8 GPUs and 2 MIG 1g.5gb slices`.
+
+    :param amounts: what is counted.
+    :param none: the text if that is nothing.
+    """
+    names = ordered(name for name, number in amounts.items() if number)
+    same = Counter(unit_of(name) for name in names)
+    texts = [counted_units(amounts[name], name) + (f" ({name})" if same[unit_of(name)] > 1 else "") for name in names]
+    if claims := amounts.get(UNKNOWN):
+        texts.append(f"an unknown number of devices of {claims:,} ResourceClaim{'s' * (claims != 1)}")
+    return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:]))) or none
+
+
+def units_together(names: Iterable[str]) -> str:
+    """What amounts of several kinds are called together: `GPUs`, or `accelerators` if they have different units."""
+    units = {unit_of(name)[1] for name in {*names} - {UNKNOWN}}
+    return units.pop() if len(units) == 1 else "accelerators"
+
+
+def times(number: int, amounts: Mapping[str, int]) -> Amounts:
+    """The amounts of a number of equal pods."""
+    return Amounts({name: number * amount for name, amount in amounts.items()})
+
+
+def stored(amounts: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of an amount in a format: `gpus`, and beside it what else there is.
+
+    `gpus` counts the first kind. If that isn't GPUs, `resource` names it. `others` has other kinds, `unknown_claims`
+    the number of ResourceClaims whose devices are not known.
+    """
+    first, *others = ordered(name for name, number in amounts.items() if number) or [GPU]
+    fields: dict[str, Any] = {"gpus": amounts.get(first, 0)}
+    fields |= {} if first == GPU else {"resource": first}
+    fields |= {"others": {name: amounts[name] for name in others}} if others else {}
+    return fields | ({"unknown_claims": amounts[UNKNOWN]} if amounts.get(UNKNOWN) else {})
+
+
+def read_stored(fields: Mapping[str, Any]) -> Amounts:
+    """The amounts that `stored` has described, in this release or another one. What isn't a number is left out."""
+    found = {str(fields.get("resource") or GPU): fields.get("gpus"), **mapping(fields.get("others"))}
+    found[UNKNOWN] = fields.get("unknown_claims")
+    numbers = {name: int(n) for name, n in found.items() if isinstance(n, int | float) and 0 < n < 1e15}
+    return Amounts(numbers)
