@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import inspect
 import os
 import re
 import socket
@@ -15,7 +16,7 @@ import sys
 import termios
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
     Admit = Callable[[Callable[..., Any], str, dict[str, Any]], bool]
+
+_Operator = TypeVar("_Operator")
 
 DEFAULT_WORKER_SECONDS = 10.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -268,17 +271,23 @@ class ChecksAfterInit(BaseOperatorMeta):
     creates to run it isn't checked: its parameters are no literals.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Create an operator.
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor. `inspect` would take that of `__call__`."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __call__(cls: type[_Operator], *args: Any, **kwargs: Any) -> _Operator:
+        """Create an operator. With another type of its result, editors would not show the constructor.
 
         :raises ValueError: `parse_problem` returns a text. It is raised here because Airflow shows the last two frames:
             the other one is the line of the DAG file.
         """
-        operator = super().__call__(*args, **kwargs)
+        operator = super().__call__(*args, **kwargs)  # type: ignore[misc]
         from_mapped = getattr(operator, "_BaseOperator__from_mapped", False)
         if not from_mapped and (problem := operator.parse_problem()):
             raise ValueError(shown(problem))
-        return operator
+        return cast("_Operator", operator)
 
 
 def is_resolved_later(value: Any) -> bool:

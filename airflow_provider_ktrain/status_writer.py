@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, VERSION, mapping
+from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.text.output import shown, shown_log
 from airflow_provider_ktrain.engine.api.threads import in_thread
+from airflow_provider_ktrain.engine.follow.options import REFRESH_SECONDS
 
 log = shown_log(__name__)
 
@@ -160,7 +161,10 @@ class StatusWriter:
         stored = False
         try:
             make = status.build()
-            writing = in_thread(lambda: status.write(make()))
+            # the others are written before the next status of this task, which is offered within REFRESH_SECONDS
+            waiting = (len(self._urgent) + len(self._other)) * self._interval
+            due = round(time.time() + REFRESH_SECONDS + waiting, 1)
+            writing = in_thread(lambda: status.write({**make(), NEXT_DUE: due}))
             self._in_flight = key, writing
             await asyncio.wait([writing], timeout=self._slow_after)
             if not writing.done():

@@ -19,6 +19,7 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.operators.job_control import (
     DeleteTrainingJobOperator,
     ResumeTrainingJobOperator,
@@ -26,9 +27,10 @@ from airflow_provider_ktrain.operators.job_control import (
     SuspendTrainingJobOperator,
 )
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
-from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator
-from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
+from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
+from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor, TrainJobSensor
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
+from scripts.signatures import FILES, updated
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -39,9 +41,9 @@ PAGES = [
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        PyTorchJobOperator, MPIJobOperator, PyTorchJobSensor, MPIJobSensor, ScaleTrainingJobOperator,
-        SuspendTrainingJobOperator, ResumeTrainingJobOperator, DeleteTrainingJobOperator, ReapTrainingJobsOperator,
-        ClaimVolume, HostPath, SharedMemory,
+        PyTorchJobOperator, MPIJobOperator, TrainJobOperator, PyTorchJobSensor, MPIJobSensor, TrainJobSensor,
+        ScaleTrainingJobOperator, SuspendTrainingJobOperator, ResumeTrainingJobOperator, DeleteTrainingJobOperator,
+        ReapTrainingJobsOperator, ClaimVolume, HostPath, SharedMemory,
     )
 }  # fmt: skip
 #: names that an excerpt of a DAG may use without an import
@@ -193,16 +195,24 @@ def test_named_parameters_exist(cls: str, names: list[str]) -> None:
     assert set(names) <= parameters(CLASSES[cls])
 
 
-def test_every_parameter_is_documented() -> None:
+@pytest.mark.parametrize("cls", [*CLASSES.values(), JobOptions], ids=lambda cls: cls.__name__)
+def test_signature_is_what_the_docstring_documents(cls: type) -> None:
     """In the docstring of the class or of a base, from which the reference is generated."""
-    from airflow_provider_ktrain.core.manifest import overlay
+    signature = inspect.signature(cls).parameters
+    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("airflow_provider_ktrain.")]
+    texts = "\n".join(base.__doc__ or "" for base in ours)
+    documented = dict(re.findall(r":param (\w+):(.*?)(?=\n\s*:|\n\n|\Z)", texts, re.DOTALL))
+    assert set(signature) == set(documented)
+    for name, parameter in signature.items():
+        if parameter.kind is not parameter.VAR_KEYWORD and cls is not JobOptions:  # which describes its defaults once
+            assert parameter.annotation is not parameter.empty, name
+            has_default = parameter.default is not parameter.empty
+            assert has_default == ("default" in documented[name].lower()), f"{name}: {documented[name]}"
 
-    for cls in (*CLASSES.values(), overlay.JobOptions):
-        ours = [base for base in cls.__mro__ if base.__module__.startswith("airflow_provider_ktrain.")]
-        own = set().union(*map(own_parameters, ours)) - {"self", "kwargs"}
-        documented = {name for base in ours for name in re.findall(r":param (\w+):", base.__doc__ or "")}
-        assert own <= documented, f"{cls.__name__}: {sorted(own - documented)}"
-        assert documented <= parameters(cls), f"{cls.__name__}: {sorted(documented - parameters(cls))}"
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_parameters_of_base_classes_are_up_to_date(file: pathlib.Path) -> None:
+    assert file.read_text() == updated(file), "run `python scripts/signatures.py`"
 
 
 def test_named_extras_exist() -> None:

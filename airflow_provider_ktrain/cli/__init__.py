@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from airflow_provider_ktrain import __version__
 
@@ -39,9 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _cluster(words[1:])
     # argparse doesn't distinguish arguments before and after `--`
     program = words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
-    args = made.parse_args(words[:program])
+    args, unknown = made.parse_known_args(words[:program])
+    if unknown:
+        made.error(f"unexpected arguments: {shlex.join(unknown)}{_before_command(words, args, unknown)}")
     args.program = words[program + 1 :]
     return int(args.run(args))
+
+
+def _before_command(words: Sequence[str], args: argparse.Namespace, unknown: Sequence[str]) -> str:
+    """What to do if the arguments of `ktrain run` are those of a command without `--` before it; empty if not."""
+    if args.command != "run" or "--" in words:
+        return ""
+    is_manifest = args.file is None or args.file == "-" or Path(args.file).suffix in (".yaml", ".yml", ".json")
+    at = words.index(unknown[0] if is_manifest else args.file)
+    shown = shlex.join(["ktrain", *words[:at]])
+    return f"\nIf they belong to the command of the replicas, put -- before it: {shown} -- {shlex.join(words[at:])}"
 
 
 def _cluster(words: Sequence[str]) -> int:

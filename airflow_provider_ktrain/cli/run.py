@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -141,6 +142,8 @@ def _conflict(args: argparse.Namespace) -> str:
         return "--local: found --kubeconfig or --context, expected neither: it starts a cluster of its own"
     if args.file is None and not args.program:
         return "found neither FILE nor a command, expected a manifest, or a command after --"
+    if args.file is not None and not args.program and not Path(args.file).exists() and shutil.which(args.file):
+        return f"FILE: found the command {args.file!r}, expected a manifest; put `--` before a command"
     if args.file is None and not args.image and not args.local:
         return "--image: expected the image of the job, because there is neither FILE nor --local"
     is_of_job = args.file is None and not any(directory for _, directory in args.image)
@@ -268,6 +271,8 @@ def _report(outcome: Any, console: Console) -> int:
 
     :param outcome: `engine.follow.outcome.Outcome`.
     """
+    if metrics := "\n".join(_metric(name, of) for name, of in outcome.training_metrics.items()):
+        console.info(f"Metrics:\n{metrics}")
     if outcome.succeeded:
         for line in outcome.result_error.splitlines():
             console.warning(line)
@@ -277,6 +282,12 @@ def _report(outcome: Any, console: Console) -> int:
     cause = outcome.cause or {}
     console.error(cause.get("summary") or "The training did not succeed.")
     return exit_codes.of_cause(cause)
+
+
+def _metric(name: str, values: Mapping[str, Any]) -> str:
+    """A line about one metric: `loss: 0.25 at step 300, best 0.2 at step 280`."""
+    best = f", best {values['best']} at step {values['best_step']}" if "best" in values else ""
+    return f"{name}: {values['last']} at step {values['step']}{best}"
 
 
 def _name(args: argparse.Namespace, prepared: Prepared) -> str:

@@ -20,6 +20,7 @@ OUTCOME_STATE = "ktrain_outcome"  #: the outcome of the last try that followed i
 FAILED_NODES_STATE = "ktrain_failed_nodes"  #: nodes that later tries avoid (`avoid_failed_nodes`)
 TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
+NEXT_DUE = "next_due"  #: field of the status: when the next one is due, in epoch seconds
 STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: see `core.state.status_document`
 
 MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON

@@ -248,7 +248,7 @@ class OwnedJob:
         if mode is None:
             return None, ""
         return await self._released(
-            release(await self.api(), self.known_ref, mode, read, timeout=timeout, verify=verify)
+            release(await self.api(), self.known_ref, mode, read, timeout=timeout, verify=verify, say=self._log.info)
         )
 
     async def release_by_rule(
@@ -274,7 +274,9 @@ class OwnedJob:
             return self.mode(rule, read.job)
 
         timeout = timeout or self.options.release_timeout
-        result = await self._released(release_others(await self.api(), self.known_ref, mode, timeout=timeout))
+        result = await self._released(
+            release_others(await self.api(), self.known_ref, mode, timeout=timeout, say=self._log.info)
+        )
         if result == (None, "") and rule is not None:
             self._log.info(self.text(rule, event))
         return result
@@ -347,4 +349,4 @@ class OwnedJob:
 
         :raises JobChanged: the job has changed since it was read.
         """
-        self._log.info((await release(await self.api(), ref, Mode.DELETE, read)).text)
+        self._log.info((await release(await self.api(), ref, Mode.DELETE, read, say=self._log.info)).text)

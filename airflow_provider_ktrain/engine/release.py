@@ -25,7 +25,13 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.accelerators import Amounts, described
 from airflow_provider_ktrain.core.state.pods.devices import Claim, Claims, amounts_of, claims_of
-from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted, node_of, uid_of
+from airflow_provider_ktrain.core.state.pods.objects import (
+    has_ended,
+    is_being_deleted,
+    node_of,
+    only_waits,
+    uid_of,
+)
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import capitalized, counted, listed
 from airflow_provider_ktrain.engine.api import api_paths, kueue
@@ -44,6 +50,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 
 Object = dict[str, Any]
+Say = Callable[[str], object]  #: logs one line
 T = TypeVar("T")
 NAMED_PODS = 5  #: how many pods an error names
 FIRST_POLL_SECONDS = 0.25  #: pause before the first check whether the job or its pods are gone, doubled after each
@@ -53,6 +60,9 @@ MAX_CONFLICT_PAUSE_SECONDS = 0.5
 CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)
 LATE_PODS_SECONDS = 2.0  #: in which an operator may create a pod of a job that has ended: see `may_create_pods_late`
 REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
+WAIT_NOTICE_SECONDS = 3.0  #: of waiting for pods after which it is logged why
+WAIT_NOTICE_INTERVAL = 15.0  #: seconds after which that is logged again
+WAITING_POD_SECONDS = 1  #: grace period of a pod whose program hasn't begun: it waits for the Master of an ended job
 GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
 UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
 
@@ -115,6 +125,7 @@ async def release(
     *,
     timeout: float = 90,
     verify: bool = True,
+    say: Say | None = None,
 ) -> Released:
     """Release the job's accelerators as decided on `read`, and wait until its pods are gone.
 
@@ -127,10 +138,11 @@ async def release(
         pods plus 30 s. Default: 90.
     :param verify: wait until the job is gone, if it is deleted, and a list shows that no pod runs. False: return when
         the API server has accepted. Default: True.
+    :param say: logs why the release waits. Default: None, nobody does.
     :raises JobChanged: the job has changed since it was read. Nothing was done.
     :raises ReleaseError: pods are still there at the timeout, or the API server rejects a request.
     """
-    releasing = _Release(api, ref, read, timeout)
+    releasing = _Release(api, ref, read, timeout, say)
     reading = asyncio.create_task(_read_claims(api, ref, read.pods if verify else ()))  # beside the first request
     try:
         done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
@@ -189,13 +201,14 @@ async def release_now(
 
 
 async def release_others(
-    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode | None], *, timeout: float = 90
+    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode | None], *, timeout: float = 90, say: Say | None = None
 ) -> Released | None:
     """Release a job that isn't the caller's own: read it, decide, release, and start over if it has changed.
 
     :param ref: the job.
     :param decide: called with each read; returns how to release the job, or None to leave it as it is. It may raise.
     :param timeout: limit for everything, in seconds; see `release`. Default: 90.
+    :param say: as of `release`. Default: None, nobody does.
     :return: None: `decide` returned None.
     :raises ReleaseError: as `release`; or the job changed before each write.
     """
@@ -207,7 +220,7 @@ async def release_others(
         if mode is None:
             return None
         try:
-            return await release(api, ref, mode, read, timeout=max(0.0, end - time.monotonic()))
+            return await release(api, ref, mode, read, timeout=max(0.0, end - time.monotonic()), say=say)
         except JobChanged as e:
             if time.monotonic() + pause > end:
                 raise ReleaseError(f"{ref} could not be released, because it kept changing.\n{e}") from None
@@ -239,8 +252,9 @@ class _Release:
     :ivar seen: the pods by uid; each as it was when it was seen holding devices, or else as it was first seen.
     """
 
-    def __init__(self, api: Api, ref: JobRef, read: JobRead, timeout: float) -> None:
+    def __init__(self, api: Api, ref: JobRef, read: JobRead, timeout: float, say: Say | None = None) -> None:
         self.began = time.monotonic()
+        self._say, self._says_at = say, self.began + WAIT_NOTICE_SECONDS
         self.seen: dict[str, Object] = {}
         self._api, self._ref, self._job, self._pods = api, ref, read.job, read.pods
         self._exists = read.job is not None
@@ -322,12 +336,18 @@ class _Release:
         return Mode.DELETE, "deleted", why
 
     async def _delete_pods(self, pods: Iterable[Object]) -> None:
-        """Delete those of the pods that nobody else deletes: running ones, and all pods of a job that is gone."""
+        """Delete those of the pods that nobody else deletes: running ones, and all pods of a job that is gone.
+
+        A pod that only waits for another one is deleted within a second, also if somebody else has deleted it.
+        """
         if time.monotonic() < self._deletes_pods_from:
             return
         for pod in pods:
-            if not is_being_deleted(pod) and not (self._job and has_ended(pod)):
-                await self._ask(functools.partial(_delete_pod, self._api, self._ref.namespace, pod))
+            grace = pod["metadata"].get("deletionGracePeriodSeconds", math.inf)  # a deletion by somebody else sets it
+            waits = grace > WAITING_POD_SECONDS and only_waits(pod, kind_of(self._ref.kind).behavior.waiting_container)
+            if waits or not (is_being_deleted(pod) or (self._job and has_ended(pod))):
+                options = {"gracePeriodSeconds": WAITING_POD_SECONDS} if waits else {}
+                await self._ask(functools.partial(_delete_pod, self._api, self._ref.namespace, pod, options))
 
     # the wait
 
@@ -347,6 +367,7 @@ class _Release:
             grace = max(map(_grace, self.seen.values()), default=-math.inf)
             self._end = max(self._end, self.began + grace + GRACE_MARGIN_SECONDS)
             await asyncio.sleep(pause)
+            self._say_why(grace)
             pause = min(pause * 2 or FIRST_POLL_SECONDS, MAX_POLL_SECONDS)
             gone = gone or await self._ask(self._is_deleted)
             last = time.monotonic() + pause > self._end
@@ -357,6 +378,16 @@ class _Release:
                 if last or (not left and time.monotonic() >= settled):
                     return left, gone
                 await self._delete_pods(left)
+
+    def _say_why(self, grace: float) -> None:
+        """Log at a bounded rate that pods use their grace period."""
+        waited = time.monotonic() - self.began
+        if self._say and grace > 0 and time.monotonic() >= self._says_at:
+            self._says_at += WAIT_NOTICE_INTERVAL
+            self._say(
+                f"Waiting for the pods of {self._ref} to end: {waited:.0f} s until now. A program that ignores SIGTERM "
+                f"is killed when its grace period of {grace:.0f} s is over."
+            )
 
     async def _is_deleted(self) -> bool:
         """Whether the job is gone, and with it what creates its pods: a JobSet may be created shortly before that."""
@@ -408,10 +439,10 @@ async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, e
         ) from None
 
 
-async def _delete_pod(api: Api, namespace: str, pod: Object) -> None:
+async def _delete_pod(api: Api, namespace: str, pod: Object, options: Object) -> None:
     path = api_paths.core(namespace, "pods", pod["metadata"]["name"])
     try:
-        await api.request("DELETE", path, body={"preconditions": {"uid": pod["metadata"]["uid"]}})
+        await api.request("DELETE", path, body={**options, "preconditions": {"uid": pod["metadata"]["uid"]}})
     except ApiStatusError as e:
         if e.status not in (404, 409):  # it is gone, or a new pod has its name
             raise

@@ -111,8 +111,25 @@ class ScaleTrainingJobOperator(JobControlOperator):
 
     template_fields: Sequence[str] = (*JobControlOperator.template_fields, "workers")
 
-    def __init__(self, *, workers: int | str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        workers: int | str,
+        # of JobControlOperator: scripts/signatures.py
+        job_name: str,
+        kind: str = "PyTorchJob",
+        namespace: str | None = None,
+        timeout: timedelta | float = 300,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            # of JobControlOperator: scripts/signatures.py
+            job_name=job_name, kind=kind, namespace=namespace, timeout=timeout, kubernetes_conn_id=kubernetes_conn_id,
+            cluster_context=cluster_context,
+            **kwargs,
+        )  # fmt: skip
         self.workers: Any = workers  # a rendered template is text until `execute` converts it
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
@@ -157,8 +174,26 @@ class DeleteTrainingJobOperator(JobControlOperator):
         its pods aren't gone in time.
     """
 
-    def __init__(self, *, missing_ok: bool = True, force: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        missing_ok: bool = True,
+        force: bool = False,
+        # of JobControlOperator: scripts/signatures.py
+        job_name: str,
+        kind: str = "PyTorchJob",
+        namespace: str | None = None,
+        timeout: timedelta | float = 300,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            # of JobControlOperator: scripts/signatures.py
+            job_name=job_name, kind=kind, namespace=namespace, timeout=timeout, kubernetes_conn_id=kubernetes_conn_id,
+            cluster_context=cluster_context,
+            **kwargs,
+        )  # fmt: skip
         self.missing_ok = missing_ok
         self.force = force
 

@@ -42,7 +42,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     """The parameters that all kinds of jobs have. An operator documents its own in its docstring.
 
     An operator of another kind adds its parameters in `__init__`, `template_fields` and `_job_options`, and their valid
-    values to `core/checks/parameters.py`.
+    values to `core/checks/parameters.py`. `scripts/signatures.py` copies the parameters of this class for editors.
     """
 
     kind: ClassVar[Kind]

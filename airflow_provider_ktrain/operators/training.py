@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
@@ -12,7 +13,13 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import NODE
 from airflow_provider_ktrain.operators.base import TrainingJobOperator
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection
+
+    from airflow_provider_ktrain.core.identity.names import Reattach
+    from airflow_provider_ktrain.core.logs.selection import LogChoice
     from airflow_provider_ktrain.core.manifest.overlay import JobOptions
+    from airflow_provider_ktrain.core.manifest.volumes import Volume
 
 __all__ = ["MPIJobOperator", "PyTorchJobOperator", "TrainJobOperator", "TrainingJobOperator"]
 
@@ -27,9 +34,66 @@ class _ReplicaSpecsOperator(TrainingJobOperator):
         *,
         workers: int | str | None = None,
         replicas: Mapping[str, int | str] | None = None,
+        # of JobParameters: scripts/signatures.py
+        manifest: Mapping[str, Any] | str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        deferrable: bool | None = None,
+        on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"] = "delete_job",
+        reattach: Reattach = "always",
+        logs: LogChoice = "auto",
+        queue_timeout: timedelta | float | None = None,
+        schedule_timeout: timedelta | float | None = None,
+        startup_timeout: timedelta | float | None = timedelta(hours=1),
+        partial_start_timeout: timedelta | float | None = timedelta(hours=1),
+        log_stall_timeout: timedelta | float | None = None,
+        progress_timeout: timedelta | float | None = None,
+        max_restarts: int | None = None,
+        crash_loop_limit: int | None = 6,
+        image: str | None = None,
+        command: Sequence[str] | None = None,
+        args: Sequence[str] | None = None,
+        code: str | os.PathLike[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        gpus: int | str | None = None,
+        container_resources: Mapping[str, str | int] | None = None,
+        nproc_per_node: int | str | None = None,
+        hosts: Sequence[str] = (),
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        affinity: Mapping[str, Any] | None = None,
+        priority_class_name: str | None = None,
+        queue_name: str | None = None,
+        workload_priority_class: str | None = None,
+        volumes: Sequence[Volume] = (),
+        pod_override: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        checkpoint_dir: str | None = None,
+        resume_on_clear: bool = False,
+        avoid_failed_nodes: bool = False,
+        skip_on_exit_code: int | Collection[int] | None = None,
+        dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(
+            # of JobParameters: scripts/signatures.py
+            manifest=manifest, name=name, namespace=namespace, kubernetes_conn_id=kubernetes_conn_id,
+            cluster_context=cluster_context, deferrable=deferrable, on_finish_action=on_finish_action,
+            reattach=reattach, logs=logs, queue_timeout=queue_timeout, schedule_timeout=schedule_timeout,
+            startup_timeout=startup_timeout, partial_start_timeout=partial_start_timeout,
+            log_stall_timeout=log_stall_timeout, progress_timeout=progress_timeout, max_restarts=max_restarts,
+            crash_loop_limit=crash_loop_limit, image=image, command=command, args=args, code=code, env=env, gpus=gpus,
+            container_resources=container_resources, nproc_per_node=nproc_per_node, hosts=hosts,
+            node_selector=node_selector, tolerations=tolerations, affinity=affinity,
+            priority_class_name=priority_class_name, queue_name=queue_name,
+            workload_priority_class=workload_priority_class, volumes=volumes, pod_override=pod_override, labels=labels,
+            annotations=annotations, checkpoint_dir=checkpoint_dir, resume_on_clear=resume_on_clear,
+            avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, dry_run=dry_run,
+            **kwargs,
+        )  # fmt: skip
         self.workers = workers
         self.replicas = replicas
 
@@ -98,9 +162,66 @@ class TrainJobOperator(TrainingJobOperator):
         *,
         runtime: str | Mapping[str, str] | None = None,
         nodes: int | str | None = None,
+        # of JobParameters: scripts/signatures.py
+        manifest: Mapping[str, Any] | str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        deferrable: bool | None = None,
+        on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"] = "delete_job",
+        reattach: Reattach = "always",
+        logs: LogChoice = "auto",
+        queue_timeout: timedelta | float | None = None,
+        schedule_timeout: timedelta | float | None = None,
+        startup_timeout: timedelta | float | None = timedelta(hours=1),
+        partial_start_timeout: timedelta | float | None = timedelta(hours=1),
+        log_stall_timeout: timedelta | float | None = None,
+        progress_timeout: timedelta | float | None = None,
+        max_restarts: int | None = None,
+        crash_loop_limit: int | None = 6,
+        image: str | None = None,
+        command: Sequence[str] | None = None,
+        args: Sequence[str] | None = None,
+        code: str | os.PathLike[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        gpus: int | str | None = None,
+        container_resources: Mapping[str, str | int] | None = None,
+        nproc_per_node: int | str | None = None,
+        hosts: Sequence[str] = (),
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        affinity: Mapping[str, Any] | None = None,
+        priority_class_name: str | None = None,
+        queue_name: str | None = None,
+        workload_priority_class: str | None = None,
+        volumes: Sequence[Volume] = (),
+        pod_override: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        checkpoint_dir: str | None = None,
+        resume_on_clear: bool = False,
+        avoid_failed_nodes: bool = False,
+        skip_on_exit_code: int | Collection[int] | None = None,
+        dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(
+            # of JobParameters: scripts/signatures.py
+            manifest=manifest, name=name, namespace=namespace, kubernetes_conn_id=kubernetes_conn_id,
+            cluster_context=cluster_context, deferrable=deferrable, on_finish_action=on_finish_action,
+            reattach=reattach, logs=logs, queue_timeout=queue_timeout, schedule_timeout=schedule_timeout,
+            startup_timeout=startup_timeout, partial_start_timeout=partial_start_timeout,
+            log_stall_timeout=log_stall_timeout, progress_timeout=progress_timeout, max_restarts=max_restarts,
+            crash_loop_limit=crash_loop_limit, image=image, command=command, args=args, code=code, env=env, gpus=gpus,
+            container_resources=container_resources, nproc_per_node=nproc_per_node, hosts=hosts,
+            node_selector=node_selector, tolerations=tolerations, affinity=affinity,
+            priority_class_name=priority_class_name, queue_name=queue_name,
+            workload_priority_class=workload_priority_class, volumes=volumes, pod_override=pod_override, labels=labels,
+            annotations=annotations, checkpoint_dir=checkpoint_dir, resume_on_clear=resume_on_clear,
+            avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, dry_run=dry_run,
+            **kwargs,
+        )  # fmt: skip
         self.runtime = runtime
         self.nodes = nodes
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
-from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.formats import NEXT_DUE, mapping
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.reporting.success_summary import format_duration
@@ -23,7 +23,8 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.links.training import page_query
 
-STALE_SECONDS = 180.0  #: after which the data of a training that runs counts as old
+LATE_SECONDS = 120.0  #: after the time at which the next status is due from which the data of a training counts as old
+DUE_SECONDS = 60.0  #: after a status without that time, of an earlier release, at which the next one is due
 REFRESHED = (Phase.RUNNING, Phase.RESTARTING)  #: in other phases a status is written only when something changes
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
 STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airflow names them
@@ -65,7 +66,8 @@ def training_view(
     """
     read, key = mapping(status), record.key
     written_at, active = _number(read.get("written_at")), record.state in ACTIVE_STATES
-    stale = active and read.get("phase") in REFRESHED and written_at is not None and now - written_at > STALE_SECONDS
+    due = _number(read.get(NEXT_DUE)) or (written_at or now) + DUE_SECONDS
+    stale = active and read.get("phase") in REFRESHED and written_at is not None and now > due + LATE_SECONDS
     job = {name: _text(value) for name, value in mapping(read.get("job")).items()}
     phases = _phases(read)
     replicas = mapping(read.get("replicas"))
@@ -152,9 +154,7 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
     if read.get("try_number") != record.try_number:
         notes.append(f"The data is of try {_text(read.get('try_number'))}. Try {record.try_number} has none yet.")
     if stale and record.followed is not False:
-        notes.append(
-            "The data is old. The triggerer or worker that follows the job may be gone, or writes for many trainings."
-        )
+        notes.append("The data is old. The triggerer or worker that follows the job may be gone, or is overloaded.")
     if record.state not in (*ACTIVE_STATES, *WAITING_STATES) and not read.get("ended"):
         notes.append(
             f"The task is {record.state}, but its last status could not be stored: it was killed, or its worker was "

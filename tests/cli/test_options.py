@@ -114,6 +114,25 @@ def test_arguments_are_validated(args: list[str], message: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("run --local --code src python train.py --lr 3", "ktrain run --local --code src -- python train.py --lr 3"),
+        ("run job.yaml --local --epochs 3", "ktrain run job.yaml --local -- --epochs 3"),
+    ],
+)
+def test_a_forgotten_separator_is_explained(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert f"If they belong to the command of the replicas, put -- before it: {line}\n" in capsys.readouterr().err
+
+
+def test_a_command_in_place_of_a_manifest_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--local", "sh"]) == 2
+    assert "found the command 'sh', expected a manifest; put `--` before a command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("ktrain c", {"check", "cluster"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,11 @@ def pods_left(cluster: TestCluster, name: str) -> list[str]:
 
 def test_success_prints_log_and_result_and_deletes_the_job(run: Start, cluster: TestCluster) -> None:
     # the job ends with its Master, which must not be before the Worker has started
-    command = run(job("echo 'KTRAIN_RESULT {\"loss\": 0.5}'; sleep 5", name="success", workers=1))
+    metric = """echo 'KTRAIN_METRIC {"step": 3, "loss": 0.25}'"""
+    command = run(job(f"{metric}; echo 'KTRAIN_RESULT {{\"loss\": 0.5}}'; sleep 5", name="success", workers=1))
     assert command.end() == 0, command.output
+    assert "loss: 0.25 at step 3" in command.output
+    assert re.search(r"succeeded after .* with 2 replicas\.\n *GPU time: ", command.output)
     assert '[Master 0] KTRAIN_RESULT {"loss": 0.5}' in command.output
     assert "[Worker 0] " in command.output
     assert "succeeded after" in command.output
@@ -98,6 +102,14 @@ def test_a_signal_deletes_the_job_and_waits_for_its_pods(
     assert "1 GPU released, 1 pod deleted." in command.output
     assert not left(cluster, name)
     assert not pods_left(cluster, name)
+
+
+def test_waiting_for_a_grace_period_is_said(run: Start) -> None:
+    command = run(job(IGNORE_SIGTERM, name="patient", grace=6))
+    command.wait_for("[Master 0] ready")
+    command.interrupt()
+    command.wait_for("is killed when its grace period of 6 s is over")
+    assert command.end() == 130, command.output
 
 
 def test_a_second_signal_reports_what_is_left(run: Start, cluster: TestCluster) -> None:
@@ -167,6 +179,7 @@ def test_the_timeout_ends_the_job_and_sets_its_backstop(run: Start, cluster: Tes
     (submitted,) = left(cluster, "late")
     assert submitted["spec"]["runPolicy"]["activeDeadlineSeconds"] == 30 + 300
     assert command.end() == 124, command.output
+    assert re.search(r"did not finish within \d+ s of its creation \(--timeout\): 1/1 Running", command.output)
     assert not left(cluster, "late")
     assert not pods_left(cluster, "late")
 

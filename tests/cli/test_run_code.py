@@ -56,6 +56,16 @@ def test_command_runs_in_the_code_of_a_job_without_a_manifest(ktrain: Start) -> 
 
 @pytest.mark.embedded
 @pytest.mark.usefixtures("code")
+def test_a_file_that_the_code_lacks_is_named_relative_to_it(ktrain: Start) -> None:
+    command = ktrain("run", "--local", "--code", "training", "--", "python3", "trian.py")
+    assert command.end() == 1, command.output
+    assert "can't open file 'trian.py': [Errno 2]" in command.lines[-2]
+    assert "Master 0 can't find its program in the code that was sent" in command.lines[-2]
+    assert "it is relative to the directory of `code` or --code" in command.output
+
+
+@pytest.mark.embedded
+@pytest.mark.usefixtures("code")
 def test_command_and_code_replace_those_of_a_manifest(ktrain: Start, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("exit 3", workers=1)))
     command = ktrain(

@@ -704,7 +704,7 @@ def test_exceeded_quota_is_a_scheduling_failure() -> None:
             Limit.EXECUTION,
             "13b-pt-activedeadline-quiet",
             Category.TIMEOUT,
-            "did not finish within 60 s of its creation (execution_timeout or --timeout)",
+            "did not finish within 60 s of its creation (execution_timeout)",
         ),
         (
             Limit.LOG_STALL,
@@ -720,6 +720,14 @@ def test_a_limit_names_what_blocked_the_job(limit: Limit, name: str, category: C
     assert cause.category is category
     assert expected in cause.summary
     assert cause.resolution
+
+
+def test_an_expired_timeout_names_its_option_and_where_the_replicas_are() -> None:
+    record = recording("13b-pt-activedeadline-quiet")
+    evidence = make_evidence(record["job"], record["pods"], record["events"], record["logs"])
+    cause = diagnose_limit(Limit.EXECUTION, 60, evidence, step=120, option="--timeout", replicas="2/2 Running")
+    assert cause.summary.endswith("did not finish within 60 s of its creation (--timeout): 2/2 Running, step 120")
+    assert "execution_timeout" not in f"{cause.summary} {cause.resolution}"
 
 
 def test_max_restarts_names_the_failure() -> None:

@@ -646,3 +646,42 @@ async def test_kill_that_is_not_answered_is_an_error() -> None:
     api.fails["DELETE job"] = TimeoutError()
     with pytest.raises(ReleaseError, match="could not be released within 0 s"):
         await release_now(api, REF, Mode.DELETE, job, timeout=0.1)
+
+
+def waiting_pod(*, deleted: bool) -> Object:
+    """A Worker that still waits for its Master. Its program hasn't begun."""
+    meta: Object = {"name": "w", "uid": "w-Pending", "labels": {SUBMISSION_LABEL: "s"}}
+    if deleted:
+        meta |= {"deletionTimestamp": "2026-11-24T10:00:30Z", "deletionGracePeriodSeconds": 30}
+    init = {"name": "init-pytorch", "state": {"running": {"startedAt": "2026-11-24T10:00:00Z"}}}
+    return {"metadata": meta, "spec": {"containers": [{"name": "pytorch"}]},
+            "status": {"phase": "Pending", "initContainerStatuses": [init],
+                       "containerStatuses": [{"name": "pytorch", "state": {"waiting": {}}}]}}  # fmt: skip
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_worker_that_waits_for_the_master_of_an_ended_job_has_a_second(deleted: bool) -> None:
+    """Its shell is PID 1 and ignores SIGTERM: it would hold GPUs for 30 s, also if the operator deletes it."""
+    bodies: list[Object] = []
+
+    class Recording(RecordedApi):
+        def _delete_pods(self, name: str, body: Any) -> None:
+            bodies.append(body)
+            super()._delete_pods(name, body)
+
+    api = Recording(ended_job())
+    api.pods["w"] = waiting_pod(deleted=deleted)
+    done = await release_job(api, REF, Mode.DELETE_PODS)
+    assert "1 pod deleted." in done.text
+    assert bodies == [{"gracePeriodSeconds": 1, "preconditions": {"uid": "w-Pending"}}]
+
+
+async def test_waiting_for_a_grace_period_is_logged(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releasing, "WAIT_NOTICE_SECONDS", 1.0)
+    ref = (await task.submit(1, STUBBORN, grace=3)).ref
+    await task.running(ref)
+    lines: list[str] = []
+    await release(task.api, ref, Mode.DELETE, await read_training(task.api, ref), say=lines.append)
+    (line,) = lines
+    assert f"Waiting for the pods of {ref} to end" in line
+    assert "its grace period of 3 s is over" in line

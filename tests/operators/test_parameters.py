@@ -77,8 +77,9 @@ def test_invalid_parameter_fails_before_any_request(wrong: dict[str, Any]) -> No
 
 def test_limits_can_be_text_when_a_task_resumes() -> None:
     """Airflow creates a new operator then and doesn't run `execute`, which checks the parameters."""
+    as_text: dict[str, Any] = {"max_restarts": "3", "crash_loop_limit": "4"}
     with DAG("dag"):
-        task = PyTorchJobOperator(task_id="train", image="i:1", max_restarts="3", crash_loop_limit="4")
+        task = PyTorchJobOperator(task_id="train", image="i:1", **as_text)
     limits = task._options({"metadata": {}}).limits
     assert (limits.max_restarts, limits.crash_loop) == (3, 4)
 

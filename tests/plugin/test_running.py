@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,14 +27,19 @@ class Database:
         keys = [TaskInstanceId(("team-a", "team-b")[n % 2], f"run-{n:03}", "train") for n in range(120)]
         self.records = [TaskRecord(key, "deferred", 1, 0.0, None) for key in keys]
         self.reads: Counter[str] = Counter()
+        self.rows = 0  #: of statuses
+        self.may_answer = threading.Event()
+        self.may_answer.set()
 
     def active_trainings(self) -> list[TaskRecord]:
         self.reads["list"] += 1
         return self.records
 
-    def read_status(self, key: TaskInstanceId) -> Mapping[str, Any]:
-        self.reads[key.run_id] += 1
-        return {"phase": "Running"}
+    def read_statuses(self, keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mapping[str, Any]]:
+        self.reads["statuses"] += 1
+        self.rows += len(keys)
+        self.may_answer.wait()
+        return {key: {"phase": "Running"} for key in keys}
 
     def readable_dag_ids(self, user: str, dag_ids: set[str]) -> set[str]:
         return dag_ids if user == "admin" else dag_ids & {READABLE}
@@ -41,7 +49,7 @@ class Database:
 def database(monkeypatch: pytest.MonkeyPatch) -> Database:
     """In place of Airflow's."""
     here = Database()
-    for name in ("active_trainings", "read_status", "readable_dag_ids"):
+    for name in ("active_trainings", "read_statuses", "readable_dag_ids"):
         monkeypatch.setattr(compat_server, name, getattr(here, name))
     return here
 
@@ -52,7 +60,7 @@ def test_all_viewers_share_what_is_read_of_the_rows_that_are_shown(database: Dat
         shown = running.view("admin", NOW)
     assert (len(shown.rows), shown.count) == (MAX_ROWS, 120)
     assert [row["run_id"] for row in shown.rows] == [f"run-{n:03}" for n in range(MAX_ROWS)]
-    assert database.reads == {"list": 1, **{f"run-{n:03}": 1 for n in range(MAX_ROWS)}}
+    assert (database.reads, database.rows) == ({"list": 1, "statuses": 1}, MAX_ROWS)
 
 
 def test_rows_of_other_dags_are_neither_shown_nor_counted(database: Database) -> None:
@@ -66,5 +74,35 @@ def test_list_is_read_again_when_the_cache_has_expired(database: Database) -> No
     running.view("admin", NOW)
     del database.records[1:]
     assert running.view("admin", NOW).count == 1
-    assert database.reads["list"] == 2
-    assert database.reads["run-000"] == 2
+    assert database.reads == {"list": 2, "statuses": 2}
+
+
+def test_viewers_do_not_wait_while_another_one_reads_again(database: Database) -> None:
+    running = RunningTrainings(cache_seconds=5.0)
+    running.view("admin", NOW)
+    until = running._last.at + 5.0
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    database.may_answer.clear()
+    with ThreadPoolExecutor(101) as viewers:
+        first = viewers.submit(running.view, "admin", NOW)
+        while database.reads["statuses"] < 2:
+            time.sleep(0.001)
+        others = [viewers.submit(running.view, "admin", NOW) for _ in range(100)]
+        assert all(len(other.result(timeout=60).rows) == MAX_ROWS for other in others)
+        assert not first.done()
+        assert database.reads == {"list": 2, "statuses": 2}
+        database.may_answer.set()
+        assert len(first.result(timeout=60).rows) == MAX_ROWS
+
+
+def test_first_viewers_do_not_wait_for_each_other(database: Database) -> None:
+    """There is nothing to show yet."""
+    running = RunningTrainings()
+    database.may_answer.clear()
+    with ThreadPoolExecutor(2) as viewers:
+        both = [viewers.submit(running.view, user, NOW) for user in ("admin", "somebody")]
+        while database.reads["statuses"] < 2:
+            time.sleep(0.001)
+        database.may_answer.set()
+        assert [one.result(timeout=60).count for one in both] == [120, 60]

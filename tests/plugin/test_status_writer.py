@@ -85,6 +85,20 @@ async def test_writes_keep_their_interval() -> None:
     assert built[1] - offered >= 0.29  # a timer may be a little early
 
 
+async def test_status_has_the_time_at_which_the_next_one_is_due() -> None:
+    """It is offered after a minute, and waits until those of the other tasks are written."""
+    writer, written = StatusWriter(interval=0.5), dict[TaskInstanceId, Any]()
+    for key in (ONE, TWO, THREE):
+        writer.offer(key, lambda: dict, functools.partial(written.__setitem__, key), urgent=False)
+    began = time.time()
+    async with asyncio.timeout(60):
+        while len(written) < 3:  # noqa: ASYNC110 - a thread makes it true
+            await asyncio.sleep(0.01)
+    first, last = written[ONE]["next_due"], written[THREE]["next_due"]
+    assert 60 + 1.0 - 0.1 <= first - began <= 60 + 1.0 + 20
+    assert last - first < 30
+
+
 async def test_failed_write_is_logged_once_and_the_next_one_follows(caplog: pytest.LogCaptureFixture) -> None:
     writes = Writes()
     writer = StatusWriter(interval=0)
@@ -222,7 +236,7 @@ async def test_conclusion_without_a_status_can_be_shown() -> None:
     airflow = Airflow()
     sink = airflow.sink()
     assert await sink.conclude({"uid": "u"})
-    assert airflow.xcoms["task"].keys() == {"version", "try_number", "written_at", "host", "conclusion"}
+    assert airflow.xcoms["task"].keys() == {"version", "try_number", "written_at", "host", "next_due", "conclusion"}
     sink.offer(fails, urgent=True)
     assert await sink.conclude({"uid": "u"}), "although the status can't be made"
 

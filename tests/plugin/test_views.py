@@ -129,6 +129,16 @@ def test_page_says_that_no_triggerer_follows_the_training(phase: str, followed: 
     assert "No triggerer follows" in shown.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("due", "now", "stale"), [(None, 270.0, False), (None, 290.0, True), (300.0, 410.0, False), (300.0, 430.0, True)]
+)
+def test_data_is_old_when_the_next_status_is_late(due: float | None, now: float, stale: bool) -> None:
+    """A triggerer with many trainings writes each one's status less often. Without `next_due`, it is a minute."""
+    given = status() | ({} if due is None else {"next_due": due})
+    shown = view(given, now=now)
+    assert (shown.stale, len(shown.notes)) == (stale, stale)
+
+
 def test_data_of_a_training_that_waits_is_not_called_old() -> None:
     """Nothing is written while nothing changes."""
     shown = view(phases=[("Queued", 10.0)], queue="needs 8 nvidia.com/gpu more in flavor h100", now=5000.0)

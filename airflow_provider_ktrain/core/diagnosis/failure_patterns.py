@@ -15,6 +15,7 @@ USER_CODE, INFRASTRUCTURE, ENVIRONMENT = Category.USER_CODE, Category.INFRASTRUC
 REJECTED = "was rejected by its node"
 _NCCL_NETWORK = "can't communicate with its peers over NCCL"
 _NCCL_CHECKS = "the network between the nodes (NCCL_SOCKET_IFNAME, RDMA devices, network policies)"
+CODE_PATH = r"[^'\s]*/ktrain[-/]code/"  #: of the code that a task sends, in the pods and in the embedded cluster
 SHARED_MEMORY_RESOLUTION = "Mount an emptyDir of medium Memory at /dev/shm: volumes=[SharedMemory()]."
 
 
@@ -98,6 +99,12 @@ PROGRAM_ERRORS = (
         USER_CODE,
         "lacks the variables that torchrun sets",
         "Start the program by torchrun: a TrainJob sets only PET_*, and a PyTorchJob sets no LOCAL_RANK.",
+    ),
+    FailurePattern(
+        rf"can't open file '{CODE_PATH}",
+        USER_CODE,
+        "can't find its program in the code that was sent",
+        "Correct the path: it is relative to the directory of `code` or --code. Or correct the .ktrainignore in it.",
     ),
     FailurePattern(
         r"can't open file |No module named '?__main__|unable to launch the specified application as it could not",

@@ -118,7 +118,7 @@ def _explained(f: Failure, known: failure_patterns.FailurePattern, message: str)
     what, code = f"{f.replica} {known.description}", f"({describe_exit_code(f.exit_code)})"
     if "NCCL" in known.description:
         message = message.removeprefix("NCCL: ")
-    summary = f"{what}: {message} {code}"
+    summary = f"{what}: {re.sub(failure_patterns.CODE_PATH, '', message)} {code}"
     return Cause(known.category, summary, "", known.resolution, unquoted=f"{what} {code}")
 
 

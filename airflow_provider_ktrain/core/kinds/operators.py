@@ -70,6 +70,7 @@ class OperatorBehavior:
     :param pod_owner_label: the label of pods with the uid of that object.
     :param owners_with_events: kind and name of the objects between the job and its pods whose events show why there are
         no pods; `{job}` stands for the name of the job, and `{role}` for that of each role.
+    :param waiting_container: the init container in which a pod waits for another replica. As PID 1 it ignores SIGTERM.
     :param webhooks: end of the names of the operator's own webhooks.
     """
 
@@ -86,6 +87,7 @@ class OperatorBehavior:
     pod_owner: str = ""
     pod_owner_label: str = ""
     owners_with_events: tuple[tuple[str, str], ...] = ()
+    waiting_container: str = ""
     webhooks: str = ".training-operator.kubeflow.org"
 
     @property

@@ -95,7 +95,7 @@ PYTORCHJOB = PyTorchJob(
     roles=("Master", "Worker"),
     primaries=("Master", "Worker"),
     main_containers=("pytorch",),
-    behavior=_Behavior(),
+    behavior=_Behavior(waiting_container="init-pytorch"),
     scaling=_Scaling(),
     # kubeflow/community-distribution, pull request 3540
     platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "

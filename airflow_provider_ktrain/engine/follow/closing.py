@@ -245,9 +245,8 @@ class Closing:
             return replace(brief, metrics=state.metrics)
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
         spent = state.pods.usage(now, completed, state.queued_seconds(), state.spans_in(Phase.QUEUED))
-        if cause is None:
-            self._log.info(summary_of_success(state.ref, state.kind, job, now))
-        self._log.info(str(spent))
+        summary = f"{summary_of_success(state.ref, state.kind, job, now)}\n" if cause is None else ""
+        self._log.info(f"{summary}{spent}")
         steps = self._output.training_metrics.steps
         repeated = steps.usage(spent.gpus, spent.held)
         if line := steps.describe(repeated, unit_of(spent.resource)[0]):

@@ -286,7 +286,10 @@ class Following:
             return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, evidence, of_pods=loop.of_pods)
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
-        cause = diagnosis.diagnose_limit(limit, noticed.amount, evidence, step=step)
+        option = self._policy.deadline_option if limit is Limit.EXECUTION else ""
+        cause = diagnosis.diagnose_limit(
+            limit, noticed.amount, evidence, step=step, option=option, replicas=self._replicas.line
+        )
         if limit in LOG_LIMITS and (unread := self._probe.unread_replicas):
             cause = replace(cause, detail="\n".join(filter(None, (unread, cause.detail))))
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause

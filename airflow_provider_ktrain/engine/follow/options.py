@@ -57,6 +57,9 @@ class Options:
         return cls(**{**known_fields(cls, data), **read})
 
 
+REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
+
+
 class StatusSink(Protocol):
     """Where a host takes statuses."""
 
@@ -101,6 +104,7 @@ class FollowPolicy:
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes the training's status for the training page. Default: None, nobody does.
     :param node_seconds: between two reads of a node while a job runs, one node at a time. Default: 60.
+    :param deadline_option: how the user sets the deadline, for messages. Default: "", by `execution_timeout`.
     """
 
     fail_fast_on_forbidden: bool = False
@@ -108,3 +112,4 @@ class FollowPolicy:
     began_at: float | None = None
     status_sink: StatusSink | None = None
     node_seconds: float = 60.0
+    deadline_option: str = ""

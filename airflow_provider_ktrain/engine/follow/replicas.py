@@ -35,6 +35,12 @@ class ReplicaReporter:
         """When a change is to be logged, by `time.monotonic`; None if there is none."""
         return self._next if self._pending else None
 
+    @property
+    def line(self) -> str:
+        """The state of the replicas now; empty if there are none."""
+        state, pods = self._state, self._state.pods.groups
+        return replica_status(state.kind, state.known_job, pods, utc_now()).line if pods.pods else ""
+
     def update(self) -> None:
         """Log the state of the replicas if it has changed since the last line."""
         state, pods = self._state, self._state.pods.groups

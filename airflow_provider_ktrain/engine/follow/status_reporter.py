@@ -20,11 +20,11 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
+from airflow_provider_ktrain.engine.follow.options import REFRESH_SECONDS
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
 
-REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 
 

@@ -138,6 +138,13 @@ def with_init(pod: Json) -> Iterator[tuple[bool, Json]]:
             yield key.startswith("init"), container
 
 
+def only_waits(pod: Json, init_container: str) -> bool:
+    """Whether the init container of that name runs, so that nothing else of the pod does."""
+    return [container.get("name") for container in containers(pod) if state_of(container, "running")] == [
+        init_container
+    ]
+
+
 def restarts_of(pod: Json) -> Iterator[int]:
     """The number of restarts of each container of a pod, init containers included."""
     for container in containers(pod):
