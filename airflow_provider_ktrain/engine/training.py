@@ -29,11 +29,13 @@ from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_AN
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
+from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
+from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
@@ -468,20 +470,26 @@ class Training:
         cause = await following.cause_of(noticed)  # the logs are read, which takes seconds
         rule, read = await self._decide(following, noticed)
         stored = False
-        while rule.action in (Action.RELEASE, Action.RELEASE_NOW) and read is not None:
-            if not stored:
-                cause = following.with_ended_primary(cause)
-                closing.report_failure(cause)
-                await self._store(noticed, cause)
-                stored = True
-            try:
-                result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
-            except JobChanged:
-                rule, read = await self._decide(following, noticed)
-                continue
-            outcome = await closing.outcome(cause)
-            job.let_go()
-            return _with_release(outcome, result)
+        async with following.stack_reader(noticed, read) as stacks:
+            while rule.action in (Action.RELEASE, Action.RELEASE_NOW) and read is not None:
+                if not stored:
+                    cause = following.with_ended_primary(cause)
+                    waits = rule.action is Action.RELEASE and stacks.are_expected
+                    if not waits:
+                        closing.report_failure(cause)
+                    await self._store(noticed, cause)
+                    stored = True
+                try:
+                    if waits:
+                        cause, result = await self._write_and_explain(rule, read, closing, stacks, cause)
+                    else:
+                        result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
+                except JobChanged:
+                    rule, read = await self._decide(following, noticed)
+                    continue
+                outcome = await closing.outcome(cause)
+                job.let_go()
+                return _with_release(outcome, result)
         sink = self._host.policy.status_sink
         # an unanswered deletion may be the reason for which the job is gone, being deleted, or can't be read
         is_kept = read is not None and read.job is not None and not following.state.is_being_released
@@ -492,6 +500,35 @@ class Training:
             return ended
         self.handover = await closing.hand_over()  # the reading of logs has ended: begin again where it stopped
         return _StartOver()
+
+    async def _write_and_explain(
+        self, rule: Rule, read: JobRead, closing: Closing, stacks: StackReader, cause: Cause
+    ) -> tuple[Cause, Result]:
+        """Release a running job. The cause is logged when the stacks that its pods print are read, or are late.
+
+        :raises JobChanged: the job has changed since it was read. Nothing was logged.
+        """
+
+        async def report() -> Cause:
+            explained, lines = cause, list[str]()
+            try:
+                explained, lines = await stacks.explain(cause)
+            except Exception as e:
+                self._log.warning(f"The stacks of the pods can't be explained.\n{e!r}")
+            closing.report_failure(explained, lines)
+            return explained
+
+        await stacks.open()
+        reporting = asyncio.create_task(report())
+        try:
+            result = await self.job.write(rule, read)
+            try:
+                return await reporting, result
+            except asyncio.CancelledError:
+                closing.report_failure(cause)
+                raise
+        finally:
+            reporting.cancel()
 
     async def _store(self, noticed: Noticed, cause: Cause) -> None:
         """Store why the job is released, for the next process of this try. GPUs come first: the wait is short."""

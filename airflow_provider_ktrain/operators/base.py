@@ -90,6 +90,9 @@ class TrainingJobOperator(JobParameters):
         `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, and `python3` in the
         image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the
         program uses the files of the image.
+    :param hang_traces: whether a program that is sent as code or as a function prints the stacks of its Python
+        processes when its pod is stopped, so that a hang names the replica and the line where it waits. The program
+        then isn't process 1 of its container. Default: True.
     :param env: environment variables of the main containers, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param gpus: GPUs of each replica, as limit and request of `[ktrain] default_accelerator`; 0 removes the manifest's.

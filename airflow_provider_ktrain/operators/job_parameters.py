@@ -80,6 +80,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         command: Sequence[str] | None = None,
         args: Sequence[str] | None = None,
         code: str | os.PathLike[str] | None = None,
+        hang_traces: bool = True,
         env: Mapping[str, Any] | None = None,
         gpus: int | str | None = None,
         container_resources: Mapping[str, str | int] | None = None,
@@ -124,6 +125,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.command = command
         self.args = args
         self.code = code
+        self.hang_traces = hang_traces
         self.env = env
         self.gpus = gpus
         self.container_resources = container_resources
@@ -320,6 +322,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             dry_run=self.server_dry_run,
             avoid_nodes=self._nodes_to_avoid(context),
             code=code,
+            hang_traces=self.hang_traces,
         )
 
     def _nodes_to_avoid(self, context: Context) -> Mapping[str, str]:

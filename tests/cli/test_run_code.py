@@ -15,9 +15,10 @@ from airflow_provider_ktrain.cli.run_host import RunHost
 from airflow_provider_ktrain.core.errors import NoRightError
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest.code import CodeFile, pack, run_with_code
+from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.start import run_with_code
 from airflow_provider_ktrain.core.prepare import CODE_HINT
 from airflow_provider_ktrain.engine.api.client import ApiStatusError
 from airflow_provider_ktrain.engine.api.job_calls import find

@@ -24,18 +24,11 @@ from airflow_provider_ktrain.core.identity.adoption import may_have_begun
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, MANIFEST_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.runtimes import Served
-from airflow_provider_ktrain.core.manifest.code import (
-    ARCHIVE_DIRECTORY,
-    CODE_DIRECTORY,
-    MAX_BYTES,
-    Code,
-    CodeFile,
-    pack,
-    run_with_code,
-)
+from airflow_provider_ktrain.core.manifest.code import MAX_BYTES, Code, CodeFile, pack
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.start import ARCHIVE_DIRECTORY, CODE_DIRECTORY, run_with_code
 from airflow_provider_ktrain.core.manifest.volumes import ClaimVolume
 from airflow_provider_ktrain.core.prepare import CODE_HINT, Prepared, prepare
 
@@ -209,8 +202,8 @@ def programs(manifest: Manifest) -> dict[str, Any]:
     for role, template in kind.form.templates(manifest):
         pod = template["spec"]
         program = kind.form.program(manifest["spec"], pod, role)
-        assert program["command"][:3] == ["python3", "-I", "-c"]
-        found[role] = program["command"][6:]
+        assert program["command"][:4] == ["python3", "-I", "-S", "-c"]
+        found[role] = program["command"][10:]
         assert [v["name"] for v in pod["volumes"]] == ["ktrain-archive", "ktrain-code"]
         mounts = kind.form.main_container(manifest["spec"], pod, role)["volumeMounts"]
         assert [(m["mountPath"], m.get("readOnly", False)) for m in mounts] == [
@@ -331,7 +324,7 @@ def test_config_map_is_named_after_job_and_submission() -> None:
 def test_container_of_a_trainjob_gets_code_by_runtime_patches() -> None:
     asked = request("TrainJob", pod_override={"dataset-initializer": {"spec": {"serviceAccountName": "reader"}}})
     made = stamped(request("TrainJob"), SERVED)
-    assert made["spec"]["trainer"]["command"][6:] == TRAIN
+    assert made["spec"]["trainer"]["command"][10:] == TRAIN
     (entry,) = made["spec"]["runtimePatches"]
     (job,) = entry["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]["spec"]

@@ -13,11 +13,13 @@ from airflow_provider_ktrain.core.identity.names import (
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
+    STACKS_ANNOTATION,
     OnFinishAction,
     Owner,
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Manifest
+from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.deadline import deadline_of, deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest, manifest_hash
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
@@ -121,3 +123,24 @@ def test_namespace_of_parameter_manifest_or_connection() -> None:
 
 def test_hash_does_not_depend_on_the_order_of_fields() -> None:
     assert manifest_hash({"a": 1, "b": {"c": 2, "d": 3}}) == manifest_hash({"b": {"d": 3, "c": 2}, "a": 1})
+
+
+def test_sent_program_prints_stacks_unless_hang_traces_is_off() -> None:
+    """A program of the image is started as before, because only code and functions are sure to have python3."""
+    manifest = build("PyTorchJob", JobOptions(image="i", command=["python3", "train.py"]))
+    function = build("PyTorchJob", JobOptions(image="i", command=["python3", "-c", "x"], env={"KTRAIN_PROGRAM": "x"}))
+    code = pack([CodeFile("train.py", b"")])
+
+    def command(manifest: Manifest, **options: Any) -> list[str]:
+        asked = replace(REQUEST, manifest=manifest, **options)
+        made = asked.stamped(asked.fitted("kubeflow.org/v1"), "team", "s-1", attempt=1, now=0.0)
+        (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+        starts = container["command"][7:8] == ["ktrain-s-1"]
+        assert (STACKS_ANNOTATION in made["metadata"]["annotations"]) is starts
+        return list(container["command"])
+
+    assert command(manifest, code=code)[7:] == ["ktrain-s-1", "30", "0", "python3", "train.py"]
+    assert command(function)[5:] == ["", "", "ktrain-s-1", "30", "0", "python3", "-c", "x"]
+    assert command(manifest, code=code, hang_traces=False)[7:] == ["", "30", "0", "python3", "train.py"]
+    assert command(function, hang_traces=False) == ["python3", "-c", "x"]
+    assert command(manifest) == ["python3", "train.py"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import PROGRAM_ERRORS, first_match, reports_peer_loss
+from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.text.output import clipped
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
@@ -105,7 +106,8 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     :param message: the container's termination message: torchelastic's error file, or text. Default: "".
     """
     reported = _error_file(message)
-    lines = [clipped(line) for line in log or ([] if reported else message.splitlines())]
+    texts = map(own_text, log or ([] if reported else message.splitlines()))
+    lines = [clipped(line) for line in texts if line is not None]
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
     text = "\n".join(clean)
     has_launcher = any(phrase in text for phrase in _LAUNCHER_MESSAGES)

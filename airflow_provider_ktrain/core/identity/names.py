@@ -24,6 +24,7 @@ DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adopt
 BACKSTOP_ANNOTATION = f"{PREFIX}/backstop"  #: the activeDeadlineSeconds of its task, unless it had less
 MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
 CODE_ANNOTATION = f"{PREFIX}/code"  #: a hash of the job's code, which its pods wait for: on the job and its ConfigMap
+STACKS_ANNOTATION = f"{PREFIX}/hang-traces"  #: its pods print the stacks of their processes when they are stopped
 FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, if the task itself could not release the job
 SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set if a release suspended the job: the next adoption resumes it
 

@@ -1,8 +1,7 @@
 """The code of a job: a directory's files, packed, and the command that unpacks them in each pod.
 
 The packed files are in a ConfigMap, which the job's pods mount. A pod starts no container before its ConfigMap
-exists. In each pod, a short Python program unpacks the files into a volume of the pod, changes to that directory, and
-replaces itself by the job's command. Signals, exit code, arguments and standard input are therefore the command's own.
+exists. In each pod, `core/manifest/start.py` unpacks the files into a volume of the pod.
 """
 
 from __future__ import annotations
@@ -12,53 +11,16 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
-from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.text.output import counted, readable_size
 
 MAX_BYTES = 700 * 1024  #: of the packed files: Kubernetes takes 1 MiB in a ConfigMap, and etcd 1.5 MiB in base64
 ARCHIVE = "code.tar.gz"  #: key in the ConfigMap
-ARCHIVE_DIRECTORY = "/ktrain/archive"  #: where the pods mount the ConfigMap
-CODE_DIRECTORY = "/ktrain/code"  #: where the pods unpack the code, and in which the program runs
 HASH_CHARS = 16
 LARGEST = 5  #: how many files an error names
-CODE_VOLUMES = ("ktrain-archive", "ktrain-code")  #: of the pods
-_PYTHON = ("python3", "-I", "-c")  #: isolated from PYTHONPATH and from modules in the image's working directory
-_START_WORDS = len(_PYTHON) + 3  #: and the program and its two directories
-#: Runs with Python 3.6 and newer. Python ignores SIGPIPE and SIGXFSZ, which the program would inherit. The filter keeps
-#: Python 3.12 and 3.13 from warning about its default. Names are UTF-8 even if the locale is C (Python 3.6). After a
-#: restart of the container, a file must not be written to where a link leads, and Python below 3.8.8 replaces no links.
-#: Files get the current time, because Python and build tools recognize by it that what they have compiled is old.
-_START = """\
-import os, signal, sys, tarfile, time
-archive, directory, *command = sys.argv[1:]
-tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)
-with tarfile.open(archive) as packed:
-    for member in packed:
-        member.name, member.linkname = (
-            os.fsdecode(name.encode("utf-8", "surrogateescape")) for name in (member.name, member.linkname)
-        )
-        member.mtime = time.time()
-        path = os.path.join(directory, member.name)
-        if os.path.islink(path):
-            os.unlink(path)
-    packed.extractall(directory)
-os.chdir(directory)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, os.environ.get("PYTHONPATH")]))
-for name in ("SIGPIPE", "SIGXFSZ"):
-    signal.signal(getattr(signal, name), signal.SIG_DFL)
-try:
-    os.execvp(command[0], command)
-except OSError as error:
-    print("%s: %s" % (command[0], error.strerror), file=sys.stderr)
-    sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
-"""
 
 
 @dataclass(frozen=True)
@@ -163,49 +125,3 @@ def config_map_name(job: str, submission: str) -> str:
     :param submission: value of the job's submission label.
     """
     return f"{job}-code-{submission}"
-
-
-def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
-    """A copy of the manifest whose program runs in the directory of the code.
-
-    :param manifest: with its apiVersion.
-    :param config_map: name of the ConfigMap.
-    :raises ManifestError: a container has no command.
-    """
-    result: Manifest = plain(manifest)
-    kind, spec = kind_of(result.get("kind")), mapping_at(result, "spec")
-    peer_command = kind.operator_of(str(result.get("apiVersion"))).peer_command
-    archive, code = CODE_VOLUMES
-    volumes = ({"name": archive, "configMap": {"name": config_map}}, {"name": code, "emptyDir": {}})
-    mounts = (
-        {"name": archive, "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
-        {"name": code, "mountPath": CODE_DIRECTORY},
-    )
-    for role, template in kind.form.option_templates(result):
-        pod = mapping_at(template, "spec")
-        container, program = kind.form.main_container(spec, pod, role), kind.form.program(spec, pod, role)
-        needs_command = program.get("args") or kind.runs_program(role)
-        command = program.get("command") or ([] if needs_command else peer_command)
-        if not command:
-            raise ManifestError(
-                "code needs a command, because the image's own ENTRYPOINT isn't known",
-                where=f"$.spec.{kind.form.replica_specs}.{role}" if kind.form.replica_specs else "$.spec.trainer",
-                found="no command",
-                expected='a command, such as ["python", "train.py"]',
-                remedy="set command",
-            )
-        program["command"] = [*_start_command(_START), *command]
-        pod["volumes"] = [*(pod.get("volumes") or ()), *plain(volumes)]
-        container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *plain(mounts)]
-    return result
-
-
-def without_start(command: list[Any]) -> list[Any]:
-    """A container's own command, without the words of this or another release that unpack code before it."""
-    starts = len(command) > _START_WORDS and command[:_START_WORDS] == _start_command(command[len(_PYTHON)])
-    return command[_START_WORDS:] if starts else command
-
-
-def _start_command(program: str) -> list[str]:
-    """The words before a container's own command."""
-    return [*_PYTHON, program, f"{ARCHIVE_DIRECTORY}/{ARCHIVE}", CODE_DIRECTORY]

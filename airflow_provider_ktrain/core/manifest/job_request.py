@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.identity.names import (
     FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
+    STACKS_ANNOTATION,
     OnFinishAction,
     Owner,
     Reattach,
@@ -27,9 +28,10 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
-from airflow_provider_ktrain.core.manifest.code import Code, config_map_name, run_with_code
+from airflow_provider_ktrain.core.manifest.code import Code, config_map_name
 from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
+from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
 
 #: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
 _CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
@@ -63,6 +65,8 @@ class JobRequest:
     :param runtime_policy: ML policy that the job's runtime must have, such as `torch`. Default: empty, any.
     :param avoid_nodes: nodes that a new job avoids, each with the reason. Default: none.
     :param code: files with which the program runs. Default: None, those of the image.
+    :param hang_traces: whether a program that is sent, as code or as a function, prints its stacks when it is stopped.
+        Default: True.
     """
 
     kind: Kind
@@ -86,6 +90,7 @@ class JobRequest:
     runtime_policy: str = ""
     avoid_nodes: Mapping[str, str] = field(default_factory=dict)
     code: Code | None = None
+    hang_traces: bool = True
 
     @property
     def job_name(self) -> str:
@@ -158,15 +163,18 @@ class JobRequest:
         if self.avoid_nodes and self.can_avoid_nodes(served):
             manifest = avoid_nodes(manifest, list(self.avoid_nodes))
         runtimes = self.kind.runtimes
-        if self.code is not None:
-            if runtimes and served is not None:
-                runtimes.require_code(served)
-            manifest = run_with_code(manifest, config_map_name(self.job_name, submission))
+        if self.code is not None and runtimes and served is not None:
+            runtimes.require_code(served)
+        stacks, printed = f"ktrain-{submission}" if self.hang_traces else "", dict[str, str]()
+        if self.code is not None or (stacks and runs_function(manifest)):
+            config_map = None if self.code is None else config_map_name(self.job_name, submission)
+            manifest = run_with_code(manifest, config_map, stacks=stacks)
+            printed = {STACKS_ANNOTATION: "true"} if stacks else {}
         if runtimes and served is not None:
             manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
             manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)
-        labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now)
+        labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now) | printed
         manifest = transform.stamp(manifest, self.job_name, namespace, labels, annotations)
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)
 

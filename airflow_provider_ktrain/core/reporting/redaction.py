@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
+from airflow_provider_ktrain.core.manifest.start import is_starter
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.core.text.secret_rules import MASK, is_secret_name
 
@@ -60,6 +61,8 @@ def _word(before: object, word: Any, hides: Callable[[str], bool]) -> Any:
 
 
 def _text(text: str) -> str:
+    if is_starter(text):
+        return f"<ktrain's starter, {len(text):,} characters>"
     if len(text) > MAX_VALUE_CHARS:
         kept = text[:MAX_VALUE_CHARS].rpartition(" ")[0]  # a word that is cut might be a secret
         return f"{shown(kept)} <{len(text) - len(kept):,} more characters>"

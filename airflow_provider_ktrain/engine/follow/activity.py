@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.activity import Container, containers_to_read, timed_lines
+from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
@@ -196,9 +197,10 @@ class _Search:
             found.first = found.first or at
             found.newest = max(found.newest, at)
             found.lines += 1
-            if at <= self.since:
+            own = own_text(text)
+            if at <= self.since or own is None:
                 continue
             if self._limit is Limit.LOG_STALL:
                 self._output.restart_clock(self._limit, at)
             else:
-                self._output.training_metrics.read_step(container.replica, text, at)
+                self._output.training_metrics.read_step(container.replica, own, at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,13 +115,19 @@ class Closing:
         await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
         return await self._evidence()
 
-    def report_failure(self, cause: Cause) -> None:
+    def report_failure(self, cause: Cause, stacks: Sequence[str] = ()) -> None:
         """Log the cause with the end of the failed replica's log.
 
-        This is logged before the release because a deferred task must wait for a worker before it can log it.
+        This is logged before or during the release because a deferred task must wait for a worker before it can log it.
+
+        :param cause: of the failure.
+        :param stacks: lines about where the processes of a hung job were. Default: none.
         """
         self._output.restarts.report(at_once=True)
         self._log.error("\n".join(filter(None, (cause.summary, cause.resolution))))
+        if stacks:
+            text = "\n".join(stacks)
+            self._log.error(f"The stacks of the processes when the job was released:\n{text}")
         if cause.last_lines:
             lines = "\n".join(f"  {line}" for line in cause.last_lines)
             self._log.error(f"Last log lines of {cause.replica}:\n{lines}", logger=cause.replica)

@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
+from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
 from airflow_provider_ktrain.core.state.pods.objects import failed_runs
 from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.engine.api import api_paths
@@ -144,7 +145,8 @@ class EvidenceCollector:
         """Read the last lines of a container. Log them unless it was followed or is a sidecar."""
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
         path = f"{api_paths.core(self._state.ref.namespace, 'pods', name)}/log"
-        query, end = {"container": container, "tailLines": str(TAIL_LINES), "timestamps": "true"}, bytearray()
+        query = {"container": container, "tailLines": str(TAIL_LINES + MAX_RECORDS), "timestamps": "true"}
+        end = bytearray()
         if (status.get("state") or {}).get("running"):  # the container was restarted: the previous run failed
             query["previous"] = "true"
         try:
@@ -156,7 +158,8 @@ class EvidenceCollector:
             return
         *whole, unended = bytes(end).split(b"\n")
         parts = whole if is_of_kubelet(unended) else [*whole, unended]
-        lines = [_parted(line.decode(errors="replace")) for line in parts if line]
+        parted = [_parted(line.decode(errors="replace")) for line in parts if line]
+        lines = [(time, own) for time, text in parted if (own := own_text(text)) is not None][-TAIL_LINES:]
         self._tails[log_key(name, container)] = deque(
             (TailLine("", 0, time, clipped(text)) for time, text in lines), maxlen=TAIL_LINES
         )

@@ -28,6 +28,7 @@ from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.replicas import PartialStartWarning, ReplicaReporter
+from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
@@ -293,6 +294,17 @@ class Following:
         if limit in LOG_LIMITS and (unread := self._probe.unread_replicas):
             cause = replace(cause, detail="\n".join(filter(None, (unread, cause.detail))))
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause
+
+    def stack_reader(self, noticed: Noticed, read: JobRead | None) -> StackReader:
+        """What reads the stacks that pods print when a limit releases the job that a hang can pass; else nothing.
+
+        :param noticed: the limit.
+        :param read: the job and its pods, on which the release was decided.
+        """
+        hangs = noticed.event is Event.DEADLINE or noticed.limit in LOG_LIMITS
+        limit = (noticed.limit or Limit.EXECUTION) if hangs and self.state.phase is Phase.RUNNING else None
+        pods = [] if read is None else read.pods
+        return StackReader(self._context, self._output, limit, noticed.amount, pods)
 
     def with_ended_primary(self, cause: Cause) -> Cause:
         """The cause, with how the program ended if the job's status doesn't show that yet."""

@@ -1,5 +1,7 @@
 """From the bytes of a log stream to lines in the task's log: split, deduplicated, rate-limited and counted.
 
+Stacks that a container prints when it is stopped are no lines: they are left out.
+
 The order matters. Every new line is inspected first: results and the causes of failures must not get lost in a flood of
 lines, and don't wait for Airflow's log. Then the rate limit decides whether it is logged. It is a token bucket of
 bytes: a container may write a burst, and regains its allowance over time. Once it has used it up, all lines are dropped
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
+from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.text.output import counted, readable_size
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import SLICE_SECONDS, LineQueue, log_socket
@@ -188,7 +191,8 @@ class RateLimitedEmitter:
             if replay.gap is not None:
                 (after, self.gap_until), replay.gap = replay.gap, None
                 self.gap(f"lines between {after} and {time} may be missing: the node rotated the log", position)
-            self._emit_line(position, time, text)
+            if (own := own_text(text)) is not None:
+                self._emit_line(position, time, own)
             if clock.monotonic() - began > SLICE_SECONDS:
                 return number + 1, fresh
         return len(lines), fresh

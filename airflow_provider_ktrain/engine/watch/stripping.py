@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
+from airflow_provider_ktrain.core.manifest.start import without_start
 
 Object = dict[str, Any]
 #: parts of a pod that are equal in all pods of a role
@@ -25,6 +26,8 @@ def stripped(obj: Object) -> Object:
             for role in (roles or {}).values():
                 _strip_pod(((role or {}).get("template") or {}).get("spec") or {}, TEMPLATE_FIELDS)
             _share_templates([role for role in (roles or {}).values() if role])
+    if isinstance(spec.get("trainer"), dict):
+        _strip_starter(spec["trainer"])
     pods = [spec, *(((of.get("template") or {}).get("spec") or {}) for of in spec.get("podSets") or ())]
     for pod in pods:  # the pod itself, or the pods that a Workload of Kueue describes
         _strip_pod(pod, POD_FIELDS)
@@ -70,3 +73,10 @@ def _strip_pod(spec: dict[str, Any], fields: frozenset[str]) -> None:
     for part in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         for name in fields & part.keys():
             del part[name]
+        _strip_starter(part)
+
+
+def _strip_starter(part: dict[str, Any]) -> None:
+    """Remove the text of the starter from a command: 20 KB in each role of each job."""
+    if isinstance(part.get("command"), list):
+        part["command"] = without_start(part["command"])

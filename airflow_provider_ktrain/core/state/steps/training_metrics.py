@@ -108,6 +108,11 @@ class TrainingMetrics:
         self.steps = ReportedSteps.from_dict(given.get("steps"))  #: of lines of the log
         self._read(given)
 
+    @property
+    def last_steps(self) -> Mapping[str, Number]:
+        """The last step of each replica that has reported one, by the replica's name."""
+        return self._steps
+
     def __bool__(self) -> bool:
         return bool(self._series)
 

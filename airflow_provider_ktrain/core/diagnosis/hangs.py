@@ -1,0 +1,328 @@
+"""Where the processes of a job were when a limit released it, and which of them keeps the others waiting.
+
+The stacks only name a replica and its line. They change neither the category of a cause nor whether a retry is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.logs.stacks import LAUNCHER, RANK, WORKER, Frame, Stack
+from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.text.output import counted, listed
+
+MAX_NAMED = 3  #: processes that a sentence names
+MAX_LISTED = 16  #: processes of one group that the detail names
+MAX_GROUPS = 12  #: that the detail lists
+GONE = "gone"  #: why a rank has no stack: its process has ended
+_STANDARD_LIBRARY = re.compile(r"/lib(64)?/python[\d.]+t?/")
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
+_CONSOLE_SCRIPT = re.compile(r"/s?bin/[^/.]+$")
+#: a process in one of these waits for its peers
+_COLLECTIVE = re.compile(r"/(torch/distributed|horovod|mpi4py|deepspeed/comm)/")
+_LAUNCHERS = re.compile(r"/torch/distributed/(elastic|run|launch|launcher)\b")
+#: packages that call the one whose line matters, if a program has no line outside of packages
+_FRAMEWORKS = {
+    "torch", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "transformers", "mpi4py", "horovod", "numpy",
+}  # fmt: skip
+_STATES = {"D": "it waits in the kernel, for a disk, a network file system or a driver"}
+_STARTS = {
+    Limit.PROGRESS: "No step for {}",
+    Limit.LOG_STALL: "No log line for {}",
+    Limit.EXECUTION: "Not finished after {}",
+}  #: of the first line, by the limits that a hang can pass
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a thread is.
+
+    :param function, file, line: of the program's own innermost frame.
+    :param inner: the function that it has called, if that waits for peers. Default: empty.
+    :param why: why the place isn't known. Default: empty.
+    """
+
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    inner: str = ""
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """Such as `all_reduce (train.py:88)`."""
+        return f"{self.inner or self.function} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True)
+class Process:
+    """The main process of a rank, or of a replica without ranks.
+
+    :param others: places of its other threads.
+    :param workers: places of the processes that it has started, such as those of a data loader.
+    """
+
+    replica: str
+    pid: int
+    rank: str
+    place: Place
+    frames: tuple[Frame, ...]
+    others: tuple[Place, ...] = ()
+    workers: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes at the same place."""
+
+    place: Place
+    processes: tuple[Process, ...]
+
+    @property
+    def waits(self) -> bool:
+        """Whether they wait for their peers."""
+        return bool(self.place.inner)
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Where the processes of a job were.
+
+    :param groups: of the main processes; those that keep the others waiting first.
+    :param odd: how many groups these are, at the beginning. 0: this can't be said.
+    :param replicas: number of replicas of the job.
+    :param read: number of replicas that printed stacks.
+    """
+
+    groups: tuple[Group, ...]
+    odd: int
+    replicas: int
+    read: int
+
+    @property
+    def replica(self) -> str:
+        """The replica that keeps the others waiting; empty if it isn't one."""
+        found = {process.replica for group in self.groups[: self.odd] for process in group.processes}
+        return found.pop() if len(found) == 1 else ""
+
+    @property
+    def _by_replica(self) -> bool:
+        """Whether each replica has one process, so that its name says which is meant."""
+        names = [process.replica for group in self.groups for process in group.processes]
+        return len(names) == len(set(names))
+
+    def name(self, process: Process) -> str:
+        """The process in a sentence: `Worker 3`, or `rank 5 of Worker 2`."""
+        if self._by_replica:
+            return process.replica
+        return f"{f'rank {process.rank}' if process.rank else f'process {process.pid}'} of {process.replica}"
+
+    @property
+    def sentence(self) -> str:
+        """Who is where, in one line."""
+        first, *rest = self.groups
+        if not rest:
+            return self._all_of(first)
+        if not self.odd:
+            named = [self._clause(group, self._names(group)) for group in self.groups[:2]]
+            return "; ".join(named) + (f"; and {counted(len(self.groups) - 2, 'group')} more" * (len(self.groups) > 2))
+        odd, others = self.groups[: self.odd], self.groups[self.odd :]
+        clauses = [self._clause(group, self._names(group)) for group in odd[:2]]
+        clauses += [self._others(others)] if others else []
+        return ", ".join(clauses)
+
+    def _names(self, group: Group) -> str:
+        return listed([self.name(process) for process in group.processes], MAX_NAMED)
+
+    @property
+    def _unit(self) -> str:
+        return "replica" if self._by_replica else "rank"
+
+    def _all_of(self, group: Group) -> str:
+        number = len(group.processes)
+        if number == 1 and self.replicas == 1:
+            return self._clause(group, self._names(group))
+        if self.read < self.replicas:
+            return self._clause(group, f"all {counted(number, self._unit)} that were read", many=number > 1)
+        return self._clause(group, f"all {counted(number, self._unit)}", many=number > 1)
+
+    def _others(self, groups: Sequence[Group]) -> str:
+        largest = max(groups, key=lambda group: len(group.processes))
+        number, total = len(largest.processes), sum(len(group.processes) for group in groups)
+        if number == 1 and total == 1 and self.read == self.replicas:
+            return self._clause(largest, self._names(largest))
+        if number < total or self.read < self.replicas:
+            read = " that were read" if self.read < self.replicas else ""
+            who = f"{number} of the {counted(total, f'other {self._unit}')}{read}"
+        else:
+            who = counted(number, f"other {self._unit}")
+        return self._clause(largest, who, many=number > 1)
+
+    def _clause(self, group: Group, who: str, *, many: bool | None = None) -> str:
+        """Such as `Worker 3 is in load_batch (data.py:41)`."""
+        many = len(group.processes) > 1 if many is None else many
+        place = group.place
+        if place.why == GONE:
+            return f"{who} {'have' if many else 'has'} left"
+        if place.why:
+            state = place.why[-1:]
+            known = f": {_STATES[state]}" if state in _STATES else ""
+            return f"{who} {'do' if many else 'does'} not answer (state {state}{known})"
+        if group.waits:
+            return f"{who} {'wait' if many else 'waits'} in {place.text}"
+        workers = {worker.text for process in group.processes for worker in process.workers}
+        others = {other.text for process in group.processes for other in process.others}
+        beside = ""
+        if len(workers) == 1:
+            beside = f" with worker processes in {next(iter(workers))}"
+        elif len(others) == 1:
+            beside = f" with a thread in {next(iter(others))}"
+        return f"{who} {'are' if many else 'is'} in {place.text}{beside}"
+
+    @property
+    def lines(self) -> list[str]:
+        """The groups, one line each, for the detail of a cause."""
+        found = [f"Where the processes were ({self.read} of {counted(self.replicas, 'replica')} read):"]
+        for group in self.groups[:MAX_GROUPS]:
+            place = group.place
+            where = place.why or f"{place.file}:{place.line} in {place.function}"
+            where += f", in {place.inner}" if place.inner else ""
+            beside = sorted(
+                {f"worker at {w.file}:{w.line} in {w.function}" for p in group.processes for w in p.workers}
+                | {f"thread at {t.file}:{t.line} in {t.function}" for p in group.processes for t in p.others}
+            )
+            names = listed([self.name(process) for process in group.processes], MAX_LISTED)
+            found.append(f"  {len(group.processes)}: {where} [{names}]")
+            found += [f"     {text}" for text in beside[:4]]
+        if len(self.groups) > MAX_GROUPS:
+            found.append(f"  and {counted(len(self.groups) - MAX_GROUPS, 'group')} more")
+        return found
+
+
+def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int) -> Hang | None:
+    """Group the processes by where they are; None if none has printed its stack.
+
+    :param stacks: what each replica printed, by its name.
+    :param replicas: number of replicas of the job.
+    """
+    processes = list(_processes(stacks))
+    alive = {process.rank for process in processes if process.place.why != GONE}
+    processes = [p for p in processes if p.place.why != GONE or p.rank not in alive]
+    if all(process.place.why for process in processes):
+        return None  # a job whose ranks have all left has not hung
+    by_place: dict[Place, list[Process]] = {}
+    for process in processes:
+        by_place.setdefault(process.place, []).append(process)
+    groups = sorted(
+        (Group(place, tuple(found)) for place, found in by_place.items()),
+        key=lambda group: (len(group.processes), group.processes[0].replica),
+    )
+    odd = _odd(groups)
+    ordered = [*odd, *(group for group in groups if group not in odd)]
+    if not odd:
+        ordered.sort(key=lambda group: group.waits)
+    return Hang(tuple(ordered), len(odd), max(replicas, len(stacks)), len({p.replica for p in processes}))
+
+
+def explain_hang(cause: Cause, limit: Limit, seconds: float, hang: Hang) -> Cause:
+    """The cause with where the processes were. If it names what failed already, only its detail gets them.
+
+    :param cause: of the limit.
+    :param limit: the limit that has passed.
+    :param seconds: its value.
+    :param hang: where the processes were.
+    """
+    places = "\n".join(hang.lines)
+    if cause.replica or limit not in _STARTS:
+        return replace(cause, detail="\n".join(filter(None, (cause.detail, places))))
+    before = cause.summary
+    cause = replace(
+        cause.with_summary(lambda _: f"{_STARTS[limit].format(_duration(seconds))}: {hang.sentence}"),
+        replica=hang.replica,
+        detail="\n".join(filter(None, (before, places, cause.detail))),
+    )
+    return cause.with_short_summary()
+
+
+def _processes(stacks: Mapping[str, Sequence[Stack]]) -> Iterator[Process]:
+    """The main processes of all replicas; a launcher counts only where it has no ranks."""
+    for replica, found in stacks.items():
+        mains = [stack for stack in found if stack.main and stack.part == RANK]
+        mains = mains or [stack for stack in found if stack.main and stack.part == LAUNCHER]
+        for main in mains:
+            workers = [s for s in found if s.main and s.part == WORKER and s.rank == main.rank]
+            threads = [s for s in found if not s.main and s.pid == main.pid]
+            yield Process(
+                replica,
+                main.pid,
+                main.rank,
+                _place(main),
+                main.frames,
+                tuple(dict.fromkeys(_place(s) for s in threads if _own(s.frames) is not None)),
+                tuple(dict.fromkeys(_place(s) for s in workers if _own(s.frames) is not None)),
+            )
+
+
+def _odd(groups: Sequence[Group]) -> list[Group]:
+    """The groups that keep the others waiting; none if this can't be said.
+
+    :param groups: the smallest first.
+    """
+    if len(groups) < 2:
+        return []
+    if gone := [group for group in groups if group.place.why == GONE]:
+        return gone
+    if silent := [group for group in groups if group.place.why]:
+        return silent if sum(len(group.processes) for group in silent) < len(_all(groups)) / 2 else []
+    busy = [group for group in groups if not group.waits]
+    if len(busy) == 1 and len(busy[0].processes) <= len(_all(groups)) / 2:
+        return busy
+    smallest, second = groups[:2]
+    return [smallest] if len(smallest.processes) < len(second.processes) else []
+
+
+def _all(groups: Sequence[Group]) -> list[Process]:
+    return [process for group in groups for process in group.processes]
+
+
+def _place(stack: Stack) -> Place:
+    if stack.why:
+        return Place(why=stack.why)
+    if not stack.frames:
+        return Place(why="no answer, state S")
+    own = _own(stack.frames) or _of_package(stack.frames) or stack.frames[0]
+    inner = stack.frames[0]
+    waits = any(_COLLECTIVE.search(f.path) and not _LAUNCHERS.search(f.path) for f in stack.frames)
+    called = inner.function if waits and inner != own else ""
+    return Place(own.function, own.path.rpartition("/")[2], own.line, called)
+
+
+def _own(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the program itself."""
+    return next((frame for frame in frames if not _is_library(frame.path)), None)
+
+
+def _of_package(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of a package that isn't a framework: the program may be installed as one."""
+    for frame in frames:
+        found = _PACKAGE.search(frame.path)
+        if found and found[1].removesuffix(".py") not in _FRAMEWORKS:
+            return frame
+    return None
+
+
+def _is_library(path: str) -> bool:
+    return (
+        path.startswith("<frozen")
+        or _PACKAGE.search(path) is not None
+        or _STANDARD_LIBRARY.search(path) is not None
+        or _CONSOLE_SCRIPT.search(path) is not None
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Such as `30 min`, or `90 s`."""
+    return f"{seconds / 60:.0f} min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:.0f} s"

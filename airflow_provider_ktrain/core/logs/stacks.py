@@ -1,0 +1,87 @@
+"""The stacks that a container prints when it is stopped: lines with a mark, which are no lines of its program.
+
+`core/manifest/in_pod/starter.py` prints them. The mark may follow a line that the program had not ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MARK = "KTRAIN_STACK "
+MAX_RECORDS = 400  #: of one container: they have 64 KiB together
+RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"  #: parts that a process has in a training
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a stack."""
+
+    path: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a container printed about one thread.
+
+    :param pid: of the process, in its container.
+    :param rank: of the process; empty if it has none.
+    :param part: RANK, or WORKER of a rank (such as a data loader's), or LAUNCHER of ranks (such as torchrun).
+    :param main: whether it is the main thread.
+    :param frames: innermost first.
+    :param why: why there are no frames: `gone`, or `no answer, state D`. Default: empty.
+    """
+
+    pid: int
+    rank: str
+    part: str
+    main: bool
+    frames: tuple[Frame, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """The last record of a container.
+
+    :param left_out: records that were not printed.
+    """
+
+    left_out: int = 0
+
+
+def own_text(text: str) -> str | None:
+    """A line without a record in it; None if nothing of the program is left.
+
+    :param text: of a line.
+    """
+    if MARK not in text:
+        return text
+    return text.partition(MARK)[0] or None
+
+
+def read_record(text: str) -> Stack | End | None:
+    """The record in a line; None if there is none that can be read.
+
+    :param text: of a line.
+    """
+    _, found, record = text.partition(MARK)
+    if not found:
+        return None
+    try:
+        fields = json.loads(record)
+        if fields.get("end"):
+            return End(int(fields.get("left_out") or 0))
+        return _stack(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _stack(fields: Mapping[str, Any]) -> Stack:
+    frames = tuple(Frame(str(path), int(line), str(name)) for path, line, name in fields.get("frames") or ())
+    rank, part, why = (str(fields.get(name) or "") for name in ("rank", "part", "why"))
+    return Stack(int(fields["pid"]), rank, part, bool(fields.get("main")), frames, why)

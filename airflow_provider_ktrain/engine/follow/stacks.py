@@ -1,0 +1,164 @@
+"""Reads the stacks that the containers of a job print when a limit releases it, followed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from airflow_provider_ktrain.core.diagnosis.hangs import Hang, explain_hang, find_hang
+from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION
+from airflow_provider_ktrain.core.logs.container_run import run_of
+from airflow_provider_ktrain.core.logs.stacks import End, Stack, read_record
+from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
+
+Object = dict[str, Any]
+MAX_REPLICAS = 64  #: whose stacks are read
+OPEN_SECONDS = 2.0  #: in which the streams are opened before the release
+SECONDS = 10.0  #: from the release until the error line is logged in any case
+MAX_BYTES = 1024 * 1024  #: of one container
+MAX_SHOWN = 12  #: processes whose stacks are logged
+
+
+@dataclass
+class _Source:
+    """One container and what it has printed."""
+
+    pod: str
+    container: str
+    replica: str
+    stacks: list[Stack] = field(default_factory=list)
+    left_out: int = 0
+
+
+class StackReader:
+    """Reads stacks while the owner releases the job; a context manager.
+
+    :param context: of the job.
+    :param output: its logs, and the steps that its replicas have reported.
+    :param limit: that has passed. None: nothing is read.
+    :param seconds: the limit's value.
+    :param pods: of the job, as they were read for the decision.
+    """
+
+    def __init__(
+        self, context: FollowContext, output: JobOutput, limit: Limit | None, seconds: float, pods: Sequence[Object]
+    ) -> None:
+        self._api, self._state, self._log = context.api, context.state, context.log
+        self._output, self._limit, self._seconds = output, limit, seconds
+        self._sources = [] if limit is None else self._chosen(pods)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether containers of the job will print stacks."""
+        return bool(self._sources)
+
+    async def open(self) -> None:
+        """Open the streams, before the pods are deleted. The release waits for them for a short time."""
+        if self._tasks:
+            return
+        opened = [asyncio.Event() for _ in self._sources]
+        self._tasks = [
+            asyncio.create_task(self._read(source, event)) for source, event in zip(self._sources, opened, strict=True)
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_SECONDS):
+                await asyncio.gather(*(event.wait() for event in opened))
+
+    async def explain(self, cause: Cause) -> tuple[Cause, list[str]]:
+        """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log.
+
+        :param cause: of the limit.
+        """
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=SECONDS)
+        found = {source.replica: source.stacks for source in self._sources if source.stacks}
+        kind, job = self._state.kind, self._state.known_job
+        hang = find_hang(found, kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
+        if hang is None or self._limit is None:
+            return cause, []
+        return explain_hang(cause, self._limit, self._seconds, hang), [*hang.lines, *self._shown(hang)]
+
+    def _chosen(self, pods: Sequence[Object]) -> list[_Source]:
+        """The running containers that print stacks: the primary's, the lowest last steps, the highest indices."""
+        kind, job = self._state.kind, self._state.known_job
+        if STACKS_ANNOTATION not in (job["metadata"].get("annotations") or {}):
+            return []
+        steps, primary = self._output.training_metrics.last_steps, (kind.primary(job), 0)
+        found = []
+        for pod in pods:
+            name = kind.main_container_name(job, pod)
+            run = run_of(pod, str(name))
+            if not run.started or run.ended:
+                continue
+            role, index = kind.pod_role(pod["metadata"].get("labels") or {})
+            replica = kind.replica_name(role, index)
+            order = (role, index) != primary, steps.get(replica, math.inf), -index
+            found.append((order, _Source(pod["metadata"]["name"], str(name), replica)))
+        return [source for _, source in sorted(found, key=lambda entry: entry[0])][:MAX_REPLICAS]
+
+    async def _read(self, source: _Source, opened: asyncio.Event) -> None:
+        """Read a container's log from its last line on, until its stacks are complete or the container has ended."""
+        path = f"{api_paths.core(self._state.ref.namespace, 'pods', source.pod)}/log"
+        # a line that is there makes the server answer at once
+        query = {"container": source.container, "follow": "true", "tailLines": "1"}
+        splitter, size = LineSplitter(), 0
+        try:
+            async with (
+                self._output.follower.budget.slot(),
+                self._api.stream(path, query=query, pool="logs", read_timeout=OPEN_SECONDS + SECONDS) as response,
+            ):
+                opened.set()
+                async for chunk in response.content.iter_any():
+                    size += len(chunk)
+                    block = splitter.feed(chunk)
+                    if (block is not None and _take(source, block)) or size > MAX_BYTES:
+                        return
+        except (ApiStatusError, ApiUnavailable):
+            return
+        finally:
+            opened.set()
+
+    def _shown(self, hang: Hang) -> list[str]:
+        """The stacks of one process of each group, and of all that keep the others waiting."""
+        odd = [process for group in hang.groups[: hang.odd] for process in group.processes]
+        chosen = [*odd, *(group.processes[0] for group in hang.groups[hang.odd :])]
+        lines = []
+        for process in chosen[:MAX_SHOWN]:
+            if process.frames:
+                lines.append(f"{hang.name(process)}, innermost call first:")
+                lines += [f"  {frame.path}:{frame.line} in {frame.function}" for frame in process.frames]
+        if left_out := sum(source.left_out for source in self._sources):
+            lines.append(f"{counted(left_out, 'stack')} did not fit into the logs of the pods.")
+        return lines
+
+
+def _take(source: _Source, block: bytes) -> bool:
+    """Take the records of a block of lines; returns whether they are complete."""
+    for line in block.decode("utf-8", "replace").split("\n"):
+        record = read_record(line)
+        if isinstance(record, End):
+            source.left_out = record.left_out
+            return True
+        if record is not None:
+            source.stacks.append(record)
+    return False

@@ -1,0 +1,167 @@
+"""Where the processes of a hung job were: which replica and line the first line names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_provider_ktrain.core.diagnosis.hangs import explain_hang, find_hang
+from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.logs.stacks import MARK, End, Frame, Stack, own_text, read_record
+from airflow_provider_ktrain.core.state.limits import Limit
+
+TORCH = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
+WAITS = (
+    Frame(TORCH, 100, "all_reduce"),
+    Frame("/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py", 81, "wrapper"),
+    Frame("/ktrain/code/train.py", 88, "train"),
+    Frame("/ktrain/code/train.py", 120, "<module>"),
+)
+LOADS = (
+    Frame("/usr/lib/python3.11/threading.py", 320, "wait"),
+    Frame("/ktrain/code/data.py", 41, "load_batch"),
+    Frame("/ktrain/code/train.py", 80, "train"),
+)
+HANG = Cause(Category.HANG, "PyTorchJob train reported no step for 1800 s (progress_timeout)", resolution="Look.")
+
+
+def main(frames: tuple[Frame, ...], rank: str = "", pid: int = 7, why: str = "") -> Stack:
+    return Stack(pid, rank, "rank", True, frames, why)
+
+
+def job(workers: int, odd: int, frames: tuple[Frame, ...] = LOADS) -> dict[str, list[Stack]]:
+    names = ["Master 0", *(f"Worker {n}" for n in range(workers))]
+    return {name: [main(frames if name == f"Worker {odd}" else WAITS)] for name in names}
+
+
+def sentence(stacks: dict[str, list[Stack]], replicas: int = 0) -> str:
+    hang = find_hang(stacks, replicas)
+    assert hang is not None
+    return hang.sentence
+
+
+def test_replica_in_a_data_loader_is_named() -> None:
+    hang = find_hang(job(16, 3), 17)
+    assert hang is not None
+    cause = explain_hang(HANG, Limit.PROGRESS, 1800, hang)
+    assert cause.summary == (
+        "No step for 30 min: Worker 3 is in load_batch (data.py:41), 16 other replicas wait in all_reduce (train.py:88)"
+    )
+    assert (cause.category, cause.replica, cause.resolution) == (Category.HANG, "Worker 3", "Look.")
+    assert cause.detail.splitlines()[:3] == [
+        HANG.summary,
+        "Where the processes were (17 of 17 replicas read):",
+        "  1: data.py:41 in load_batch [Worker 3]",
+    ]
+
+
+def test_replicas_that_were_not_read_are_counted() -> None:
+    assert sentence(job(63, 3), 200).endswith(
+        ", 63 of the 63 other replicas that were read wait in all_reduce (train.py:88)"
+    )
+
+
+def test_all_at_one_line_are_not_named() -> None:
+    hang = find_hang(job(3, 99), 4)
+    assert hang is not None
+    assert (hang.sentence, hang.replica) == ("all 4 replicas wait in all_reduce (train.py:88)", "")
+
+
+def test_two_groups_of_one_are_both_named() -> None:
+    stacks = {
+        "Master 0": [main((Frame("/a/train.py", 5, "save"),))],
+        "Worker 0": [main((Frame("/a/train.py", 9, "step"),))],
+    }
+    hang = find_hang(stacks, 2)
+    assert hang is not None
+    assert (hang.sentence, hang.replica) == ("Master 0 is in save (train.py:5); Worker 0 is in step (train.py:9)", "")
+
+
+def test_the_one_that_does_not_wait_is_named_of_two() -> None:
+    hang = find_hang(job(1, 0), 2)
+    assert hang is not None
+    assert hang.sentence == "Worker 0 is in load_batch (data.py:41), Master 0 waits in all_reduce (train.py:88)"
+    assert hang.replica == "Worker 0"
+
+
+def test_rank_that_has_left_is_named() -> None:
+    ranks = [main(WAITS, rank=str(n), pid=n + 9) for n in (0, 1, 2)]
+    stacks = {"Master 0": [main((), "3", 12, "gone"), *ranks, Stack(8, "0", "launcher", True, LOADS)]}
+    assert sentence(stacks) == "rank 3 of Master 0 has left, 3 other ranks wait in all_reduce (train.py:88)"
+
+
+def test_rank_that_lives_elsewhere_has_not_left() -> None:
+    """A script of Worker 0 may have run with the pod's own RANK before torchrun."""
+    stacks = {"Master 0": [main(WAITS, "1")], "Worker 0": [main((), "1", 3, "gone"), main(WAITS, "2")]}
+    assert sentence(stacks) == "all 2 replicas wait in all_reduce (train.py:88)"
+
+
+def test_process_that_does_not_answer_is_named() -> None:
+    stacks = job(3, 9) | {"Worker 1": [main((), why="no answer, state D")]}
+    assert sentence(stacks, 4).startswith(
+        "Worker 1 does not answer (state D: it waits in the kernel, for a disk, a network file system or a driver), "
+    )
+
+
+def test_single_process_names_its_other_thread() -> None:
+    threads = [
+        main((Frame("/a/locks.py", 12, "train_step"),)),
+        Stack(7, "", "rank", False, (Frame("/a/locks.py", 6, "writer"),)),
+    ]
+    assert (
+        sentence({"Master 0": threads}, 1)
+        == "Master 0 is in train_step (locks.py:12) with a thread in writer (locks.py:6)"
+    )
+
+
+def test_data_loader_workers_name_their_line() -> None:
+    worker = Stack(30, "3", "worker", True, (Frame("/a/loader.py", 12, "read_shard"),))
+    stacks = job(3, 2) | {"Worker 2": [main(LOADS, "3"), worker, worker]}
+    assert sentence(stacks, 4).startswith(
+        "Worker 2 is in load_batch (data.py:41) with worker processes in read_shard (loader.py:12), "
+    )
+
+
+def test_program_that_is_installed_as_a_package() -> None:
+    frames = (
+        Frame("/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 5, "__next__"),
+        Frame("/v/lib/python3.11/site-packages/corpkg/train.py", 10, "next_batch"),
+        Frame("/v/bin/torchrun", 8, "<module>"),
+    )
+    assert sentence({"Master 0": [main(frames)]}, 1) == "Master 0 is in next_batch (train.py:10)"
+
+
+def test_failure_that_is_known_keeps_the_first_line() -> None:
+    known = Cause(Category.HANG, "no step: Worker 1 ran out of memory", replica="Worker 1")
+    hang = find_hang(job(3, 2), 4)
+    assert hang is not None
+    cause = explain_hang(known, Limit.PROGRESS, 60, hang)
+    assert (cause.summary, cause.replica) == (known.summary, "Worker 1")
+    assert "data.py:41" in cause.detail
+
+
+def test_no_stacks_explain_nothing() -> None:
+    assert find_hang({}, 4) is None
+    assert find_hang({"Master 0": [main((), "0", 3, "gone")]}, 1) is None
+
+
+def test_record_is_read_after_a_line_that_had_not_ended() -> None:
+    record = {"pid": 7, "rank": "3", "part": "rank", "main": True, "frames": [["/a/b.py", 4, "f"]], "how": "handler"}
+    line = f"loss: 0.{MARK}{json.dumps(record)}"
+    assert read_record(line) == Stack(7, "3", "rank", True, (Frame("/a/b.py", 4, "f"),))
+    assert own_text(line) == "loss: 0."
+    assert own_text(f"{MARK}{{}}") is None
+    assert read_record(f'{MARK}{{"end": true, "left_out": 2}}') == End(2)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"pid": "x"}', '{"pid": 1, "frames": [[1]]}', "[" * 9999])
+def test_damaged_record_is_no_record(text: str) -> None:
+    assert read_record(f"{MARK}{text}") is None
+
+
+def test_records_are_no_lines_of_a_log() -> None:
+    tail = read_tail(["ValueError: x", f"{MARK}{{}}"])
+    assert tail.last_line == "ValueError: x"
+    assert tail.quoted_lines == ("ValueError: x",)

@@ -1,0 +1,440 @@
+"""The starter of a container's program, run as a pod runs it: signals, exit codes, and stacks at SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.logs.stacks import End, Stack, own_text, read_record
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.start import is_starter, run_with_code, runs_function, without_start
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="stacks need /proc")
+NAME = f"ktrain-test-{os.getpid()}"
+READY = "print('ready', flush=True)"
+SLEEPS = f"import time\ndef next_batch():\n    {READY}\n    time.sleep(600)\nnext_batch()\n"
+
+
+class Container:
+    """A program that the starter runs, with the output that a pod's log has."""
+
+    def __init__(
+        self, *command: str, grace: float = 30, stacks: str | None = NAME, python: str = sys.executable,
+        env: Mapping[str, str] | None = None, launcher: bool = False,
+    ) -> None:  # fmt: skip
+        kind = "MPIJob" if launcher else "PyTorchJob"
+        manifest = build(kind, JobOptions(image="i", command=command, workers=1))
+        role = "Launcher" if launcher else "Master"
+        specs = manifest["spec"]["mpiReplicaSpecs" if launcher else "pytorchReplicaSpecs"]
+        specs[role]["template"]["spec"]["terminationGracePeriodSeconds"] = grace
+        made = run_with_code(manifest, None, stacks=f"{stacks}-{uuid.uuid4().hex[:8]}" if stacks else "")
+        specs = made["spec"]["mpiReplicaSpecs" if launcher else "pytorchReplicaSpecs"]
+        words = specs[role]["template"]["spec"]["containers"][0]["command"]
+        self.stacks_name = words[7]
+        self.process = subprocess.Popen(
+            [python, *words[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **(env or {})}, start_new_session=True,
+        )  # fmt: skip
+        self.seconds = 0.0
+
+    def wait_for(self, text: str = "ready", times: int = 1) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            times -= text in line
+            if not times:
+                return line
+        raise AssertionError(f"{text!r} was not printed: {self.process.stderr and self.process.stderr.read()}")
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def end(self, timeout: float = 60) -> int:
+        """Wait for the end; `out` and `err` have the rest of the output, `stacks` the records."""
+        began = time.monotonic()
+        self.out, err = self.process.communicate(timeout=timeout)
+        self.seconds = time.monotonic() - began
+        found = [record for line in err.splitlines() if (record := read_record(line)) is not None]
+        self.stacks = [record for record in found if isinstance(record, Stack)]
+        self.ends = [record for record in found if isinstance(record, End)]
+        self.err = "\n".join(text for line in err.splitlines() if (text := own_text(line)) is not None)
+        return self.process.returncode
+
+    def main_of(self, rank: str = "") -> Stack:
+        (found,) = [stack for stack in self.stacks if stack.main and stack.part == "rank" and stack.rank == rank]
+        return found
+
+    def kill(self) -> None:
+        children = subprocess.run(
+            ["ps", "-s", str(self.process.pid), "-o", "pid="], capture_output=True, text=True, check=False
+        ).stdout.split()
+        for pid in children:
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    started: list[Container] = []
+
+    def run(*command: str, **options: Any) -> Container:
+        environment = dict.fromkeys(("RANK", "LOCAL_RANK"), "") | options.pop("env", {})
+        started.append(Container(*command, env=environment, **options))
+        return started[-1]
+
+    yield run
+    for container in started:
+        container.kill()
+        shutil.rmtree(f"/dev/shm/{container.stacks_name}", ignore_errors=True)
+
+
+def functions(stack: Stack) -> list[str]:
+    return [frame.function for frame in stack.frames]
+
+
+def python(program: str) -> tuple[str, str, str]:
+    return sys.executable, "-c", program
+
+
+# ---- what the container's program must not notice
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("kill -SEGV $$", 139)],
+)
+def test_exit_code_is_the_programs(start: Any, script: str, code: int) -> None:
+    assert start("sh", "-c", script).end() == code
+
+
+@pytest.mark.parametrize(("command", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
+def test_command_that_cannot_be_executed(start: Any, command: str, code: int) -> None:
+    container = start(command)
+    assert container.end() == code
+    assert container.err.startswith(f"{command}: ")
+
+
+def test_streams_arguments_and_signals_are_those_of_the_pod(start: Any) -> None:
+    container = start(
+        "sh", "-c", 'echo "$0|$1"; echo wrong >&2; grep -E "Sig(Blk|Ign)" /proc/$$/status; cat', "a b", "$(x)"
+    )
+    container.process.stdin.write("given")
+    assert container.end() == 0
+    assert container.out.splitlines() == [
+        "a b|$(x)", "SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000", "given",
+    ]  # fmt: skip
+    assert (container.err, container.stacks, container.ends) == ("wrong", [], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT])
+def test_other_signals_reach_the_program(start: Any, number: signal.Signals) -> None:
+    name = number.name.removeprefix("SIG")
+    container = start("sh", "-c", f"trap 'echo got {name}; exit 3' {name}; echo ready; while :; do sleep 0.05; done")
+    container.wait_for()
+    container.stop(number)
+    assert container.end() == 3
+    assert container.out == f"got {name}\n"
+
+
+def test_orphans_are_reaped_and_kill_0_does_not_reach_the_starter(start: Any) -> None:
+    container = start("sh", "-c", "trap '' TERM; kill -TERM 0; echo done; exit 4")
+    assert container.end() == 4
+    assert container.out == "done\n"
+    assert container.ends == []
+
+
+def test_directory_is_removed_at_the_end(start: Any) -> None:
+    container = start(*python("print(1)"))
+    assert container.end() == 0
+    assert not Path("/dev/shm", container.stacks_name).exists()
+
+
+def test_program_is_not_harmed_by_2000_questions(start: Any) -> None:
+    """It computes in threads, and asks itself all the time, as the starter would."""
+    program = (
+        "import os, signal, threading, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(0)))\n"
+        "def work():\n    while True: sum(range(200))\n"
+        "for _ in range(3): threading.Thread(target=work, daemon=True).start()\n"
+        "for n in range(2000):\n    os.kill(os.getpid(), signal.SIGRTMIN + 7); sum(range(200))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    container = start(*python(program))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 0
+    assert container.out == "saved\n"
+
+
+def test_without_stacks_the_program_replaces_the_starter(start: Any) -> None:
+    container = start("sh", "-c", "echo $$", stacks=None)
+    assert container.end() == 0
+    assert int(container.out) == container.process.pid
+
+
+# ---- stacks
+
+
+def test_sleeping_process_shows_its_stack(start: Any) -> None:
+    container = start(*python(SLEEPS), env={"RANK": "3"})
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert functions(container.main_of("3")) == ["next_batch", "<module>"]
+    assert container.main_of("3").frames[0].line == 4
+    assert container.seconds < 2.5
+    assert container.ends == [End(0)]
+
+
+def test_own_handler_runs_after_the_stacks(start: Any) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(9)))\n" + SLEEPS
+    )
+    container = start(*python(program))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 9
+    assert container.out == "saved\n"
+    assert functions(container.main_of())[0] == "next_batch"
+
+
+def test_deadlock_of_two_locks_shows_both_threads(start: Any) -> None:
+    program = (
+        "import threading, time\n"
+        "a, b = threading.Lock(), threading.Lock()\n"
+        "def writer():\n    with b:\n        time.sleep(0.3)\n        with a: pass\n"
+        "def train_step():\n    with a:\n        time.sleep(0.3)\n        print('ready', flush=True)\n"
+        "        with b: pass\n"
+        "threading.Thread(target=writer, daemon=True).start()\n"
+        "train_step()\n"
+    )
+    container = start(*python(program))
+    container.wait_for()
+    time.sleep(0.5)
+    container.stop()
+    assert container.end() == 143
+    assert functions(container.main_of())[0] == "train_step"
+    assert [functions(stack)[0] for stack in container.stacks if not stack.main] == ["writer"]
+
+
+def test_loop_in_c_that_holds_the_gil_is_dumped_by_faulthandler(start: Any) -> None:
+    program = f"def spin():\n    {READY}\n    9 ** 9 ** 9\nspin()\n"
+    container = start(*python(program))
+    container.wait_for()
+    time.sleep(0.3)
+    container.stop()
+    time.sleep(2.5)
+    assert container.process.poll() is not None
+    assert container.end() == 143
+    assert functions(container.main_of())[0] == "spin"
+
+
+def test_stopped_process_answers_before_it_goes_on(start: Any) -> None:
+    container = start(*python(f"import os\nprint(os.getpid(), flush=True)\n{SLEEPS}"))
+    assert container.process.stdout is not None
+    pid = int(container.process.stdout.readline())
+    container.wait_for()
+    os.kill(pid, signal.SIGSTOP)
+    container.stop()
+    assert container.end() == 143
+    assert functions(container.main_of())[0] == "next_batch"
+
+
+def test_shell_that_does_not_pass_the_signal_on(start: Any) -> None:
+    """Its children get SIGTERM and the time to handle it, although the shell ends at once."""
+    program = (
+        "import signal, sys, time\n"
+        "def save(*_):\n    time.sleep(1); print('saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n" + SLEEPS
+    )
+    container = start("sh", "-c", f'{sys.executable} -c "$PROGRAM"; true', env={"PROGRAM": program})
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert container.out == "saved\n"
+    assert functions(container.main_of())[0] == "next_batch"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_data_loader_workers_are_told_from_the_rank(start: Any, tmp_path: Path, method: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import multiprocessing, time\n"
+        "def read_shard(ready):\n    ready.set()\n    time.sleep(600)\n"
+        "def train():\n"
+        f"    context = multiprocessing.get_context({method!r})\n"
+        "    ready = context.Event()\n"
+        "    worker = context.Process(target=read_shard, args=(ready,), daemon=True)\n"
+        "    worker.start()\n    ready.wait()\n    print('ready', flush=True)\n    worker.join()\n"
+        "if __name__ == '__main__':\n    train()\n"
+    )
+    container = start(sys.executable, str(script), env={"RANK": "1", "LOCAL_RANK": "1"})
+    container.wait_for()
+    container.stop()
+    container.end()
+    assert "train" in functions(container.main_of("1"))
+    workers = [stack for stack in container.stacks if stack.part == "worker" and stack.main]
+    assert any("read_shard" in functions(stack) for stack in workers)
+
+
+def test_150_threads_keep_the_main_thread(start: Any) -> None:
+    program = (
+        "import threading, time\n"
+        "for _ in range(150): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "lock = threading.Lock()\nlock.acquire()\n"
+        "def stuck():\n    print('ready', flush=True)\n    lock.acquire()\nstuck()\n"
+    )
+    container = start(*python(program))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert functions(container.main_of())[0] == "stuck"
+
+
+def test_process_that_cannot_write_is_not_dumped_by_faulthandler(start: Any) -> None:
+    """A full /dev/shm: it runs Python, which faulthandler could crash while it saves its checkpoint."""
+    program = (
+        "import os, resource, signal, sys, time\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(0)))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n" + SLEEPS
+    )
+    container = start(*python(program))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 0
+    assert container.out == "saved\n"
+    assert container.main_of().why == "no answer, state S"
+
+
+def test_others_can_write_only_below_the_directory_of_the_path(start: Any) -> None:
+    """Python imports from it, so another user of the machine must not be able to put modules there."""
+    container = start(*python(SLEEPS))
+    container.wait_for()
+    directory = Path("/dev/shm", container.stacks_name)
+    assert directory.stat().st_mode & 0o777 == 0o755
+    assert (directory / "files").stat().st_mode & 0o7777 == 0o1777
+    container.stop()
+    assert container.end() == 143
+
+
+def test_process_that_has_executed_another_program_is_not_asked(start: Any) -> None:
+    container = start(*python("import os; os.execvp('sh', ['sh', '-c', 'echo ready; exec sleep 600'])"))
+    container.wait_for()
+    time.sleep(0.1)
+    container.stop()
+    assert container.end() == 143
+    assert (container.stacks, container.err) == ([], "")
+
+
+def test_program_without_python(start: Any) -> None:
+    container = start("sleep", "600")
+    time.sleep(0.3)
+    container.stop()
+    assert container.end() == 143
+    assert (container.stacks, container.ends, container.err) == ([], [], "")
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S"])
+def test_isolated_python_changes_nothing_but_the_stacks(start: Any, option: str) -> None:
+    container = start(sys.executable, option, "-c", SLEEPS)
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert (container.stacks, container.ends, container.err) == ([], [], "")
+
+
+def test_rank_that_has_left_is_reported(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, time\nif os.environ['RANK'] != '1':\n    print('ready', flush=True)\n    time.sleep(600)\n"
+    )
+    launch = (
+        "import os, subprocess, sys, time\n"
+        "ranks = [subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, 'RANK': str(n), "
+        "'LOCAL_RANK': str(n)}) for n in range(3)]\n"
+        "ranks[1].wait()\nprint('left', flush=True)\ntime.sleep(600)\n"
+    )
+    container = start(sys.executable, "-c", launch, str(script))
+    container.wait_for("left")
+    time.sleep(0.3)
+    container.stop()
+    container.end()
+    mains = {stack.rank: stack.why for stack in container.stacks if stack.main and stack.part == "rank"}
+    assert mains == {"0": "", "1": "gone", "2": ""}
+    assert [stack.part for stack in container.stacks if not stack.rank] == ["launcher"]
+
+
+def test_grace_period_below_5_s_bounds_the_time(start: Any) -> None:
+    container = start(*python(f"def spin():\n    {READY}\n    9 ** 9 ** 9\nspin()\n"), grace=1)
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert container.seconds < 1.0
+
+
+def test_launcher_of_mpi_holds_the_signal_back(start: Any) -> None:
+    container = start("sleep", "600", launcher=True)
+    time.sleep(0.3)
+    container.stop()
+    assert container.end() == 143
+    assert container.seconds > 1.5
+
+
+def test_next_sitecustomize_runs_as_without_ours(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\nVALUE = 5\n")
+    program = "import sitecustomize, sys; print(sitecustomize.VALUE, [p for p in sys.path if 'ktrain-test' in p])"
+    container = start(*python(program), env={"PYTHONPATH": str(tmp_path)})
+    assert container.end() == 0
+    assert container.out == "mine\n5 []\n"
+
+
+def test_error_of_the_next_sitecustomize_is_reported_as_without_ours(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("1 / 0\n")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    without = subprocess.run(
+        [*python("print(1)")], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    container = start(*python("print(1)"), env=environment)
+    assert container.end() == 0
+    assert (container.out, container.err) == (without.stdout, without.stderr.rstrip("\n"))
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.12", "3.13", "3.14"])
+def test_other_pythons_show_their_stacks(start: Any, version: str) -> None:
+    found = [f"python{version}", *glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python3"))]
+    runs = (path for path in map(shutil.which, found) if path and not subprocess.run([path, "-c", ""]).returncode)
+    other = next(runs, None)
+    if other is None:
+        pytest.skip(f"there is no Python {version}")
+    container = start(other, "-c", SLEEPS, python=other)
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert functions(container.main_of()) == ["next_batch", "<module>"]
+
+
+# ---- in the manifest
+
+
+def test_command_is_recognized() -> None:
+    made = run_with_code(build("PyTorchJob", JobOptions(image="i", command=["a", "b"])), None, stacks="name")
+    (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    assert without_start(container["command"]) == ["a", "b"]
+    assert is_starter(container["command"][4])
+    assert not runs_function(made)
+    assert without_start(["python3", "-I", "-c", "old", "/ktrain/archive/code.tar.gz", "/ktrain/code", "x"]) == ["x"]
