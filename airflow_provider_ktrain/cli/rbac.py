@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--nodes",
         action="store_true",
-        help="also print a ClusterRole that reads nodes: whether any node matches a pod that waits, for example",
+        help="also print a ClusterRole that reads nodes: what is wrong with one, and whether any matches a waiting pod",
     )
     parser.add_argument(
         "--dra",

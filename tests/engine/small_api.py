@@ -62,8 +62,7 @@ class Where:
     @classmethod
     def of(cls, path: str) -> Where:
         parts = path.strip("/").split("/")
-        at = parts.index("namespaces") + 2 if "namespaces" in parts else len(parts)
-        at -= parts[-1] == "nodes"  # these have no namespace
+        at = parts.index("namespaces") + 2 if "namespaces" in parts else 2 if "nodes" in parts else len(parts)
         return cls(*[*parts[at:], "", "", ""][:3])
 
 

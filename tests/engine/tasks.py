@@ -223,6 +223,7 @@ async def follow(
     ref: JobRef, api: Api, options: Options | None = None, *, log: Log, stop: StopSignal | None = None,
     handover: Handover | None = None, until: float | None = None, cursor: Cursor | None = None, created: bool = False,
     shared: bool = False, state: str = "failed", began_at: float | None = None, status_sink: StatusSink | None = None,
+    node_seconds: float = 60.0,
 ) -> Outcome | Handover:  # fmt: skip
     """Follow a job as a worker does, or as a triggerer if it is `shared`.
 
@@ -233,7 +234,7 @@ async def follow(
     async def known(api: Api, **_: Any) -> Submitted:
         return Submitted(ref, {}, created)
 
-    host = host_of(shared=shared, state=state, began_at=began_at, status_sink=status_sink)
+    host = host_of(shared=shared, state=state, began_at=began_at, status_sink=status_sink, node_seconds=node_seconds)
     async with owner_in(api, host, log, stop) as training:
         training.job.options = options or Options()
         if created:
@@ -304,12 +305,13 @@ class Task:
     async def follow(
         self, ref: JobRef, *, stop: StopSignal | None = None, until: float | None = None,
         handover: Handover | None = None, created: bool = False, shared: bool = False, state: str = "failed",
-        began_at: float | None = None, status_sink: StatusSink | None = None, **options: Any,
+        began_at: float | None = None, status_sink: StatusSink | None = None, node_seconds: float = 60.0,
+        **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         """Follow as `follow` does, with these options."""
         return await follow(
             ref, self.api, Options(**options), log=self.log, stop=stop, handover=handover, until=until, created=created,
-            shared=shared, state=state, began_at=began_at, status_sink=status_sink,
+            shared=shared, state=state, began_at=began_at, status_sink=status_sink, node_seconds=node_seconds,
         )  # fmt: skip
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:

@@ -49,8 +49,8 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
         for number in range(lines_read):
             keep(f"line {number}", "2026-11-22T10:00:00Z", 0)
-        found = await evidence.gather({("w", "main")})
-    assert diagnose(make_evidence(JOB, [pod], *found)).summary == summary
+        found = await evidence.gather({("w", "main")}, [pod])
+    assert diagnose(make_evidence(JOB, [pod], **found)).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"
 
 
@@ -63,6 +63,6 @@ async def test_error_of_the_kubelet_is_not_the_last_line() -> None:
         state = JobState(REF, Handover())
         state.job = JOB
         state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
-        found = await EvidenceCollector(FollowContext(api, state, Lines())).gather({("w", "main")})
-    cause = diagnose(make_evidence(JOB, [pod], *found))
+        found = await EvidenceCollector(FollowContext(api, state, Lines())).gather({("w", "main")}, [pod])
+    cause = diagnose(make_evidence(JOB, [pod], **found))
     assert cause.summary == "Worker 0 failed with exit code 1. Last log line: the data set has a damaged file"

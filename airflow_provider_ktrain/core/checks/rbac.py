@@ -51,7 +51,7 @@ _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
 }  # fmt: skip
 
-#: in addition, in the whole cluster: whether any node can match a pod that waits for one
+#: in addition, in the whole cluster: what is wrong with a node, and whether any can match a pod that waits for one
 _NODE_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}
 
 

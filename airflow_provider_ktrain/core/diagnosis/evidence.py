@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, node_problems
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, find_failures, likely_causes
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import Condition, true_conditions
@@ -26,6 +27,7 @@ class Evidence:
     :param include_recovered: whether failures count of containers that run again or have succeeded since.
     :param waited_seconds: since the job's phase last changed: what keeps it from starting counts only after a time of
         grace. None: it counts at once.
+    :param nodes: Node objects, in the order in which they may explain the failure. Default: none were read.
     """
 
     job: Json
@@ -36,6 +38,7 @@ class Evidence:
     gone: bool = False
     include_recovered: bool = False
     waited_seconds: float | None = None
+    nodes: Sequence[Json] = ()
 
     @property
     def kind(self) -> Kind:
@@ -72,6 +75,11 @@ class Evidence:
         """The failures that can be the cause, the most likely first."""
         return likely_causes(self.all_failures)
 
+    @functools.cached_property
+    def node_problems(self) -> list[NodeProblem]:
+        """What is wrong with the nodes that were read, in their order."""
+        return [problem for node in self.nodes for problem in node_problems(node, self.pods)]
+
     def replica_of(self, pod: Json) -> str:
         """The replica of a pod, for example `Worker 3`."""
         role, index = self.kind.pod_role(labels_of(pod))
@@ -85,6 +93,7 @@ def make_evidence(
     logs: Mapping[str, Sequence[str]] | None = None,
     now: datetime | None = None,
     gone: bool = False,
+    nodes: Sequence[Json] = (),
 ) -> Evidence:
     """Evidence sorted by name and time, so that a diagnosis doesn't depend on the order in which it arrived."""
 
@@ -94,4 +103,5 @@ def make_evidence(
     def event_order(event: Json) -> tuple[str, str]:
         return str(event.get("lastTimestamp") or event.get("eventTime") or ""), str(event.get("message"))
 
-    return Evidence(job, sorted(pods, key=pod_order), sorted(events, key=event_order), logs or {}, now, gone)
+    pods, events = sorted(pods, key=pod_order), sorted(events, key=event_order)
+    return Evidence(job, pods, events, logs or {}, now, gone, nodes=nodes)

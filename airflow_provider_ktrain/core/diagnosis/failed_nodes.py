@@ -1,7 +1,8 @@
 """The nodes on which a job failed by infrastructure: a broken GPU, a lost node, an eviction because of a shortage.
 
-Not the nodes of preempted or drained pods, nor of pods that exceeded a limit of their own. What a program logs about
-its GPU counts only for the failure that is the cause.
+Also the nodes whose conditions say that they broke while the job ran. Not the nodes of preempted or drained pods, nor
+of pods that exceeded a limit of their own. What a program logs about its GPU counts only for the failure that is the
+cause.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.node_rules import broken_nodes
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
 from airflow_provider_ktrain.core.diagnosis.replica_rules import find_known_message
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_start_error
@@ -25,7 +27,7 @@ def find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     if cause.category is Category.INFRASTRUCTURE:
-        for node, reason in (*_of_failures(evidence), *_of_blocked_pods(evidence)):
+        for node, reason in (*broken_nodes(evidence), *_of_failures(evidence), *_of_blocked_pods(evidence)):
             found.setdefault(node, reason)
     return found
 
@@ -44,8 +46,9 @@ def _disruption(failure: Failure) -> str:
 
 
 def _program_or_start_error(failure: Failure) -> str:
-    message = find_known_message(failure)
-    known = message[0] if message else find_start_error(failure.reason, failure.message)
+    known = find_start_error(failure.reason, failure.message)
+    if known is None and (message := find_known_message(failure)):
+        known = message[0]
     return known.description if known and known.blames_node else ""
 
 

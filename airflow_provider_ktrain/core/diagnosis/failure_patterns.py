@@ -13,6 +13,8 @@ from airflow_provider_ktrain.core.diagnosis.model import Category
 
 USER_CODE, INFRASTRUCTURE, ENVIRONMENT = Category.USER_CODE, Category.INFRASTRUCTURE, Category.ENVIRONMENT
 REJECTED = "was rejected by its node"
+_NCCL_NETWORK = "can't communicate with its peers over NCCL"
+_NCCL_CHECKS = "the network between the nodes (NCCL_SOCKET_IFNAME, RDMA devices, network policies)"
 CODE_PATH = r"[^'\s]*/ktrain[-/]code/"  #: of the code that a task sends, in the pods and in the embedded cluster
 SHARED_MEMORY_RESOLUTION = "Mount an emptyDir of medium Memory at /dev/shm: volumes=[SharedMemory()]."
 
@@ -43,10 +45,16 @@ class FailurePattern:
 PROGRAM_ERRORS = (
     FailurePattern(
         r"(?i)(CUDA|HIP) out of memory|(CUDA|HIP) error: out of memory|Cuda failure (\d+ )?'out of memory'|"
-        r"CUBLAS_STATUS_ALLOC_FAILED",
+        r"CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY|Failed to CUDA calloc|Resource.exhausted: Out of memory",
         Category.OUT_OF_MEMORY,
         "ran out of GPU memory",
         "Reduce the batch size, shard the model, or use GPUs with more memory.",
+    ),
+    FailurePattern(
+        r"MemoryError\b|DefaultCPUAllocator|posix_memalign|std::bad_alloc|Cannot allocate memory",
+        Category.OUT_OF_MEMORY,
+        "ran out of memory",
+        "Raise the memory limit, or load less at once.",
     ),
     FailurePattern(
         r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal: Killed)",
@@ -55,10 +63,29 @@ PROGRAM_ERRORS = (
         "Raise the memory limit, or reduce the batch size, prefetching or the number of DataLoader workers.",
     ),
     FailurePattern(
-        r"insufficient shared memory|killed by signal: Bus error|(?i:unexpected bus error)|Bus error \(core dumped\)",
+        r"insufficient shared memory|killed by signal: Bus error|(?i:unexpected bus error)|Bus error \(core dumped\)|"
+        r"unable to (write to file|open shared memory object) </torch_",
         USER_CODE,
         "ran out of shared memory",
         SHARED_MEMORY_RESOLUTION,
+    ),
+    FailurePattern(
+        r"BrokenProcessPool|process pool (was terminated abruptly|is not usable anymore)",
+        USER_CODE,
+        "lost a worker process, probably to a full /dev/shm (shared memory) or the memory limit",
+        f"{SHARED_MEMORY_RESOLUTION} Else raise the memory limit, or use fewer worker processes.",
+    ),
+    FailurePattern(
+        r"Too many open files|received 0 items of ancdata",
+        USER_CODE,
+        "has opened too many files",
+        "Use fewer DataLoader workers, torch.multiprocessing.set_sharing_strategy('file_system'), or a higher ulimit.",
+    ),
+    FailurePattern(
+        r"can't start new thread|pthread_create(:| failed)|Resource temporarily unavailable",
+        USER_CODE,
+        "can't start more threads or processes",
+        "Set OMP_NUM_THREADS, use fewer worker processes, or ask for a higher limit of the node (podPidsLimit).",
     ),
     FailurePattern(
         r"error: (unrecognized arguments|the following arguments are required|argument )",
@@ -87,12 +114,13 @@ PROGRAM_ERRORS = (
     ),
     FailurePattern(
         r"(?i)exec format error",
-        USER_CODE,
+        Category.IMAGE,
         "runs an image built for another CPU architecture",
         "Build the image for the node's architecture, or select nodes that match the image.",
     ),
     FailurePattern(
-        r"(?i)no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available",
+        r"(?i)no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available|"
+        r"libcuda\.so\.1: cannot open shared object file",
         USER_CODE,
         "can't see any GPU",
         "Request GPUs (gpus=...) or use gloo. If the pod requests GPUs, report the node and retry on another one.",
@@ -100,11 +128,17 @@ PROGRAM_ERRORS = (
         blames_node=True,
     ),
     FailurePattern(
-        r"(?i)driver version is insufficient|no kernel image is available|not compiled with CUDA|"
-        r"invalid device ordinal",
+        r"(?i)driver version is insufficient( for CUDA runtime version)?|no kernel image is available|"
+        r"not compiled with CUDA|sm_\w+ is not compatible with|forward compatibility was attempted|NoBinaryForGpu",
+        Category.IMAGE,
+        "has an image that can't use the node's GPUs",
+        "Use an image that supports the node's driver and GPU, or select nodes that fit the image.",
+    ),
+    FailurePattern(
+        r"(?i)invalid device ordinal",
         USER_CODE,
         "can't use its GPUs",
-        "Use an image that supports the node's driver and GPU, and start at most one process per GPU.",
+        "Start at most one process per GPU, and select its GPU with torch.cuda.set_device(LOCAL_RANK).",
     ),
     FailurePattern(
         r"Duplicate GPU detected",
@@ -114,11 +148,25 @@ PROGRAM_ERRORS = (
     ),
     FailurePattern(
         r"(?i)uncorrectable ECC|GPU has fallen off the bus|Xid[ :(]|device-side hardware|CUDA error: unknown error|"
-        r"Driver/library version mismatch|system not yet initialized",
+        r"Cuda failure (\d+ )?'unknown error'|Driver/library version mismatch|system not yet initialized",
         INFRASTRUCTURE,
         "has a broken GPU",
         "Retry on another node, and report this one.",
         blames_node=True,
+    ),
+    FailurePattern(
+        r"(?i)devices?(\(s\) is/| )are busy or unavailable",
+        INFRASTRUCTURE,
+        "can't use the node's GPU",
+        "Retry on another node, and report this one: another program uses the GPU, or the GPU needs a reset.",
+        blames_node=True,
+    ),
+    FailurePattern(
+        r"no socket interface found|ncclSocketInit|ibv_\w+ failed|NET/(OFI|IB)|socketPollConnect|socketStartConnect|"
+        r"socketFinalizeAccept",
+        INFRASTRUCTURE,
+        _NCCL_NETWORK,
+        f"Check {_NCCL_CHECKS}.",
     ),
     FailurePattern(
         r"(?i)not enough slots available",
@@ -136,7 +184,8 @@ PROGRAM_ERRORS = (
         r"Host key verification failed|Permission denied \(publickey|ssh: Could not resolve hostname|"
         r"ssh: connect to host |(orted|prted): (command )?not found|unable to upgrade connection|"
         r'Error from server \(\w+\): pods? "?[\w.-]+|"plm_rsh_agent" was set to a path that could not be found|'
-        r"kubexec\.sh: |(ORTE|PRTE) was unable to reliably start one or more daemons",
+        r"kubexec\.sh: |(ORTE|PRTE) was unable to reliably start one or more daemons|"
+        r"An (ORTE|PRTE) daemon has unexpectedly failed|unable to complete a TCP connection",
         INFRASTRUCTURE,
         "can't reach its Workers",
         "Check that the Workers run, with sshd (MPIJob v2beta1) or reachable by kubectl exec (v1), and have Open MPI "
@@ -155,10 +204,41 @@ PROGRAM_ERRORS = (
         "Check the volume's server and the node, then retry.",
     ),
     FailurePattern(
+        r"gated repo|GatedRepoError",
+        ENVIRONMENT,
+        "has no access to a gated repository",
+        "Request access to it, and pass a token with that access from a Secret as HF_TOKEN.",
+    ),
+    FailurePattern(
+        r"couldn't connect to 'https?://|LocalEntryNotFoundError|Max retries exceeded with url|"
+        r"(requests|urllib3)\.exceptions\.|httpx\.Connect",
+        INFRASTRUCTURE,
+        "can't download what it needs",
+        "Check the network policies and the proxy of the pods, or put the files on a volume.",
+    ),
+    FailurePattern(
+        r"PytorchStreamReader failed|Error while deserializing header|EOFError: Ran out of input|invalid load key",
+        USER_CODE,
+        "can't read a file that is incomplete or damaged",
+        "Delete it, or continue from an earlier checkpoint. Write checkpoints under another name, then rename them.",
+    ),
+    FailurePattern(
         r"(?i)address already in use",
         INFRASTRUCTURE,
         "can't bind its port",
         "Don't use hostNetwork with a fixed port twice on a node, and don't start torchrun inside torchrun.",
+    ),
+    FailurePattern(
+        r"undefined symbol: |\.so[\d.]*: cannot open shared object file",
+        Category.IMAGE,
+        "has an image whose libraries don't fit together",
+        "Install the library for the image's versions of Python, PyTorch and CUDA.",
+    ),
+    FailurePattern(
+        r"Error building extension|Ninja is required|CUDA_HOME (environment variable is not set|does not exist)",
+        Category.IMAGE,
+        "can't build an extension",
+        "Use an image with ninja, a compiler and CUDA's headers, or build the extension when you build the image.",
     ),
     FailurePattern(
         r"ModuleNotFoundError|SyntaxError|ImportError",
@@ -203,6 +283,24 @@ _PEER_LOSS_PHRASES = (
     "lost connection to the remote daemon",
     "a remote process",
     "horovodinternalerror",
+    "horovod has been shut down",
+    "peer process has unexpectedly disconnected",
+    "socket recv failed",
+    "failed to execute operation",
+    "socketstartconnect",
+    "socketpollconnect",
+    "got completion from peer",
+)
+#: What shows that a text with such a phrase is about a server, or about a port of the replica's own.
+_NO_PEER_WORDS = (
+    "requests.exceptions",
+    "urllib3",
+    "connectionpool(host=",
+    "httpx",
+    "aiohttp",
+    "botocore",
+    "failed to listen",
+    "address already in use",
 )
 _RENDEZVOUS_WORDS = ("store", "barrier", "rendezvous")  #: what a replica waited for if `timed out in` precedes it
 
@@ -222,11 +320,10 @@ PEER_LOSSES = (
         f"{_CHECK_PEERS} Check the cluster's DNS.",
     ),
     FailurePattern(
-        r"unhandled system error|ncclSystemError|ncclInternalError",
+        r"^NCCL: |unhandled system error|ncclSystemError|ncclInternalError",
         INFRASTRUCTURE,
-        "can't communicate with its peers over NCCL",
-        "Check the network between the nodes (NCCL_SOCKET_IFNAME, RDMA devices, network policies) and for missing "
-        "replicas. NCCL_DEBUG=INFO logs more.",
+        _NCCL_NETWORK,
+        f"Check {_NCCL_CHECKS} and for missing replicas. NCCL_DEBUG=INFO logs more.",
     ),
     FailurePattern(
         "",
@@ -302,8 +399,38 @@ EVICTIONS = (
     ),
 )
 
+#: Messages of pods with the reason UnexpectedAdmissionError that show a broken device.
+_BROKEN_DEVICES = (
+    FailurePattern(
+        r"nvml|GPU is lost|unhealthy devices",
+        INFRASTRUCTURE,
+        REJECTED,
+        "Retry on another node, and report this one: its GPU does not work.",
+        blames_node=True,
+    ),
+)
+_BY_MESSAGE = {"Evicted": EVICTIONS, "UnexpectedAdmissionError": _BROKEN_DEVICES}  #: by the reason
+
 #: Why the container runtime could not start a command. The last pattern matches everything.
 START_ERRORS = (
+    FailurePattern(
+        r"unsatisfied condition: [^\n]*",
+        Category.IMAGE,
+        "can't start: its image needs a newer GPU driver than the node has",
+        "Use an image for an older version of CUDA, or select nodes with a newer driver.",
+    ),
+    FailurePattern(
+        r"Are you trying to mount a directory onto a file[^\n]*",
+        ENVIRONMENT,
+        "can't mount a file or directory",
+        "Correct mountPath and subPath: a file can only be mounted onto a file, and a directory onto a directory.",
+    ),
+    FailurePattern(
+        r"unable to create new parent process[^\n]*",
+        INFRASTRUCTURE,
+        "can't start: the node's container runtime failed",
+        "Retry. Check the load of the node.",
+    ),
     FailurePattern(
         r"(nvidia-container-cli|could not select device driver|unresolvable CDI devices)[^\n]*",
         INFRASTRUCTURE,
@@ -343,12 +470,22 @@ MOUNT_ERRORS = (
         "can't mount a volume",
         "Use a ReadWriteMany claim, or wait for the other pod to end.",
     ),
-    FailurePattern(r"not found", ENVIRONMENT, "can't mount a volume", CREATE_MISSING),
+    FailurePattern(r'\w "[^"]+" not found', ENVIRONMENT, "can't mount a volume", CREATE_MISSING),
     FailurePattern(
         "",
         INFRASTRUCTURE,
         "can't mount a volume",
         "Check the claim, its storage class and the storage server.",
+    ),
+)
+
+#: Messages of the events FailedCreatePodSandBox and FailedCreatePodContainer.
+SANDBOX_ERRORS = (
+    FailurePattern(
+        "",
+        INFRASTRUCTURE,
+        "can't be started by its node",
+        "Check the node's network plugin, the free addresses of its subnet, and its container runtime.",
     ),
 )
 
@@ -400,11 +537,18 @@ def explain_disruption(reason: str, message: str = "") -> FailurePattern | None:
     :param reason: of the pod's status, or of its condition DisruptionTarget.
     :param message: the one that belongs to the reason. Default: "".
     """
-    return (first_match(EVICTIONS, message) if reason == "Evicted" else None) or first_match(DISRUPTIONS, reason)
+    return first_match(_BY_MESSAGE.get(reason, ()), message) or first_match(DISRUPTIONS, reason)
+
+
+def names_network_error(text: str) -> bool:
+    """Whether a text that reports a lost peer shows an error of the network device: more than that the peer is gone."""
+    return "NET/IB" in text or "NET/OFI" in text
 
 
 def reports_peer_loss(text: str) -> bool:
     """Whether a line of a log, or an exception, reports a lost peer: a consequence, and not a cause."""
     lower = text.lower()
     timed_out = lower.partition("timed out in ")[2]
-    return any(phrase in lower for phrase in _PEER_LOSS_PHRASES) or any(word in timed_out for word in _RENDEZVOUS_WORDS)
+    if any(phrase in lower for phrase in _PEER_LOSS_PHRASES):
+        return not any(word in lower for word in _NO_PEER_WORDS)
+    return any(word in timed_out for word in _RENDEZVOUS_WORDS)

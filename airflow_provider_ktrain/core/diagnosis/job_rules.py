@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.diagnosis import startup_rules
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
 from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -234,18 +235,21 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
     failed = evidence.failed_condition
     found = re.search(evidence.kind.behavior.failed_role, failed.message) if failed else None
     role = found[1] if found else ""
-    deletions = [(at, evidence.replica_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))]
-    of_failed_role = [(at, replica) for at, replica in deletions if role and replica.startswith(role)]
+    deletions = [
+        (at, evidence.replica_of(pod), node_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))
+    ]
+    of_failed_role = [deletion for deletion in deletions if role and deletion[1].startswith(role)]
     if not failed or not of_failed_role:
         return None
-    replica = min(of_failed_role)[1]
-    return Cause(
+    _, replica, node = min(of_failed_role)
+    cause = Cause(
         Category.INFRASTRUCTURE,
         f"{replica} was deleted or killed from outside, which failed the job",
         failed.message,
         "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node.",
         replica,
     )
+    return blame_node_of(cause, node, evidence)
 
 
 def _failed_without_evidence(evidence: Evidence) -> Cause | None:

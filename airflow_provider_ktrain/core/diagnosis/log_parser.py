@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.core.diagnosis.failure_patterns import reports_peer_loss
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import PROGRAM_ERRORS, first_match, reports_peer_loss
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.text.output import clipped
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -20,7 +21,10 @@ PATTERN_WINDOW_LINES = 15  #: last lines of a log in which a known message can e
 class Tail:
     """The end of one container's log, without the report of a launcher such as torchrun.
 
-    :param exception: the last line of a Python traceback, or C++'s what(). Default: "", none found.
+    :param exception: the last line of a Python traceback, or C++'s what(); of an exception that wraps an error of NCCL,
+        NCCL's own message. Default: "", none found.
+    :param crash_line: without an exception, the line by which a library or the C library explains why it ended the
+        process. Default: "".
     :param last_line: the last line that contains a letter or digit. Default: "".
     :param is_peer_loss: whether the program failed only because it lost a peer: the cause is another replica.
     :param child_exit_code: exit code of the process that torchrun or mpirun reports as the first to fail; negative for
@@ -32,6 +36,7 @@ class Tail:
     """
 
     exception: str = ""
+    crash_line: str = ""
     last_line: str = ""
     is_peer_loss: bool = False
     child_exit_code: int | None = None
@@ -49,8 +54,18 @@ _CHAIN_MESSAGES = ("During handling of the above exception", "The above exceptio
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
 #: Signals that a lost peer does not explain. SIGABRT is not among them: NCCL aborts after a lost peer.
 _CRASH_SIGNALS = {4, 7, 8, 9, 11}
-_BARE_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
+_BARE_EXCEPTION = re.compile(
+    r"^([A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)|Exception|MemoryError)(:\s.*|:|)$"
+)
+_IGNORED = "Exception ignored in"  #: begins a traceback that didn't end the program
 _CPP_WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")
+#: Exceptions that say only that NCCL failed; NCCL's own message follows `Last error:` or is in a line NCCL WARN.
+_OF_NCCL = re.compile(r"NCCL [Ee]rror( in)?\b|\bnccl\w+Error\b")
+_NCCL_WARN = re.compile(r"\bNCCL WARN (.+)")
+_CRASH_LINE = re.compile(
+    r"Process group watchdog thread terminated with exception: (?P<why>\S.*)|"
+    r"(free\(\)|malloc\(\)|double free|corrupted |munmap_chunk\(\)|Memory access fault by GPU)"
+)
 _LAUNCHER_MESSAGES = (
     "ChildFailedError",
     "Horovod detected that one or more",
@@ -101,21 +116,42 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     exceptions = ([reported] if reported else []) + list(_exceptions(own))
     found = [e for e in exceptions if not _WRAPPER_EXCEPTIONS.search(e)]
     found = found or [match[1].strip() for line in own if (match := _CPP_WHAT.match(line))]
-    causes = [e for e in found if not reports_peer_loss(e)]
-    child = _first_to_fail(clean)
+    nccl = _nccl_message(own)
+    lost = [e for e in found if reports_peer_loss(e)]
+    if nccl:  # what it says is the cause only if it is known, or if the exception isn't about a peer either
+        is_cause = not reports_peer_loss(nccl) and (
+            first_match(PROGRAM_ERRORS, nccl) or any(_OF_NCCL.search(e) and e not in lost for e in found)
+        )
+        lost = [*(e for e in lost if not _OF_NCCL.search(e)), *([] if is_cause else [nccl])]
+        found = list(dict.fromkeys(nccl if _OF_NCCL.search(e) else e for e in found))
+    causes = [e for e in found if e not in lost]
+    child, last = _first_to_fail(clean), own[-MAX_QUOTED_LINES:]
     crashed = child is not None and -child in _CRASH_SIGNALS
     # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
     exception = (causes or found or [""])[0 if has_launcher or reported else -1]
     return Tail(
         exception=exception,
+        crash_line="" if exception else nccl or _crash_line(own),
         last_line=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
-        is_peer_loss=not causes and not crashed and any(map(reports_peer_loss, found or own[-MAX_QUOTED_LINES:])),
+        is_peer_loss=not causes and not crashed and bool(lost if found else any(map(reports_peer_loss, last))),
         child_exit_code=child,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
         text="\n".join(own),
         has_log=log is not None,
         final_text="\n".join(line for line in _last_lines(own) if not _WARNING.search(line)),
     )
+
+
+def _nccl_message(lines: Sequence[str]) -> str:
+    """What NCCL says of its error, preferably not that it lost a peer; empty if it says nothing."""
+    said = [after.strip() for line, after in itertools.pairwise(lines) if line.strip() == "Last error:"]
+    said += [match[1].strip() for line in lines[-MAX_QUOTED_LINES:] if (match := _NCCL_WARN.search(line))]
+    return next((f"NCCL: {text}" for text in (*(t for t in said if not reports_peer_loss(t)), *said) if text), "")
+
+
+def _crash_line(lines: Sequence[str]) -> str:
+    matches = ((line, _CRASH_LINE.search(line)) for line in lines)
+    return next((match["why"] or line.strip() for line, match in matches if match), "")
 
 
 def _last_lines(lines: Sequence[str]) -> Sequence[str]:
@@ -135,29 +171,40 @@ def _first_to_fail(lines: Sequence[str]) -> int | None:
     text = "\n".join(lines[root:])
     if match := re.search(r"exitcode\s*:\s*(-?\d+)", text):
         return int(match[1])
-    match = re.search(r"process rank \d+[^\n]*exited on\s+signal (\d+)", "\n".join(lines))
+    text = "\n".join(lines)
+    if match := re.search(r"exits with return code = (-?\d+)", text):  # DeepSpeed's launcher
+        return int(match[1])
+    match = re.search(r"process rank \d+[^\n]*exited on\s+signal (\d+)", text)
     return -int(match[1]) if match else None
 
 
 def _exceptions(lines: Sequence[str]) -> Iterator[str]:
     """The exception of each traceback; of a chain only the last one, which ended the program."""
     pending = ""
-    inside = False
-    for line in lines:
+    inside = ignored = False
+    for line, after in itertools.zip_longest(lines, lines[1:], fillvalue=""):
         if line.startswith(_CHAIN_MESSAGES):
             pending = ""
+        elif line.startswith(_IGNORED):
+            ignored = True
         elif line.startswith(_TRACEBACK):
             if pending:
                 yield pending
             pending, inside = "", True
         elif inside and line and not line[0].isspace():
-            inside = False
-            if _EXCEPTION.match(line):
-                pending = line.strip()
+            if _EXCEPTION.match(line) and not ignored:
+                pending = _with_detail(line, after)
+            inside = ignored = False
         elif not inside and not pending and _BARE_EXCEPTION.match(line):
-            pending = line.strip()
+            pending = _with_detail(line, after)
     if pending:
         yield pending
+
+
+def _with_detail(line: str, after: str) -> str:
+    """An exception; if its first line ends with a colon and goes on in an indented one, both."""
+    goes_on = line.rstrip().endswith(":") and after[:1].isspace()
+    return f"{line.strip()} {after.strip()}" if goes_on else line.strip()
 
 
 def _error_file(message: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import names_network_error
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods import objects
@@ -63,7 +64,7 @@ class Failure:
 def find_failures(
     kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]], *, include_recovered: bool = False
 ) -> list[Failure]:
-    """All failures, the earliest first; replicas that only lost a peer come last.
+    """All failures, the earliest first; replicas that only lost a peer come last, by an error of the network first.
 
     Containers that ended because their pod was deleted are not failures.
 
@@ -79,7 +80,8 @@ def find_failures(
     ]
 
     def order(f: Failure) -> tuple[object, ...]:
-        return f.tail.is_peer_loss, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index
+        lost = f.tail.is_peer_loss * (2 - names_network_error(f.tail.exception or f.tail.crash_line))
+        return lost, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index
 
     return sorted(found, key=order)
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node, describe_nodes
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
 from airflow_provider_ktrain.core.state.pods.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
-from airflow_provider_ktrain.core.text.output import first_line
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, ends_of_chain, first_line
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 
@@ -32,6 +33,8 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
         effect = f"{failure.replica} failed while waiting for it ({describe_exit_code(failure.exit_code)})"
         cause = obstacle.with_summary(lambda summary: f"{summary}. {effect}")
+    else:
+        cause = blame_node(cause, failure, evidence)
     return replace(
         cause.with_summary(lambda summary: " ".join(summary.split())),
         replica=cause.replica or failure.replica,
@@ -41,7 +44,7 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
 
 
 def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
-    """The lines of the detail: the job's message, pod and restarts, later failures, the last log lines."""
+    """The lines of the detail: the job's message, pod and restarts, later failures, nodes, the last log lines."""
     yield evidence.failed_condition.message.strip() if evidence.failed_condition else ""
     recreated = sum(not f.is_latest and f.replica == failure.replica for f in evidence.all_failures)
     yield f"{failure.replica}: " + ", ".join(
@@ -56,6 +59,7 @@ def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
     )
     others = dict.fromkeys(f.replica for f in evidence.failures[1:] if f.replica != failure.replica)
     yield f"Failed later: {', '.join(others)}" if others else ""
+    yield from describe_nodes(evidence)
     if failure.tail.quoted_lines:
         yield "\n".join(["Last log lines:", *(f"  {line}" for line in failure.tail.quoted_lines)])
 
@@ -65,8 +69,12 @@ def _disrupted(f: Failure) -> Cause | None:
     known = failure_patterns.explain_disruption(f.reason, f.message)
     if known is None:
         return None
-    message = f": {first_line(f.message)}" if f.message else ""
-    return Cause(known.category, f"{f.replica} {known.description} ({f.reason}){message}", "", known.resolution)
+    what = f"{f.replica} {known.description} ({f.reason})"
+    message = f.message and first_line(f.message)
+    if f.reason == "UnexpectedAdmissionError":  # a chain of errors, of which the device plugin's is the last
+        message = ends_of_chain(f.message, MAX_FIRST_LINE_CHARS - len(what) - 2)
+    message = f": {message}" if message else ""
+    return Cause(known.category, f"{what}{message}", "", known.resolution)
 
 
 def _out_of_memory(f: Failure) -> Cause | None:
@@ -108,6 +116,8 @@ def _known_message(f: Failure) -> Cause | None:
 def _explained(f: Failure, known: failure_patterns.FailurePattern, message: str) -> Cause:
     """The cause that a message in the log explains."""
     what, code = f"{f.replica} {known.description}", f"({describe_exit_code(f.exit_code)})"
+    if "NCCL" in known.description:
+        message = message.removeprefix("NCCL: ")
     summary = f"{what}: {re.sub(failure_patterns.CODE_PATH, '', message)} {code}"
     return Cause(known.category, summary, "", known.resolution, unquoted=f"{what} {code}")
 
@@ -121,20 +131,46 @@ def find_known_message(f: Failure) -> tuple[failure_patterns.FailurePattern, str
     ended_by = _signal_of(f)
     if ended_by in (signal.SIGKILL, signal.SIGTERM):
         return None
-    _, _, after = f.tail.final_text.rpartition(f.tail.exception) if f.tail.exception else ("", "", f.tail.final_text)
-    texts = (f.tail.exception, after) if ended_by in (0, signal.SIGABRT) else (f.tail.exception,)
+    why = f.tail.exception or (f.tail.crash_line if ended_by in (0, signal.SIGABRT) else "")
+    after = f.tail.final_text.rpartition(f.tail.exception)[2] if f.tail.exception else f.tail.final_text
+    texts = (why, after) if ended_by in (0, signal.SIGABRT) else (why,)
     for text, known in itertools.product(texts, failure_patterns.PROGRAM_ERRORS):
         if match := re.search(known.pattern, text):
-            return known, f.tail.exception or _line_at(text, match.start())
+            begin = text.rfind("\n", 0, match.start()) + 1
+            line = text[begin:].partition("\n")[0] if text is not why else why
+            most = MAX_FIRST_LINE_CHARS - len(f"{f.replica} {known.description}: ({describe_exit_code(f.exit_code)})")
+            return known, why if why and text is not why else _focused(line, match.end() - begin, most - 6)
     return None
 
 
-def _bus_error(f: Failure) -> Cause | None:
-    """SIGBUS ended the program, which happens if /dev/shm is full."""
-    if _signal_of(f) != signal.SIGBUS or f.tail.exception:
+def _focused(message: str, end: int, most: int) -> str:
+    """A message without as many of its first sentences or clauses as must go so that the part up to `end` fits."""
+    if end <= most:
+        return message.strip()
+    begins = (mark.end() for mark in re.finditer(r"[.?:,\]]\s+", message[:end]) if end - mark.end() <= most)
+    return f"... {message[next(begins, 0) :].strip()}"
+
+
+def _telling_signal(f: Failure) -> Cause | None:
+    """SIGBUS ended the program, which happens if /dev/shm is full, or SIGILL, because the CPU is another one."""
+    category, what, resolution = _TELLING_SIGNALS.get(_signal_of(f), (None, "", ""))
+    if category is None or f.tail.exception:
         return None
-    summary = f"{f.replica} crashed with SIGBUS, probably out of shared memory ({describe_exit_code(f.exit_code)})"
-    return Cause(Category.USER_CODE, summary, "", failure_patterns.SHARED_MEMORY_RESOLUTION)
+    return Cause(category, f"{f.replica} crashed with {what} ({describe_exit_code(f.exit_code)})", "", resolution)
+
+
+_TELLING_SIGNALS: dict[int, tuple[Category, str, str]] = {
+    signal.SIGBUS: (
+        Category.USER_CODE,
+        "SIGBUS, probably out of shared memory",
+        failure_patterns.SHARED_MEMORY_RESOLUTION,
+    ),
+    signal.SIGILL: (
+        Category.IMAGE,
+        "SIGILL (Illegal instruction): its image is built for another CPU",
+        "Use an image that is built for the node's CPU, or select nodes with a newer one.",
+    ),
+}
 
 
 def _signal_of(f: Failure) -> int:
@@ -145,15 +181,11 @@ def _signal_of(f: Failure) -> int:
     return 0
 
 
-def _line_at(text: str, position: int) -> str:
-    return text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0].strip()
-
-
 def _lost_a_peer(f: Failure) -> Cause | None:
     """The replica failed because another one was lost, and none of them shows another cause."""
     if not f.tail.is_peer_loss:
         return None
-    message = f.tail.exception or f.tail.last_line
+    message = f.tail.exception or f.tail.crash_line or f.tail.last_line
     known = next(known for known in failure_patterns.PEER_LOSSES if re.search(known.pattern, message))
     return _explained(f, known, message)
 
@@ -197,7 +229,7 @@ _RULES: tuple[Callable[[Failure], Cause | None], ...] = (
     start_error_cause,
     _command_missing,
     _known_message,
-    _bus_error,
+    _telling_signal,
     _lost_a_peer,
     _killed,
 )
@@ -206,14 +238,15 @@ _RULES: tuple[Callable[[Failure], Cause | None], ...] = (
 def _program_failed(f: Failure) -> Cause:
     """What is left if no rule applies: the program's exception, or its exit code and last line."""
     who = f"Init container {f.container} of {f.replica}" if f.is_init else f.replica
+    why = f.tail.exception or f.tail.crash_line
     last_line = f". Last log line: {f.tail.last_line}" if f.tail.last_line else ""
     code = describe_exit_code(f.exit_code)
     what = f"{who} failed with {code}"
     if f.tail.child_exit_code and not f.tail.exception:
         what = f"{who} failed: one of its processes ended with {describe_exit_code(f.tail.child_exit_code)}"
-    elif not last_line and not f.tail.exception:
+    elif not last_line and not why:
         what += " and wrote no output" * f.tail.has_log
-    summary = f"{who} failed: {f.tail.exception} ({code})" if f.tail.exception else f"{what}{last_line}"
+    summary = f"{who} failed: {why} ({code})" if why else f"{what}{last_line}"
     return Cause(Category.USER_CODE, summary, "", f"Read the log of {f.replica}.", unquoted=what)
 
 

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.state.nodes import describe_selection
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json, avoided_nodes
 from airflow_provider_ktrain.core.state.pods.pod_groups import MAX_START_RESTARTS
-from airflow_provider_ktrain.core.text.output import clipped, counted, first_line
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, counted, ends_of_chain, first_line
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 #: How long a problem may last before the job is given up, by the reason of a waiting container or of an event. A
@@ -36,6 +36,9 @@ GRACE_SECONDS: dict[str, float] = {
     "RegistryUnavailable": 300,
     "FailedMount": 300,
     "FailedAttachVolume": 300,
+    "FailedMapVolume": 300,
+    "FailedCreatePodSandBox": 300,
+    "FailedCreatePodContainer": 300,
     "refusal": 60,  # any event by which the API server or the operator refuses the job, a pod or another object
 }
 LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
@@ -263,7 +266,7 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     if "Image" in reason or "Registry" in reason:
         image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "its image")
         return Cause(
-            Category.IMAGE,
+            Category.INFRASTRUCTURE if _NODE_IS_FULL in message else Category.IMAGE,
             f"{replica} can't pull {image}: {_pull_error(message) or reason}",
             detail,
             _pull_resolution(reason, message),
@@ -282,6 +285,9 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     )
 
 
+_NODE_IS_FULL = "no space left on device"
+
+
 def _pull_error(message: str) -> str:
     """The end of containerd's chain of messages, where the cause is: `not found`, or at most 140 characters."""
     line = clipped(message.strip().partition("\n")[0])
@@ -293,6 +299,7 @@ def _pull_error(message: str) -> str:
 
 def _pull_resolution(reason: str, message: str) -> str:
     for pattern, resolution in (
+        (_NODE_IS_FULL, "Free disk space on the node, or use a smaller image."),
         ("NeverPull", "Load the image on the nodes, or set imagePullPolicy to IfNotPresent."),
         ("InvalidImageName", "Correct the image's name."),
         (
@@ -343,7 +350,7 @@ def _start_error(message: str) -> tuple[FailurePattern, str]:
 
 
 def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> list[Cause]:
-    """The most specific event about a pod's volumes, unless they were mounted later.
+    """The most specific event about a pod's volumes or its sandbox, unless its containers could start later.
 
     A pod that came before its ConfigMap has an event, too, and may then pull its image for a long time.
     """
@@ -353,16 +360,27 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
     messages = [
         (reason, str(event.get("message")))
         for event in events
-        if (reason := str(event.get("reason"))) in ("FailedMount", "FailedAttachVolume")
-        and waited_seconds >= GRACE_SECONDS[reason]
+        if (reason := str(event.get("reason"))) in _NOT_READY_REASONS and waited_seconds >= GRACE_SECONDS[reason]
     ]
-    for known, (reason, message) in itertools.product(failure_patterns.MOUNT_ERRORS, messages):
-        if re.search(known.pattern, message):
-            replica = evidence.replica_of(pod)
-            summary = f"{replica} {known.description}: {first_line(message)}"
-            cause = Cause(known.category, summary, f"Event {reason}: {message}", known.resolution, replica)
-            return [_waited_for(cause, waited_seconds)]
+    for errors in (failure_patterns.MOUNT_ERRORS, failure_patterns.SANDBOX_ERRORS):
+        for known, (reason, message) in itertools.product(errors, messages):
+            if _NOT_READY_REASONS[reason] is errors and re.search(known.pattern, message):
+                replica = evidence.replica_of(pod)
+                what = f"{replica} {known.description}"
+                output = re.search(r"^Output: (.+)", message, re.MULTILINE)  # of the command mount
+                error = f"{first_line(message).split(' : ')[0]}: {output[1]}" if output else message
+                error = ends_of_chain(error, MAX_FIRST_LINE_CHARS - len(what) - 2)
+                summary = f"{what}: {error}"
+                cause = Cause(known.category, summary, f"Event {reason}: {message}", known.resolution, replica)
+                return [_waited_for(cause, waited_seconds)]
     return []
+
+
+#: reasons of events about a pod whose containers can't start yet, each with its known messages
+_NOT_READY_REASONS = {
+    **dict.fromkeys(("FailedMount", "FailedAttachVolume", "FailedMapVolume"), failure_patterns.MOUNT_ERRORS),
+    **dict.fromkeys(("FailedCreatePodSandBox", "FailedCreatePodContainer"), failure_patterns.SANDBOX_ERRORS),
+}
 
 
 def _events_of(evidence: Evidence, pod: Json) -> list[Json]:

@@ -143,6 +143,21 @@ def with_short_first_line(text: str) -> str:
     return text if len(line) <= MAX_FIRST_LINE_CHARS else f"{line[: MAX_FIRST_LINE_CHARS - 3]}...\n{text}"
 
 
+def ends_of_chain(text: str, most: int) -> str:
+    """The first line of a chain of errors, `what: why: why`; of a long one what fits of its beginning and its end.
+
+    :param text: the chain, whose last error is the cause.
+    :param most: characters.
+    """
+    line = shown(text.strip().partition("\n")[0])
+    if len(line) <= most:
+        return line
+    parts = line.split(": ")
+    head = f"{parts[0].strip()}: ... " if len(parts[0]) <= most // 2 else "... "
+    ends = (": ".join(parts[i:]) for i in range(1, len(parts)))
+    return next((f"{head}{end}" for end in ends if len(head) + len(end) <= most), line)
+
+
 def first_line(text: str) -> str:
     """The first line of a message as it is `shown`, at most 300 characters."""
     line = shown(text.strip().partition("\n")[0])

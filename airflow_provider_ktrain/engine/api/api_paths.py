@@ -30,6 +30,11 @@ def core(namespace: str, plural: str, name: str = "") -> str:
     return f"{base}/{name}" if name else base
 
 
+def node(name: str) -> str:
+    """Path of a node."""
+    return f"/api/v1/nodes/{name}"
+
+
 def runtime(kind: Kind, version: str, ref: RuntimeRef, namespace: str) -> str:
     """Path of the runtime of a job in this namespace; without a name, of all runtimes of its kind."""
     where = f"/namespaces/{namespace}" if ref.namespaced else ""

@@ -140,8 +140,8 @@ class Closing:
         state, pods = self._state, self._state.pods_of_training
         # after a takeover, the last lines of a replica may be older than what was read of it
         taken_over = self._output.follower.earlier_report().containers
-        found = await self._output.evidence.gather({*self._unread, *taken_over})
-        return make_evidence(state.known_job, pods, *found, gone=state.phase is Phase.GONE)
+        found = await self._output.evidence.gather({*self._unread, *taken_over}, pods)
+        return make_evidence(state.known_job, pods, **found, gone=state.phase is Phase.GONE)
 
     # logs
 

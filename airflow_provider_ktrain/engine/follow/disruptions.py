@@ -1,19 +1,68 @@
-"""Logs disruptions of a job that goes on: nodes that don't report, and replicas that are lost for good."""
+"""Logs disruptions of a job that goes on: unhealthy nodes, nodes that don't report, replicas that are lost for good."""
 
 from __future__ import annotations
 
+import math
+import time
+
 from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
+from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, node_problems
+from airflow_provider_ktrain.core.state.pods.objects import node_of
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
+
+READ_TIMEOUT_SECONDS = 5.0  #: for a node
 
 
 class DisruptionReporter:
-    """Logs a warning for each disruption, once."""
+    """Logs a warning for each disruption, once.
+
+    While the job runs, one of its nodes is read every `node_seconds`, in turn. A process without the right to get nodes
+    tries it once for each job.
+    """
 
     def __init__(self, context: FollowContext) -> None:
-        self._state, self._log = context.state, context.log
+        self._api, self._state, self._log = context.api, context.state, context.log
         self._looked_at = -1  # version of the pods' states
         self._silent: dict[str, str] = {}  # nodes that don't report, and since when
         self._runs_on = False  # whether a lost replica was reported
+        self._seconds = context.policy.node_seconds
+        self._read_next = time.monotonic() + self._seconds
+        self._read_at: dict[str, float] = {}  # when each node was read, by `time.monotonic`
+        self._unhealthy: dict[str, NodeProblem] = {}  # by node
+
+    @property
+    def due(self) -> float | None:
+        """When to read the next node, by `time.monotonic`; None: not at all."""
+        return self._read_next if self._state.phase is Phase.RUNNING and self._read_next < math.inf else None
+
+    async def read_node(self) -> None:
+        """Read the node that wasn't read for the longest time, if one is due, and log what is new there."""
+        if self.due is None or time.monotonic() < self.due:
+            return
+        self._read_next, pods = time.monotonic() + self._seconds, self._state.pods.live
+        names = {name for pod in pods if (name := node_of(pod))}
+        if not names:
+            return
+        name = min(names, key=lambda name: (self._read_at.get(name, 0.0), name))
+        self._read_at = {name: at for name, at in self._read_at.items() if name in names} | {name: time.monotonic()}
+        try:
+            node = await get(self._api, api_paths.node(name), timeout=READ_TIMEOUT_SECONDS)
+        except (ApiStatusError, ApiUnavailable) as e:
+            if isinstance(e, ApiStatusError) and e.status == 403:
+                self._read_next = math.inf
+            return
+        known = {name: problem for name, problem in self._unhealthy.items() if name in names}
+        before = known.pop(name, None)
+        for problem in node_problems(node or {}, pods):
+            if problem.is_new and not (problem.name == "Ready" and name in self._silent):
+                known[name] = problem
+                if before is None or before.name != problem.name:
+                    self._log.warning(f"{problem}. The job may fail.")
+                break
+        self._unhealthy = known
 
     def update(self) -> None:
         """Look at the pods that have changed, and log what is new."""
@@ -31,5 +80,6 @@ class DisruptionReporter:
 
     @property
     def notice(self) -> str:
-        """For the training page: which nodes don't report; empty if all do."""
-        return " ".join(describe_silence(node, since) for node, since in self._silent.items())
+        """For the training page: which nodes don't report or are unhealthy; empty if there are none."""
+        silent = (describe_silence(node, since) for node, since in self._silent.items())
+        return " ".join([*silent, *(f"{problem}." for _, problem in sorted(self._unhealthy.items()))])

@@ -1,15 +1,17 @@
-"""Collects the evidence for a diagnosis: events, and the last log lines of containers, followed or not."""
+"""Collects the evidence for a diagnosis: events, nodes, and the last log lines of containers, followed or not."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.log_parser import in_order
+from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
@@ -17,7 +19,7 @@ from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
 from airflow_provider_ktrain.core.state.pods.objects import failed_runs
 from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
@@ -29,7 +31,8 @@ Object = dict[str, Any]
 Pod = Mapping[str, Any]
 TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
 MAX_TAIL_BYTES = 128 * 1024  # kept of the log of a container that was not followed
-READ_TIMEOUT_SECONDS = 10.0  # for all events and logs together: the release of the GPUs waits for them
+READ_TIMEOUT_SECONDS = 10.0  # for all events, logs and nodes together: the release of the GPUs waits for them
+NODE_TIMEOUT_SECONDS = 5.0  # for a node: events and logs matter more
 MAX_TAILS_OF_OTHERS = 100  # containers of forgotten pods whose lines are kept: each Launcher pod has another name
 MAX_UNFOLLOWED_CONTAINERS = 10  # whose logs are read after a failure: those that failed first
 
@@ -44,6 +47,14 @@ class TailLine(NamedTuple):
     run: int
     time: str
     text: str
+
+
+class Gathered(TypedDict):
+    """What a diagnosis needs besides the job and its pods; see `Evidence`."""
+
+    events: list[Object]
+    logs: dict[str, list[str]]
+    nodes: list[Object]
 
 
 class EvidenceCollector:
@@ -89,21 +100,33 @@ class EvidenceCollector:
             return None
         return _texts(line for line in tail if (line.pod_uid, line.run) == (ended.pod_uid, ended.run))
 
-    async def gather(self, unread: Container[tuple[str, str]]) -> tuple[list[Object], dict[str, list[str]]]:
-        """Events, and the last lines of each container by `log_key`; without what can't be read in time.
+    async def gather(self, unread: Container[tuple[str, str]], pods: Sequence[Pod]) -> Gathered:
+        """Events, nodes, and the last lines of each container by `log_key`; without what can't be read in time.
 
         :param unread: pods and containers whose logs were followed, but not read to their end.
+        :param pods: of the job, whose nodes are read.
         """
         events: list[Object] = []
+        nodes: dict[str, Object | None] = dict.fromkeys(nodes_to_read(pods))
         try:
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                await asyncio.gather(self.events.read(events), self._read_tails(unread))
+                reads = (self._read_node(nodes, name) for name in nodes)
+                await asyncio.gather(self.events.read(events), self._read_tails(unread), *reads)
         except TimeoutError:
             limit = f"{READ_TIMEOUT_SECONDS:.0f} s"
             self._log.warning(
                 f"The diagnosis may be incomplete: events and logs of {self._state.ref} were not read within {limit}."
             )
-        return events, {key: _texts(lines) for key, lines in self._tails.items()}
+        return {
+            "events": events,
+            "logs": {key: _texts(lines) for key, lines in self._tails.items()},
+            "nodes": [node for node in nodes.values() if node],
+        }
+
+    async def _read_node(self, nodes: dict[str, Object | None], name: str) -> None:
+        """Read a node into `nodes`. Most identities lack the right to: a diagnosis can do without."""
+        with contextlib.suppress(ApiStatusError, ApiUnavailable):
+            nodes[name] = await get(self._api, api_paths.node(name), missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
 
     async def _read_tails(self, unread: Container[tuple[str, str]]) -> None:
         """Read the last lines of containers that failed and whose logs were not followed to their end."""

@@ -118,6 +118,7 @@ class Following:
                 self._startup.phase_changed()
             if (noticed := await self._notice()) is not None:
                 return noticed
+            await self._disruptions.read_node()
             self._report()  # a first status would replace the cause that an earlier process has stored
             if until is not None and time.monotonic() >= until:
                 return Noticed(Event.HAND_OVER)
@@ -334,7 +335,10 @@ class Following:
         for rests_until in self._not_before.values():
             if (rest := rests_until - time.time()) > 0:
                 seconds = min(seconds, rest)
-        reporters = self._observer.due, self._replicas.due, self._output.restarts.due, self._reporter.due
+        reporters = (
+            self._observer.due, self._replicas.due, self._output.restarts.due, self._reporter.due,
+            self._disruptions.due,
+        )  # fmt: skip
         queue_due = None if self._rests(Event.QUEUE_VERDICT) else self._queue.wakes_at
         for due in (until, self._startup.due, self._partial.due, queue_due, *reporters):
             if due is not None:

@@ -1,0 +1,136 @@
+"""Whether a problem of a node explains a failure. Other problems of the nodes that were read are context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import explain_disruption
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.node_conditions import Fault, NodeProblem
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
+from airflow_provider_ktrain.core.state.pods.objects import (
+    SIGKILLED,
+    SIGTERMED,
+    Json,
+    disruption_of,
+    failures_of,
+    is_being_deleted,
+    name_of,
+    node_of,
+    signal_name,
+    silent_since,
+)
+
+MAX_NODES = 4  #: that are read for one diagnosis
+_BROKEN = (Fault.DEVICE, Fault.NODE)
+_OF_DEVICES = re.compile(r"(?i)\b(CUDA|cuBLAS|cuDNN|NCCL|NVML|GPU|HIP|ROCm|Xid)")
+_RESOLUTION = "Retry on another node (avoid_failed_nodes). Tell the cluster's administrator of the node."
+_LEAVING_RESOLUTION = "Retry: the node is going away. Save checkpoints often enough."
+
+
+def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
+    """The cause, or the problem of a node that explains it: of the replica's node, or of the peer's that it lost.
+
+    :param cause: of the failure, without its node.
+    :param failure: the one that most likely made the job fail.
+    :param evidence: what is known of the job.
+    """
+    if cause.replica:  # another replica is the cause
+        return cause
+    own = _first(evidence, lambda p: p.node == failure.node and _explains(p, failure, cause))
+    if not failure.tail.is_peer_loss or cause.category is not Category.INFRASTRUCTURE:
+        return named(cause, own, failure.replica)
+    peers = _first(evidence, lambda p: p.node != failure.node and p.fault is not Fault.SHORTAGE)
+    return named(cause, own, failure.replica) if peers is None else named(cause, peers, _replica_on(peers, evidence))
+
+
+def blame_node_of(cause: Cause, node: str, evidence: Evidence) -> Cause:
+    """The cause of a pod that somebody deleted, or the problem of its node.
+
+    :param cause: without the node.
+    :param node: the pod's node.
+    :param evidence: what is known of the job.
+    """
+    return named(cause, _first(evidence, lambda p: p.node == node), cause.replica)
+
+
+def named(cause: Cause, problem: NodeProblem | None, replica: str) -> Cause:
+    """The cause with the node's problem before it.
+
+    :param cause: without it.
+    :param problem: None: the cause stays.
+    :param replica: whose node it is.
+    """
+    if problem is None:
+        return cause
+    whose = f"Node {problem.node} of {replica}" if replica and not cause.summary.startswith(f"{replica} ") else ""
+    begin = f"{whose}: {problem.text}" if whose else str(problem)
+    return replace(
+        cause.with_summary(lambda summary: f"{begin}. {summary}"),
+        category=Category.INFRASTRUCTURE,
+        resolution=_LEAVING_RESOLUTION if problem.fault is Fault.LEAVING else _RESOLUTION,
+        replica=replica,
+    )
+
+
+def nodes_to_read(pods: Sequence[Json]) -> list[str]:
+    """The names of the nodes that may explain a failure, the most likely first: MAX_NODES at most.
+
+    Nodes that don't report come first, then those of the pods that failed first.
+
+    :param pods: of the job, each as last seen.
+    """
+
+    def order(pod: Json) -> tuple[int, str, str]:
+        if silent := silent_since(pod):
+            return 0, silent, name_of(pod)
+        if failed := failures_of(pod, include_recovered=True):
+            ended = disruption_of(pod)[2]
+            ends = (str(run.get("finishedAt") or "") for _, _, runs in failed for run in runs)
+            return 1, ended.isoformat() if ended else min(ends), name_of(pod)
+        return 2 + (not is_being_deleted(pod)), "", name_of(pod)
+
+    return list(dict.fromkeys(node for pod in sorted(pods, key=order) if (node := node_of(pod))))[:MAX_NODES]
+
+
+def describe_nodes(evidence: Evidence) -> Iterator[str]:
+    """A line for each problem of the nodes that were read."""
+    for problem in evidence.node_problems:
+        message = f": {' '.join(problem.message.split())}" if problem.message else ""
+        yield f"{problem}{'' if problem.is_new else ', before the job started'}{message}"
+
+
+def broken_nodes(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """The nodes that broke or ran short while the job ran, each with the reason; not those that go away."""
+    for problem in evidence.node_problems:
+        if problem.is_new and problem.fault is not Fault.LEAVING:
+            yield problem.node, problem.text
+
+
+def _first(evidence: Evidence, wanted: Callable[[NodeProblem], bool]) -> NodeProblem | None:
+    return next((problem for problem in evidence.node_problems if problem.is_new and wanted(problem)), None)
+
+
+def _explains(problem: NodeProblem, f: Failure, cause: Cause) -> bool:
+    """Whether a problem of the replica's own node explains its failure.
+
+    What the program says about itself counts more: a Python error has no cause in the node, unless it is one of a GPU.
+    """
+    if re.search("Preempt", f.reason):
+        return False
+    if cause.category is Category.INFRASTRUCTURE:
+        ended_from_outside = explain_disruption(f.reason, f.message) or f.exit_code in (SIGKILLED, SIGTERMED)
+        return problem.fault in _BROKEN or bool(ended_from_outside)
+    if cause.category is not Category.USER_CODE or problem.fault not in _BROKEN:
+        return False
+    if problem.fault is Fault.DEVICE and _OF_DEVICES.search(cause.summary):
+        return True
+    return not f.tail.exception and bool(signal_name(f.exit_code) or signal_name(f.tail.child_exit_code))
+
+
+def _replica_on(problem: NodeProblem, evidence: Evidence) -> str:
+    """The replica on the problem's node, of several the first by name of its pod."""
+    return next(evidence.replica_of(pod) for pod in evidence.pods if node_of(pod) == problem.node)

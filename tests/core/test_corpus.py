@@ -1,0 +1,112 @@
+"""The share of a corpus of real messages whose cause is found: see corpus/README.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
+from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
+
+from .test_diagnosis import failed, pod
+
+CORPUS = Path(__file__).parent / "corpus"
+#: how many causes are found; docs/how-to/failures.md states the share
+FOUND = 174
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    found = {}
+    for file in sorted(CORPUS.glob("*.yaml")):
+        for number, case in enumerate(yaml.safe_load(file.read_text()), 1):
+            sources = case["source"] if isinstance(case["source"], list) else [case["source"]]
+            found[f"{file.stem} {number}: {', '.join(sources)}"] = case | {"sources": sources}
+    return found
+
+
+CASES = cases()
+
+
+def evidence_of(case: dict[str, Any]) -> Evidence:
+    replicas = case.get("replicas") or {"Worker 0": case}
+    starts = any(it.keys() & {"terminated", "log", "pod"} for it in replicas.values())
+    job: dict[str, Any] = {
+        "kind": "MPIJob" if "Launcher" in replicas else "PyTorchJob",
+        "metadata": {"name": "train"},
+        "status": failed(at=3000, message="")["status"] if starts else {"conditions": []},
+    }
+    pods, logs, events = [], {}, []
+    for name, it in replicas.items():
+        role, _, index = name.partition(" ")
+        made = pod(role, int(index or 0), code=it.get("exit", 1) if starts else None, at=it.get("ended", 60))
+        meta, status = made["metadata"], made["status"]
+        (container,) = status["containerStatuses"]
+        made["spec"] = {
+            "nodeName": f"node-of-{meta['name']}",
+            "containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": str(case.get("gpus", 8))}}}],
+        }
+        if "terminated" in it:
+            container["state"]["terminated"].update(it["terminated"])
+        if "pod" in it and "log" not in it and "exit" not in it:
+            del status["containerStatuses"]  # the pod was rejected or evicted
+        if "waiting" in it:
+            container["state"] = {"waiting": it["waiting"]}
+            status["phase"] = "Pending"
+        status.update(it.get("pod", {}))
+        pods.append(made)
+        if "log" in it:
+            logs[log_key(meta["name"], "pytorch")] = it["log"].splitlines()
+        events += [e | {"involvedObject": {"name": meta["name"], "uid": meta["uid"]}} for e in it.get("events", ())]
+    return make_evidence(job, pods, events, logs)
+
+
+def problem_of(case: dict[str, Any]) -> str:
+    """What is wrong with the cause; empty if it is right."""
+    evidence = evidence_of(case)
+    cause = diagnose(evidence)
+    replica = case.get("replica", "Worker 0")
+    expected = case["line"] if isinstance(case["line"], list) else [case["line"]]
+    wrong = [f"lacks {part!r}" for part in expected if part not in cause.summary]
+    if cause.category != case["category"]:
+        wrong.append(f"category {cause.category} instead of {case['category']}")
+    if cause.replica != replica:
+        wrong.append(f"replica {cause.replica} instead of {replica}")
+    node = f"node-of-train-{replica.lower().replace(' ', '-') if ' ' in replica else f'{replica.lower()}-0'}"
+    if "blames" in case and (node in cause.failed_nodes) != case["blames"]:
+        wrong.append(f"blames {sorted(cause.failed_nodes)}")
+    if len(cause.summary) > MAX_FIRST_LINE_CHARS:
+        wrong.append("too long")
+    return f"{cause.summary}: {', '.join(wrong)}" if wrong else ""
+
+
+def test_share_of_the_corpus() -> None:
+    problems = {name: problem for name, case in CASES.items() if (problem := problem_of(case))}
+    found = len(CASES) - len(problems)
+    print(f"{found} of {len(CASES)} causes found: {found / len(CASES):.1%}")
+    print("\n".join(f"{name}\n    {problem}" for name, problem in problems.items()))
+    assert found >= FOUND
+
+
+def test_corpus_is_large_and_each_case_has_a_source() -> None:
+    assert len(CASES) >= 150
+    assert sum("replicas" in case and len(case["replicas"]) > 1 for case in CASES.values()) >= 15
+    for name, case in CASES.items():
+        for source in case["sources"]:
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", source), name
+        assert case.keys() <= {
+            "source", "sources", "log", "exit", "terminated", "pod", "waiting", "events", "replicas", "gpus",
+            "category", "line", "replica", "blames",
+        }, name  # fmt: skip
+
+
+@pytest.mark.parametrize("ended", [{"Worker 0": 40, "Worker 1": 43}, {"Worker 0": 43, "Worker 1": 40}], ids=str)
+def test_of_two_failures_the_earlier_counts(ended: dict[str, int]) -> None:
+    logs = {"Worker 0": "OSError: [Errno 116] Stale file handle\n", "Worker 1": "ValueError: bad shard\n"}
+    case = {"replicas": {name: {"ended": at, "log": logs[name]} for name, at in ended.items()}}
+    assert diagnose(evidence_of(case)).replica == min(ended, key=lambda name: ended[name])
