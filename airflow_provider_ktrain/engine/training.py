@@ -26,6 +26,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note_of_proof
+from airflow_provider_ktrain.core.state.pods.objects import has_ended
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
@@ -393,7 +394,7 @@ class Training:
             following.wrote(read.job)
             return
         following.rest(noticed, UNREAD_REST_SECONDS)
-        if why and not self._unnoted_logged:
+        if why and read.job is not None and not self._unnoted_logged:
             self._unnoted_logged = True
             self._log.warning(
                 f"A pod of {state.ref} was stopped, and that could not be noted on the job.\n"
@@ -440,7 +441,8 @@ class Training:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
         await closing.read_rest_after_release(deleted=result[0] is not None)
         outcome = await closing.outcome(cause)
-        self._concluded = None if result[0] is None else read
+        if result[0] is not None:  # running pods are gone: the deletion of the job must not count them again
+            self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
         job.let_go()
         kept = read.job is not None and deletes(job.options.on_finish_action, seen)
         return _with_release(outcome, result, kept=ref if kept else None)

@@ -171,3 +171,18 @@ def test_a_command_that_cannot_be_started_is_given_up(restarts: int, end: dict[s
         assert cause.summary.startswith("Worker 0 can't start its command: ")
         assert cause.summary.endswith(". Giving up after 4 attempts.")
         assert cause.category == "image"
+
+
+@pytest.mark.parametrize(("seconds_ago", "gives_up"), [(20, True), (300, False)])
+def test_sandbox_error_counts_while_the_kubelet_repeats_it(seconds_ago: int, gives_up: bool) -> None:
+    """A pod whose network came late may pull its image for a long time."""
+    why = {"reason": "ContainerCreating"}
+    job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}, "waiting": why})
+    now = datetime.fromisoformat(it["metadata"]["creationTimestamp"]) + timedelta(hours=2)
+    event = {
+        "reason": "FailedCreatePodSandBox", "message": "failed to set up the network",
+        "lastTimestamp": (now - timedelta(seconds=seconds_ago)).isoformat(),
+        "involvedObject": {"kind": "Pod", "name": it["metadata"]["name"], "uid": it["metadata"].get("uid")},
+    }  # fmt: skip
+    cause = find_startup_cause(make_evidence(job, [it], [event], now=now), 7200)
+    assert (cause is not None) is gives_up

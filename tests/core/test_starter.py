@@ -27,6 +27,12 @@ READY = "print('ready', flush=True)"
 SLEEPS = f"import time\ndef next_batch():\n    {READY}\n    time.sleep(600)\nnext_batch()\n"
 
 
+def default_signals() -> None:
+    """A shell that starts the tests in the background ignores some signals, and a program can't trap these."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Container:
     """A program that the starter runs, with the output that a pod's log has."""
 
@@ -45,7 +51,7 @@ class Container:
         self.stacks_name = words[7]
         self.process = subprocess.Popen(
             [python, *words[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **(env or {})}, start_new_session=True,
+            env={**os.environ, **(env or {})}, start_new_session=True, preexec_fn=default_signals,
         )  # fmt: skip
         self.seconds = 0.0
 
@@ -128,7 +134,11 @@ def test_command_that_cannot_be_executed(start: Any, command: str, code: int) ->
 
 def test_streams_arguments_and_signals_are_those_of_the_pod(start: Any) -> None:
     container = start(
-        "sh", "-c", 'echo "$0|$1"; echo wrong >&2; grep -E "Sig(Blk|Ign)" /proc/$$/status; cat', "a b", "$(x)"
+        "sh",
+        "-c",
+        'echo "$0|$1"; echo wrong >&2; (sleep 0.2; grep -E "Sig(Blk|Ign)" /proc/$$/status); cat',
+        "a b",
+        "$(x)",
     )
     container.process.stdin.write("given")
     assert container.end() == 0

@@ -171,6 +171,11 @@ def claim_missing(training: Staged) -> None:
     unscheduled(training, '0/4 nodes are available: persistentvolumeclaim "data" not found.')
 
 
+def claim_restored(training: Staged) -> None:
+    """The claim exists again, but the scheduler has not said anything since."""
+    training.api.put("persistentvolumeclaims", {"metadata": {"name": "data"}})
+
+
 def node_missing(training: Staged) -> None:
     """The scheduler says that no node matches, as a read of the nodes shows."""
     unscheduled(training, "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.")
@@ -214,6 +219,7 @@ RULES: dict[str, Case] = {
     "late volume": Case({}, volume_missing, starts, "data"),
     "refused pods": Case({}, pods_refused, starts, "PodSecurity"),
     "late claim": Case({}, claim_missing, starts, "persistentvolumeclaim"),
+    "restored claim": Case({}, claim_missing, claim_restored, "persistentvolumeclaim"),
     "late node": Case({}, node_missing, starts, "no node matches nodeSelector pool=a100"),
     "late label": Case({}, node_missing, node_labelled, "no node matches nodeSelector pool=a100"),
 }

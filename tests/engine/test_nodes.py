@@ -57,7 +57,7 @@ async def test_node_of_the_failed_pod_is_named() -> None:
         assert sorted(reads(training.api)) == ["node-1", "node-2"]
 
 
-@pytest.mark.parametrize("status", [403, 404, 500])
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
 async def test_cause_without_the_nodes(status: int) -> None:
     async with staged() as training:
         put_node(training.api, "node-1", condition())
@@ -97,10 +97,12 @@ async def test_unhealthy_node_of_a_running_job_is_logged_once_and_shown() -> Non
         await reporter.read_node()
         await reporter.read_node()
         assert reporter.notice == ""
+        training.api.fail("GET", "/api/v1/nodes/", 401, count=2)
+        await reporter.read_node()
         training.api.fail("GET", "/api/v1/nodes/", 403, count=100)
         for _ in range(3):
             await reporter.read_node()
-        assert len(reads(training.api)) == 9, "without the right, nodes are not read again"
+        assert len(reads(training.api)) == 11, "without the right, nodes are not read again"
         assert len(log.messages) == 1
 
 

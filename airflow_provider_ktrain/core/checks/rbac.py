@@ -30,6 +30,8 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("", ("pods/log",), ("get",)),
     # the cause in the first line
     ("", ("events",), ("list", "watch")),
+    # optional: whether a claim exists that a pod waits for
+    ("", ("persistentvolumeclaims",), ("get",)),
 )
 
 

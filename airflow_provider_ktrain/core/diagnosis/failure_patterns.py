@@ -509,7 +509,7 @@ POD_REFUSALS = (
     ),
 )
 
-MISSING_CLAIM = r'persistentvolumeclaim "[^"]+" not found'  #: in the scheduler's message
+MISSING_CLAIM = r'persistentvolumeclaim "([^"]+)" not found'  #: in the scheduler's message
 #: Reasons in the scheduler's message, each with what to do. All that match are reported.
 SCHEDULING_HINTS = (
     (MISSING_CLAIM, "Create the claim, or correct its name."),

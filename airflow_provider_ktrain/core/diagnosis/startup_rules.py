@@ -41,6 +41,8 @@ GRACE_SECONDS: dict[str, float] = {
     "FailedCreatePodContainer": 300,
     "refusal": 60,  # any event by which the API server or the operator refuses the job, a pod or another object
 }
+#: Age of the last event up to which a pod still has no sandbox: the kubelet tries again every 10 to 15 s.
+SANDBOX_EVENT_SECONDS = 120.0
 LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
 
 
@@ -48,7 +50,7 @@ def find_startup_failure(evidence: Evidence, *, has_run: bool) -> Cause | None:
     """Why a job will never start; None while it may still start: see `find_startup_cause`."""
     if "Running" in evidence.conditions or evidence.failed_condition:
         return None
-    cause = find_blocked_container(evidence) or find_missing_claim(evidence)
+    cause = find_blocked_container(evidence)
     if cause is None and not has_run and not _has_run(evidence):
         cause = next((refusal for rule in _REFUSALS if (refusal := rule(evidence))), None)
     return cause
@@ -360,7 +362,9 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
     messages = [
         (reason, str(event.get("message")))
         for event in events
-        if (reason := str(event.get("reason"))) in _NOT_READY_REASONS and waited_seconds >= GRACE_SECONDS[reason]
+        if (reason := str(event.get("reason"))) in _NOT_READY_REASONS
+        and waited_seconds >= GRACE_SECONDS[reason]
+        and (_NOT_READY_REASONS[reason] is failure_patterns.MOUNT_ERRORS or _is_recent(evidence, event))
     ]
     for errors in (failure_patterns.MOUNT_ERRORS, failure_patterns.SANDBOX_ERRORS):
         for known, (reason, message) in itertools.product(errors, messages):
@@ -389,6 +393,13 @@ def _events_of(evidence: Evidence, pod: Json) -> list[Json]:
     return [event for event, of in about if of.get("name") == name and of.get("uid") in (None, uid)]
 
 
+def _is_recent(evidence: Evidence, event: Json) -> bool:
+    series = event.get("series") or {}
+    last = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    at = parse_timestamp(last)
+    return at is None or evidence.now is None or (evidence.now - at).total_seconds() <= SANDBOX_EVENT_SECONDS
+
+
 def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
     """Whether the kubelet has mounted the pod's volumes: before that, it neither pulls images nor starts containers."""
     return (
@@ -401,18 +412,20 @@ def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
 _AFTER_MOUNT = ("Pulling", "Pulled", "Created", "Started")  #: reasons of the kubelet's events
 
 
-def find_missing_claim(evidence: Evidence) -> Cause | None:
-    """A pod has no node because a PersistentVolumeClaim doesn't exist, as its scheduler says."""
+def find_missing_claim(evidence: Evidence, waited_seconds: float) -> tuple[str, Cause] | None:
+    """A PersistentVolumeClaim that doesn't exist, as the scheduler says of a pod, and the cause. This may be old news.
+
+    :param waited_seconds: for how long the scheduler has said so.
+    """
     for pod in evidence.pods:
-        condition, message = objects.scheduling(pod), ""
-        if condition.get("status") == "False" and not objects.is_being_deleted(pod):
-            message = str(condition.get("message"))
-        waited_seconds = _waited(evidence, parse_timestamp(condition.get("lastTransitionTime") or objects.created(pod)))
-        missing = re.search(failure_patterns.MISSING_CLAIM, message)
-        if missing and waited_seconds >= GRACE_SECONDS["missing claim"]:
+        condition = objects.scheduling(pod)
+        waits = condition.get("status") == "False" and not objects.is_being_deleted(pod)
+        message = str(condition.get("message"))
+        if waits and (missing := re.search(failure_patterns.MISSING_CLAIM, message)):
             replica = evidence.replica_of(pod)
             summary, resolution = f"{replica} can't be scheduled: {missing[0]}", failure_patterns.SCHEDULING_HINTS[0][1]
-            return _waited_for(Cause(Category.ENVIRONMENT, summary, message, resolution, replica), waited_seconds)
+            cause = Cause(Category.ENVIRONMENT, summary, message, resolution, replica)
+            return missing[1], _waited_for(cause, waited_seconds)
     return None
 
 

@@ -7,10 +7,11 @@ import time
 
 from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
 from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, node_problems
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 
 READ_TIMEOUT_SECONDS = 5.0  #: for a node
@@ -50,7 +51,7 @@ class DisruptionReporter:
         self._read_at = {name: at for name, at in self._read_at.items() if name in names} | {name: time.monotonic()}
         try:
             node = await get(self._api, api_paths.node(name), timeout=READ_TIMEOUT_SECONDS)
-        except (ApiStatusError, ApiUnavailable) as e:
+        except KtrainError as e:  # credentials that can't be renewed, too: nothing depends on this read
             if isinstance(e, ApiStatusError) and e.status == 403:
                 self._read_next = math.inf
             return

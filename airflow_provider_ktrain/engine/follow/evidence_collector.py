@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.log_parser import in_order
 from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
 from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
@@ -125,7 +126,7 @@ class EvidenceCollector:
 
     async def _read_node(self, nodes: dict[str, Object | None], name: str) -> None:
         """Read a node into `nodes`. Most identities lack the right to: a diagnosis can do without."""
-        with contextlib.suppress(ApiStatusError, ApiUnavailable):
+        with contextlib.suppress(KtrainError):
             nodes[name] = await get(self._api, api_paths.node(name), missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
 
     async def _read_tails(self, unread: Container[tuple[str, str]]) -> None:

@@ -72,7 +72,7 @@ class Following:
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
         self._suspension_noticed = self._deletion_noticed = False
-        self._noted: tuple[int, int] | None = None  # versions of the pods of which the job's annotation is complete
+        self._noted = 0, 0  # versions of the pods of which the job's annotation is complete
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:

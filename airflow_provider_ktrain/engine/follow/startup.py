@@ -18,12 +18,17 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evide
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.startup_rules import (
+    GRACE_SECONDS,
     describe_avoided,
+    find_missing_claim,
     find_unstartable_command,
 )
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.state.nodes import is_of_autoscaler
 from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.follow.nodes import read_nodes
@@ -50,6 +55,7 @@ class StartupChecks:
         self._checked_at = time.monotonic()
         self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
+        self._missing_since: float | None = None  # when a claim was first said to be missing, by time.monotonic
         self._unmatched_since: float | None = None  # when a read first showed that no node matches, by time.monotonic
 
     def phase_changed(self) -> None:
@@ -59,9 +65,14 @@ class StartupChecks:
     @property
     def due(self) -> float | None:
         """When to check next, by `time.monotonic`; None if the job has started."""
-        due, since = self._checked_at + self._interval, self._unmatched_since
-        if since is not None and since + unmatched_pods.GRACE_SECONDS > self._checked_at:
-            due = min(due, since + unmatched_pods.GRACE_SECONDS)
+        due = self._checked_at + self._interval
+        graces = (
+            (self._missing_since, GRACE_SECONDS["missing claim"]),
+            (self._unmatched_since, unmatched_pods.GRACE_SECONDS),
+        )
+        for since, grace in graces:
+            if since is not None and since + grace > self._checked_at:
+                due = min(due, since + grace)
         return due if self._state.phase in _NOT_STARTED else None
 
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
@@ -88,10 +99,31 @@ class StartupChecks:
         evidence = make_evidence(state.known_job, state.pods.live, events, now=now)
         cause = find_startup_cause(evidence, waited, has_run=state.has_run)
         if cause is None:
+            cause = await self._find_missing_claim(evidence)
+        if cause is None:
             cause = await self._find_unmatched_pod(evidence, fresh=at_once)
         if cause is None:
             self._log_obstacle(events)
         return cause
+
+    async def _find_missing_claim(self, evidence: Evidence) -> Cause | None:
+        """Why a pod has no node: its claim doesn't exist, which a read proves. None while it may exist.
+
+        The scheduler's words may be old, and say nothing of when they began: the time starts when they are first seen.
+        """
+        now = time.monotonic()
+        since = self._missing_since or now
+        waited = now - since - self._seconds_away_since(time.time() - (now - since))
+        found = find_missing_claim(evidence, waited)
+        self._missing_since = None if found is None else since
+        if found is None or waited < GRACE_SECONDS["missing claim"]:
+            return None
+        claim, cause = found
+        path = f"{api_paths.core(self._state.ref.namespace, 'persistentvolumeclaims')}/{claim}"
+        try:
+            return cause if await get(self._api, path) is None else None
+        except KtrainError:  # without the right, the job's own limits apply
+            return None
 
     async def _find_unmatched_pod(self, evidence: Evidence, *, fresh: bool) -> Cause | None:
         """Why no node can take a pod, as reads have shown for the time of grace; None while one may.

@@ -409,7 +409,7 @@ def supervise(command, directory, grace, holds):
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         execute(command)
-    terminated, others, code, swept = False, [], None, time.monotonic()
+    terminated, others, parent_of, code, swept = False, [], {}, None, time.monotonic()
     try:  # the program has started meanwhile
         import json  # noqa: F401
         import py_compile
@@ -442,8 +442,9 @@ def supervise(command, directory, grace, holds):
                 others = [pid for pid in parent_of if os.getpid() in ancestors(pid, parent_of) and pid != child]
             try:
                 os.kill(child, number)
-            except OSError:  # it has another user
-                pass
+            except OSError:
+                if number == signal.SIGTERM:
+                    os.write(2, b"ktrain: SIGTERM can't be passed on to the program, which runs as another user.\n")
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -454,16 +455,20 @@ def supervise(command, directory, grace, holds):
             if pid == child:
                 code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
                 # A shell as process 1 would have ignored SIGTERM. Now it ends, and what it has started must get the
-                # signal, and have its time until SIGKILL.
+                # signal, and have its time until SIGKILL. Each gets it when its parent has ended: a program that saves
+                # a checkpoint still needs its data loader.
                 if not terminated or not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGTERM:
                     return code
-                for other in others:
-                    try:
-                        os.kill(other, signal.SIGTERM)
-                    except OSError:
-                        pass
         if code is not None:
+            asked = set()
             while any(status_of(pid) for pid in others):
+                for pid in others:
+                    if pid not in asked and not status_of(parent_of[pid]):
+                        asked.add(pid)
+                        try:
+                            os.kill(pid, signal.SIGTERM)
+                        except OSError:
+                            pass
                 time.sleep(0.02)
                 try:
                     while os.waitpid(-1, os.WNOHANG)[0]:
@@ -486,7 +491,7 @@ def main():
     code = supervise(command, stacks, float(grace), holds == "1")
     try:
         remove_directory(stacks)
-    except OSError:
+    except Exception:
         pass
     sys.stdout.flush()
     os._exit(code)

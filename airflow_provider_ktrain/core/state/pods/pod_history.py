@@ -46,7 +46,8 @@ class PodHistory:
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
         self._interrupted = Interruption.all_of(given.get("interrupted"))
-        self.stopped_version = 0  #: grows with each change of a pod that was stopped from outside
+        #: grows with each change of a pod that was stopped from outside; 0: no process has seen one
+        self.stopped_version = len(self._interrupted)
         self._requested: dict[str, float] = {}  # when the deletion of pods was requested, by uid, in epoch seconds
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
         self._dropped_usage = Usage.from_dict(given)

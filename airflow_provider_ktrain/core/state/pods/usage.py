@@ -122,7 +122,7 @@ class Usage:
 def unknown_devices(claims: int) -> str:
     """Sentence on the devices of ResourceClaims that aren't counted."""
     them = counted(claims, "ResourceClaim")
-    return f"The devices of {them} are not known. Reading them needs the right of `ktrain rbac --dra`."
+    return f"The devices of {them} were not read. If the right is missing, see `ktrain rbac --dra`."
 
 
 NO_USAGE = Usage()  #: shared by the jobs that wait
