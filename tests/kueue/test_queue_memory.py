@@ -202,7 +202,7 @@ CRASHED = {
     [
         ({"phase": "Pending", "conditions": [UNSCHEDULABLE]}, Category.SCHEDULING,
          "was given up by Kueue, its pods were not ready: Master 0 can't be scheduled: 0/1 nodes are available",
-         "nodeSelector: gpu=a100"),
+         "nodeSelector gpu=a100"),
         ({"phase": "Running", "containerStatuses": [CRASHED]}, Category.USER_CODE,
          "was given up by Kueue, its pods were not ready: Master 0 failed with exit code 3", "RequeuingLimit"),
         ({"phase": "Running"}, Category.QUEUE,
