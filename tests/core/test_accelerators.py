@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.core.manifest.resources import gpus_of
+from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, gpus_of
 from airflow_provider_ktrain.core.reporting.announcement import describe_job
 from airflow_provider_ktrain.core.reporting.lineage import of_manifest, of_outcome
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus, replica_rows
@@ -448,3 +448,18 @@ def test_only_the_table_names_resources() -> None:
             found[str(file.relative_to(PACKAGE))] = names
     assert found.keys() == {"core/state/accelerators.py"}
     assert set(accelerators.COMMON_NAMES) <= {*found["core/state/accelerators.py"]}
+
+
+def test_a_claim_that_pods_share_is_one_for_all_of_them() -> None:
+    def template(*claims: dict[str, str]) -> dict[str, Any]:
+        named = [{"name": f"c{n}", **claim} for n, claim in enumerate(claims)]
+        container = {"name": "pytorch", "image": "i:1", "resources": {"limits": {"google.com/tpu": 4}}}
+        return {"template": {"spec": {"containers": [container], "resourceClaims": named}}}
+
+    shared, own = {"resourceClaimName": "ring"}, {"resourceClaimTemplateName": "gpus"}
+    replicas = {"Master": {"replicas": 1, **template(shared)}, "Worker": {"replicas": 7, **template(shared, own)}}
+    job = {
+        "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"},
+        "spec": {"pytorchReplicaSpecs": replicas},
+    }  # fmt: skip
+    assert accelerators_of_job(job) == {"google.com/tpu": 32, accelerators.UNKNOWN: 8}

@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.loader import load
-from airflow_provider_ktrain.core.state.accelerators import Amounts, stored, times
-from airflow_provider_ktrain.core.state.pods.devices import requested_by
+from airflow_provider_ktrain.core.state.accelerators import Amounts, stored
+from airflow_provider_ktrain.core.state.pods.devices import requested_by_all
 
 
 def gpus_of(source: object) -> int:
@@ -30,8 +30,7 @@ def accelerators_of_job(job: Mapping[str, Any]) -> Amounts:
     :param job: a manifest, or a job as read from the API server.
     """
     kind = kind_of(job.get("kind"))
-    each = (times(kind.count(job, role), requested_by(pod_of(spec))) for role, spec in kind.replicas(job).items())
-    return sum(each, Amounts())
+    return requested_by_all((kind.count(job, role), pod_of(spec)) for role, spec in kind.replicas(job).items())
 
 
 def pod_of(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     accelerator_of,
     accelerator_of_device,
     is_gpu,
+    times,
 )
 from airflow_provider_ktrain.core.state.pods.objects import Json, created, name_of, node_of, uid_of
 from airflow_provider_ktrain.core.state.quantity import parse_quantity
@@ -62,6 +63,21 @@ def requested_by(spec: Mapping[str, Any]) -> Amounts:
     claims = [ref for ref in spec.get("resourceClaims") or () if isinstance(ref, Mapping)]
     amounts = _of_containers(spec)
     return amounts + Amounts({UNKNOWN: len(claims)})
+
+
+def requested_by_all(pods: Iterable[tuple[int, Mapping[str, Any]]]) -> Amounts:
+    """The accelerators that all pods of a job request together. A claim that pods name is one for all of them.
+
+    :param pods: the spec of each template, and the number of its pods.
+    """
+    amounts, shared = Amounts(), set[str]()
+    for number, spec in pods:
+        each = requested_by(spec)
+        named = [ref["resourceClaimName"] for ref in spec.get("resourceClaims") or () if ref.get("resourceClaimName")]
+        each[UNKNOWN] -= len(named)
+        shared |= set(named) if number else set()
+        amounts += times(number, each)
+    return amounts + Amounts({UNKNOWN: len(shared)})
 
 
 def requests_gpus(spec: Mapping[str, Any]) -> bool:

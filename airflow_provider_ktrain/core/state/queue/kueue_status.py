@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.state.accelerators import Amounts, times
-from airflow_provider_ktrain.core.state.pods.devices import requested_by
+from airflow_provider_ktrain.core.state.accelerators import Amounts
+from airflow_provider_ktrain.core.state.pods.devices import requested_by_all
 from airflow_provider_ktrain.core.state.pods.objects import condition_of, created, has_condition, metadata_of
 from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase, blocking_queue, explain, is_bypassed
 from airflow_provider_ktrain.core.text.output import with_short_first_line
@@ -238,10 +238,9 @@ def workload_of(workloads: Iterable[Workload], uid: str) -> Workload | None:
 def requested_accelerators(workload: Workload) -> Amounts:
     """The accelerators that a Workload requests, as Kueue counts them: also those of the runtime of a TrainJob."""
     pod_sets = (workload.get("spec") or {}).get("podSets") or ()
-    each = (
-        times(int(of.get("count") or 0), requested_by((of.get("template") or {}).get("spec") or {})) for of in pod_sets
+    return requested_by_all(
+        (int(of.get("count") or 0), (of.get("template") or {}).get("spec") or {}) for of in pod_sets
     )
-    return sum(each, Amounts())
 
 
 def runs_elsewhere(job: Mapping[str, Any]) -> bool:
