@@ -124,7 +124,7 @@ async def test_devices_are_unknown_without_the_right_to_read_the_claim(task: Tas
         outcome = await Task(api, task.namespace, task.key, task.log).ended(ref, limits=Limits(log_stall=0.5))
     assert " An unknown number of devices of 1 ResourceClaim released, 1 pod deleted." in outcome.released
     assert outcome.usage == {"unknown_claims": 1}
-    assert "Accelerator time: unknown. The devices of 1 ResourceClaim are not known." in str(task.log)
+    assert "Accelerator time: unknown. The devices of 1 ResourceClaim were not read." in str(task.log)
 
 
 async def test_a_claim_that_is_gone_has_unknown_devices(task: Task) -> None:
