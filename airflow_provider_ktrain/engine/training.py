@@ -384,10 +384,11 @@ class Training:
 
     async def _note(self, following: Following, noticed: Noticed) -> None:
         """Note on the job that a pod was stopped: only this process may have seen it, and the job may succeed."""
-        state, read = following.state, JobRead(None, [])
+        state = following.state
+        read = JobRead(state.known_job, [])
         try:
             async with asyncio.timeout(NOTE_SECONDS):
-                read, why = await self.job.annotate(JobRead(state.known_job, []), state.note, NOTE_SECONDS)
+                read, why = await self.job.annotate(read, state.note, NOTE_SECONDS)
         except TimeoutError:
             why = f"no answer within {NOTE_SECONDS:.0f} s"
         if read.job is not None and not why:
@@ -508,7 +509,7 @@ class Training:
     ) -> tuple[Cause, Result]:
         """Release a running job. The cause is logged when the stacks that its pods print are read, or are late.
 
-        :raises JobChanged: the job has changed since it was read. Nothing was logged.
+        :raises JobChanged: the job has changed since it was read. The cause is logged if all streams had ended before.
         """
 
         async def report() -> Cause:

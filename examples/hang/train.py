@@ -1,6 +1,6 @@
 """A training in which one rank stops in its data loader, and all others wait for it in a collective operation.
 
-ktrain run --local --code examples/hang --workers 3 --timeout 30s -- torchrun --nnodes 4 ... train.py
+ktrain run --local --code examples/hang --workers 3 --timeout 60s -- torchrun train.py
 """
 
 import time

@@ -463,3 +463,5 @@ def test_a_claim_that_pods_share_is_one_for_all_of_them() -> None:
         "spec": {"pytorchReplicaSpecs": replicas},
     }  # fmt: skip
     assert accelerators_of_job(job) == {"google.com/tpu": 32, accelerators.UNKNOWN: 8}
+    replicas["Master"]["template"]["spec"]["resourceClaims"] = ["ring"]  # the API server refuses it
+    assert accelerators_of_job(job) == {"google.com/tpu": 32, accelerators.UNKNOWN: 8}

@@ -279,6 +279,21 @@ def test_shell_that_does_not_pass_the_signal_on(start: Any) -> None:
     assert functions(container.main_of())[0] == "next_batch"
 
 
+def test_data_loader_outlives_the_checkpoint_of_a_program_below_a_shell(start: Any) -> None:
+    """Each process gets SIGTERM when its parent has ended, and not together with it."""
+    program = (
+        "import signal, subprocess, sys, time\n"
+        "loader = subprocess.Popen(['sleep', '600'])\n"
+        "def save(*_):\n    time.sleep(1); print('loader', loader.poll(), flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n" + SLEEPS
+    )
+    container = start("sh", "-c", f'{sys.executable} -c "$PROGRAM"; true', env={"PROGRAM": program})
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert container.out == "loader None\n"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_data_loader_workers_are_told_from_the_rank(start: Any, tmp_path: Path, method: str) -> None:
     script = tmp_path / "train.py"

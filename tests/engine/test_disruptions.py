@@ -224,6 +224,16 @@ async def test_pod_that_could_not_be_noted_is_noted_later() -> None:
         following.cancel()
 
 
+async def test_note_that_is_not_answered_in_time_is_said() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        training.api.pause("before PATCH .*pytorchjobs")
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly(is_stopped)
+        await until(lambda: "could not be noted" in str(training.log), 40)
+        following.cancel()
+
+
 async def test_stop_while_the_result_is_read_repeats_no_success() -> None:
     """The program was stopped, and has printed a result. The process ends before it has read that."""
     async with replaying(MASTER) as (training, recorded):

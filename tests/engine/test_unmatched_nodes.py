@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis import unmatched_pods
+from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow import nodes, startup
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -100,7 +101,7 @@ async def test_waiting_jobs_share_one_read_of_the_nodes(cluster: TestCluster) ->
         asked = 0
 
         async def request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
-            Counting.asked += path == nodes.NODES
+            Counting.asked += path == api_paths.nodes()
             return await super().request(method, path, **how)
 
     async with api_of(cluster, Counting) as api:

@@ -1,4 +1,4 @@
-"""The stacks that a container prints when it is stopped: lines with a mark, which are no lines of its program.
+"""The stacks that a container prints when it is stopped. They are marked: they are not the program's own lines.
 
 `core/manifest/in_pod/starter.py` prints them. The mark may follow a line that the program had not ended.
 """

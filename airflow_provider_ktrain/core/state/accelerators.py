@@ -124,7 +124,7 @@ def _table() -> tuple[Accelerator, ...]:
 
 @functools.lru_cache(maxsize=512)
 def _row(resource: str) -> tuple[int, Accelerator, str] | None:
-    """Number and row of a resource, and what the row's group matches; None if it is no accelerator."""
+    """Number and row of a resource, and what the row's group matches; None if it isn't an accelerator."""
     for number, row in enumerate(_table()):
         if found := re.fullmatch(row.resource, resource):
             return number, row, (found[1] or "") if found.re.groups else ""
@@ -133,7 +133,7 @@ def _row(resource: str) -> tuple[int, Accelerator, str] | None:
 
 @functools.lru_cache(maxsize=512)
 def accelerator_of(resource: str) -> str | None:
-    """As what units of a resource are counted: GPU, or the resource's name; None if it is no accelerator."""
+    """The name under which a resource is counted: GPU, or its own; None if it isn't an accelerator."""
     if resource.startswith(DEVICE_CLASS):
         name = resource.removeprefix(DEVICE_CLASS)
         by_class = DEVICE_CLASSES | {driver: of for driver, devices, of in DRIVERS if devices == ".*"}
@@ -145,7 +145,7 @@ def accelerator_of(resource: str) -> str | None:
 
 
 def accelerator_of_device(driver: str, device: str, *, is_share: bool = False) -> str:
-    """As what a device of a ResourceClaim is counted: as a resource, or under the name of its driver.
+    """The name under which a device of a ResourceClaim is counted: that of a resource, or of its driver.
 
     :param driver: of the device.
     :param device: its name.

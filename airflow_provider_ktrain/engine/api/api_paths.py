@@ -30,9 +30,9 @@ def core(namespace: str, plural: str, name: str = "") -> str:
     return f"{base}/{name}" if name else base
 
 
-def node(name: str) -> str:
-    """Path of a node."""
-    return f"/api/v1/nodes/{name}"
+def nodes(name: str = "") -> str:
+    """Path of all nodes, or of one."""
+    return f"/api/v1/nodes/{name}" if name else "/api/v1/nodes"
 
 
 def runtime(kind: Kind, version: str, ref: RuntimeRef, namespace: str) -> str:

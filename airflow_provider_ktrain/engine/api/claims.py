@@ -20,7 +20,7 @@ async def read_claims(api: Api, namespace: str, names: Iterable[str]) -> dict[st
     """ResourceClaims by name, as far as they can be read in READ_SECONDS.
 
     :param names: of the claims. One that doesn't exist any more has no known devices.
-    :return: None: there is no right to read them, or the cluster doesn't serve them.
+    :return: the claims; None if the right to read them is missing, or the cluster doesn't serve them.
     """
     found: dict[str, Claim] = {}
     first, *others = [*names]

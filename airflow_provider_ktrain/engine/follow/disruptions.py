@@ -50,7 +50,7 @@ class DisruptionReporter:
         name = min(names, key=lambda name: (self._read_at.get(name, 0.0), name))
         self._read_at = {name: at for name, at in self._read_at.items() if name in names} | {name: time.monotonic()}
         try:
-            node = await get(self._api, api_paths.node(name), timeout=READ_TIMEOUT_SECONDS)
+            node = await get(self._api, api_paths.nodes(name), timeout=READ_TIMEOUT_SECONDS)
         except KtrainError as e:  # credentials that can't be renewed, too: nothing depends on this read
             if isinstance(e, ApiStatusError) and e.status == 403:
                 self._read_next = math.inf

@@ -127,7 +127,7 @@ class EvidenceCollector:
     async def _read_node(self, nodes: dict[str, Object | None], name: str) -> None:
         """Read a node into `nodes`. Most identities lack the right to: a diagnosis can do without."""
         with contextlib.suppress(KtrainError):
-            nodes[name] = await get(self._api, api_paths.node(name), missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
+            nodes[name] = await get(self._api, api_paths.nodes(name), missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
 
     async def _read_tails(self, unread: Container[tuple[str, str]]) -> None:
         """Read the last lines of containers that failed and whose logs were not followed to their end."""

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.state.nodes import Node
+from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import list_objects
 
-NODES = "/api/v1/nodes"
 PAGE_SIZE = 100  #: nodes per request: each lists the images that it has
 READ_TIMEOUT_SECONDS = 30.0  #: of all pages: the jobs that wait for it look at no limit meanwhile
 MAX_AGE_SECONDS = 300.0  #: of a read that only shows when to look
@@ -42,5 +42,5 @@ async def read_nodes(api: Api, *, fresh: bool = False) -> tuple[Node, ...] | Non
             read.began, read.nodes = time.monotonic(), None
             with contextlib.suppress(KtrainError, TimeoutError):
                 async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                    read.nodes = tuple(await list_objects(api, NODES, keep=Node.of, page_size=PAGE_SIZE))
+                    read.nodes = tuple(await list_objects(api, api_paths.nodes(), keep=Node.of, page_size=PAGE_SIZE))
         return read.nodes

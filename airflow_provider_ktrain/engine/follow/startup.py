@@ -111,15 +111,14 @@ class StartupChecks:
 
         The scheduler's words may be old, and say nothing of when they began: the time starts when they are first seen.
         """
-        now = time.monotonic()
-        since = self._missing_since or now
-        waited = now - since - self._seconds_away_since(time.time() - (now - since))
+        since = self._missing_since or time.monotonic()
+        waited = self._lasted(since)
         found = find_missing_claim(evidence, waited)
         self._missing_since = None if found is None else since
         if found is None or waited < GRACE_SECONDS["missing claim"]:
             return None
         claim, cause = found
-        path = f"{api_paths.core(self._state.ref.namespace, 'persistentvolumeclaims')}/{claim}"
+        path = api_paths.core(self._state.ref.namespace, "persistentvolumeclaims", claim)
         try:
             return cause if await get(self._api, path) is None else None
         except KtrainError:  # without the right, the job's own limits apply
@@ -135,9 +134,8 @@ class StartupChecks:
         nodes = None
         if not self._state.has_run and unmatched_pods.suspects(evidence):
             nodes = await read_nodes(self._api, fresh=fresh)
-        now = time.monotonic()
-        since = self._unmatched_since or now
-        waited = now - since - self._seconds_away_since(time.time() - (now - since))
+        since = self._unmatched_since or time.monotonic()
+        waited = self._lasted(since)
         cause = None if nodes is None else unmatched_pods.find_unmatched_pod(evidence, nodes, waited)
         self._unmatched_since = None if cause is None else since
         if cause is None or waited < unmatched_pods.GRACE_SECONDS:
@@ -145,6 +143,11 @@ class StartupChecks:
         events: list[Object] = []
         are_read = await self._events.read(events)
         return cause if are_read and not any(map(is_of_autoscaler, events)) else None
+
+    def _lasted(self, since: float) -> float:
+        """Seconds since a time by `time.monotonic`, without those in which the API server was away."""
+        seconds = time.monotonic() - since
+        return seconds - self._seconds_away_since(time.time() - seconds)
 
     def _log_obstacle(self, events: list[Object]) -> None:
         """Log the newest Warning event about the job or its pods, once. The job may start in spite of it."""

@@ -13,7 +13,7 @@ import time
 
 SITECUSTOMIZE = ""  # its text is put here
 MARK = "KTRAIN_STACK "
-SECONDS = 2.0  # between SIGTERM and its arrival at the program, at most; a fifth of a grace period below 5 s
+SECONDS = 2.0  # between SIGTERM and its arrival at the program, at most; a fifth of a grace period below 10 s
 MAX_RECORD, MAX_BYTES, MAX_RECORDS = 4000, 64 * 1024, 400  # bytes of one record and of all, and their number
 SWEEP_SECONDS = 30.0  # between two removals of the files of processes that have ended
 MAX_DEAD = 256  # files that are kept of ranks that have ended
@@ -100,7 +100,7 @@ def is_file_of_process(name):
 
 
 def status_of(pid):
-    # the fields of /proc/PID/status; empty if there is no such process
+    # the fields of /proc/PID/status; empty if the process doesn't exist
     try:
         with open("/proc/%d/status" % pid, "rb") as file:
             lines = file.read().decode(errors="replace").splitlines()

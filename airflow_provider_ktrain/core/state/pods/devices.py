@@ -60,9 +60,7 @@ def read_claim(claim: Json) -> Claim:
 
 def requested_by(spec: Mapping[str, Any]) -> Amounts:
     """The accelerators that one pod requests, by the spec of a pod or a template. Its claims' devices are UNKNOWN."""
-    claims = [ref for ref in spec.get("resourceClaims") or () if isinstance(ref, Mapping)]
-    amounts = _of_containers(spec)
-    return amounts + Amounts({UNKNOWN: len(claims)})
+    return _of_containers(spec) + Amounts({UNKNOWN: len(_references(spec))})
 
 
 def requested_by_all(pods: Iterable[tuple[int, Mapping[str, Any]]]) -> Amounts:
@@ -72,12 +70,15 @@ def requested_by_all(pods: Iterable[tuple[int, Mapping[str, Any]]]) -> Amounts:
     """
     amounts, shared = Amounts(), set[str]()
     for number, spec in pods:
-        each = requested_by(spec)
-        named = [ref["resourceClaimName"] for ref in spec.get("resourceClaims") or () if ref.get("resourceClaimName")]
-        each[UNKNOWN] -= len(named)
-        shared |= set(named) if number else set()
-        amounts += times(number, each)
+        names = [str(ref.get("resourceClaimName") or "") for ref in _references(spec)]
+        amounts += times(number, _of_containers(spec) + Amounts({UNKNOWN: names.count("")}))
+        shared |= {*filter(None, names)} if number else set()
     return amounts + Amounts({UNKNOWN: len(shared)})
+
+
+def _references(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The entries of `resourceClaims`; a manifest may have others, which the API server refuses."""
+    return [ref for ref in spec.get("resourceClaims") or () if isinstance(ref, Mapping)]
 
 
 def requests_gpus(spec: Mapping[str, Any]) -> bool:
