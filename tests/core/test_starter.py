@@ -133,6 +133,11 @@ def test_command_that_cannot_be_executed(start: Any, command: str, code: int) ->
 
 
 def test_streams_arguments_and_signals_are_those_of_the_pod(start: Any) -> None:
+    # the process that starts the tests may ignore a signal that Python can't reset, such as 32
+    inherited = subprocess.run(
+        ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"], capture_output=True, text=True, check=True,
+        preexec_fn=default_signals,
+    ).stdout.splitlines()  # fmt: skip
     container = start(
         "sh",
         "-c",
@@ -142,9 +147,7 @@ def test_streams_arguments_and_signals_are_those_of_the_pod(start: Any) -> None:
     )
     container.process.stdin.write("given")
     assert container.end() == 0
-    assert container.out.splitlines() == [
-        "a b|$(x)", "SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000", "given",
-    ]  # fmt: skip
+    assert container.out.splitlines() == ["a b|$(x)", *inherited, "given"]
     assert (container.err, container.stacks, container.ends) == ("wrong", [], [])
 
 
