@@ -340,7 +340,7 @@ async def test_changes_that_the_api_server_has_forgotten_are_no_doubt(version: s
             handover = Handover(pod_history={"existing": {"version": version, "replicas": replicas}})
             outcome = await training.follow(OPTIONS, handover)
             assert outcome.succeeded
-        assert str(training.log).count("were deleted while no process followed it: Launcher.") == 4
+        assert str(training.log).count("can't be read any more: Launcher.") == 4
 
 
 async def test_nothing_is_read_again_if_no_pod_is_missing() -> None:

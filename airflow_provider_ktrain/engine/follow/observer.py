@@ -156,8 +156,8 @@ class Observer:
             if missing:
                 names = listed([state.kind.replica_name(*one) for one in sorted(missing)], MAX_NAMED_REPLICAS)
                 self._log.warning(
-                    f"Pods of {state.ref} were deleted while no process followed it: {names}.\n"
-                    "It can't be read any more how they ended. If they were evicted, a success may be incomplete."
+                    f"Pods of {state.ref} were deleted while no process followed it.\nHow they ended can't be read any "
+                    f"more: {names}. If they were evicted, a success may be incomplete."
                 )
         state.pods_before = {}
 
@@ -169,18 +169,19 @@ class Observer:
             "timeoutSeconds": str(MISSED_CHANGES_SECONDS),
         }  # fmt: skip
         path, timeout = api_paths.core(ref.namespace, "pods"), 2.0 * MISSED_CHANGES_SECONDS
+        changes: list[tuple[Object, bool]] = []  # taken together: a stream that is cut is read again
         async with self._api.stream(path, query=query, read_timeout=timeout) as response:
             async for event in events_of(response):
-                pod = stripped(event["object"])
-                if pod["metadata"]["uid"] in existing or not state.owns(pod):
-                    continue
-                if event["type"] != "DELETED":
-                    state.pods.mark_deleted(pod)
-                    continue
-                self._mark_deleted(pod)
-                missing.discard(state.kind.pod_role(labels_of(pod)))
+                pod, deleted = stripped(event["object"]), event["type"] == "DELETED"
+                if pod["metadata"]["uid"] not in existing and state.owns(pod):
+                    changes.append((pod, deleted))
+                    missing -= {state.kind.pod_role(labels_of(pod))} if deleted else set()
                 if not missing:
-                    return
+                    break
+        for pod, deleted in changes:
+            state.pods.mark_deleted(pod)
+            if deleted:
+                self._output.mark_deleted(pod)
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
