@@ -359,6 +359,12 @@ def test_pod_that_is_deleted_after_the_end_of_the_job_is_no_doubt(succeeded: str
     assert len(history_of(pod).interruptions(job_that_succeeded(succeeded))) == doubts
 
 
+@pytest.mark.parametrize(("succeeded", "doubts"), [("2026-01-01T12:10:00Z", 1), ("2026-01-01T12:09:59Z", 0)])
+def test_job_may_end_in_the_second_of_the_eviction(succeeded: str, doubts: int) -> None:
+    pod = master("a", ended="2026-01-01T12:10:00Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
+    assert len(history_of(pod).interruptions(job_that_succeeded(succeeded))) == doubts
+
+
 # a failure that is not final
 
 EVICTED_WORKER = "101-mpi-ephemeral-storage-worker"

@@ -85,6 +85,7 @@ class SmallApi:
         self._failures: list[Failure] = []
         self._history: dict[str, list[tuple[int, str, Object]]] = defaultdict(list)
         self._version = 100
+        self._oldest = 0  # watches from an older version fail
         self._uids = itertools.count(1)
         self._away = False
         self._changed = asyncio.Event()
@@ -132,6 +133,10 @@ class SmallApi:
 
     def freeze(self, *resources: str) -> None:
         self.frozen |= set(resources)
+
+    def expire(self) -> None:
+        """Forget all changes so far: a watch from an older resourceVersion gets 410 Gone."""
+        self._oldest = self._version
 
     def thaw(self) -> None:
         self.frozen.clear()
@@ -258,14 +263,24 @@ class SmallApi:
         )
 
     async def _watch(self, request: web.BaseRequest, where: Where, query: Mapping[str, str]) -> web.StreamResponse:
+        if not query["resourceVersion"].isdigit():
+            return _status(400, "BadRequest")
         response, at = await _stream(request), int(query["resourceVersion"])
-        while True:
+        if at < self._oldest:
+            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+            await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+            return response
+        end = time.monotonic() + float(query["timeoutSeconds"])
+        while time.monotonic() < end:
             changed = self._changed
             history = () if where.resource in self.frozen else self._history[where.resource]
             for version, event, obj in [one for one in history if one[0] > at and _selects(query, one[2])]:
                 at = version
                 await response.write(json.dumps({"type": event, "object": obj}).encode() + b"\n")
-            await changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(end - time.monotonic()):
+                    await changed.wait()
+        return response
 
     async def _log(self, request: web.BaseRequest, pod: str, query: Mapping[str, str]) -> web.StreamResponse:
         response, sent, since = await _stream(request), 0, query.get("sinceTime", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.ending import Event
-from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB, Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
@@ -268,6 +269,89 @@ async def test_next_process_knows_what_the_one_before_has_seen() -> None:
         recorded.go()
         outcome = await training.follow(OPTIONS, Handover.from_dict(handover.to_dict()))
         assert not outcome.succeeded
+
+
+async def handed_over(training: Staged, recorded: Replay, until_change: Callable[[Object], object]) -> Handover:
+    """What a process hands over that has seen the changes up to one."""
+    async with training.owner() as before:
+        following = asyncio.ensure_future(before.follow(training.ref, OPTIONS, until=time.monotonic() + 2))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly(until_change)
+        handover = await following
+    assert isinstance(handover, Handover)
+    return Handover.from_dict(json.loads(json.dumps(handover.to_dict())))
+
+
+def runs(change: Object) -> bool:
+    return change["watch"] == "pods" and change["object"]["status"].get("phase") == "Running"
+
+
+def remove_pods(training: Staged) -> None:
+    for pod in list(training.api.objects["pods"]):
+        training.api.remove("pods", pod)
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+async def test_next_process_reads_what_happened_before_it_began(name: str) -> None:
+    """The pod was stopped, and is gone with its job's success, before the next process has listed the pods."""
+    async with replaying(name) as (training, recorded):
+        handover = await handed_over(training, recorded, runs)
+        assert handover.pod_history["existing"]["replicas"]
+        recorded.go()
+        remove_pods(training)
+        outcome = await training.follow(OPTIONS, handover)
+        assert (outcome.cause or {})["summary"] == f"{DOUBTS[name]}: the training is probably incomplete"
+        assert mark_of(training) == DOUBTS[name]
+
+
+async def test_api_server_that_is_away_is_asked_again() -> None:
+    name = "100b-mpi-evicted-exit-0-launcher"
+    async with replaying(name) as (training, recorded):
+        handover = await handed_over(training, recorded, runs)
+        recorded.go()
+        remove_pods(training)
+        training.api.fail("GET", f"pods.*resourceVersion={handover.pod_history['existing']['version']}", 503, count=3)
+        assert not (await training.follow(OPTIONS, handover)).succeeded
+
+
+@pytest.mark.parametrize("kind", [MPIJOB, TRAINJOB], ids=lambda kind: kind.name)
+async def test_pod_that_is_deleted_after_the_end_is_no_doubt(kind: Kind) -> None:
+    async with staged(kind) as training:
+        training.pod()
+        training.running()
+        async with training.owner() as before:
+            handover = await before.follow(training.ref, OPTIONS, until=time.monotonic() + 1)
+        assert isinstance(handover, Handover)
+        training.pod(phase="Succeeded")
+        training.ended()
+        remove_pods(training)
+        assert (await training.follow(OPTIONS, handover)).succeeded
+        assert "while no process followed it" not in str(training.log)
+
+
+@pytest.mark.parametrize("version", ["1", "no number"])
+async def test_changes_that_the_api_server_has_forgotten_are_no_doubt(version: str) -> None:
+    """That the log names the pods is all that can be done, whatever another release has handed over."""
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
+        recorded.go()
+        remove_pods(training)
+        training.api.expire()
+        for replicas in ({"Launcher": [0]}, {}, {"Launcher": "all"}, None):
+            handover = Handover(pod_history={"existing": {"version": version, "replicas": replicas}})
+            outcome = await training.follow(OPTIONS, handover)
+            assert outcome.succeeded
+        assert str(training.log).count("can't be read any more: Launcher.") == 4
+
+
+async def test_nothing_is_read_again_if_no_pod_is_missing() -> None:
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
+        handover = await handed_over(training, recorded, runs)
+        before = len(training.api.requests)
+        following = asyncio.ensure_future(training.follow(OPTIONS, handover))
+        await until(lambda: "is Running" in str(training.log))
+        watches = [line for line in training.api.requests[before:] if "/pods?" in line and "watch=true" in line]
+        assert len(watches) == 1
+        following.cancel()
 
 
 async def test_interruption_that_a_late_watch_shows_is_marked() -> None:

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis import unmatched_pods
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
-from airflow_provider_ktrain.engine.follow import nodes, startup
+from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.options import Options
 from tests.clusters import TestCluster
 from tests.engine.fakekube import until
@@ -81,7 +81,7 @@ def with_autoscaler(training: Staged) -> None:
 async def test_job_is_kept_where_it_is_not_certain_that_no_node_can_take_it(
     cluster_has: Callable[[Staged], None], request_made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "MAX_AGE_SECONDS", 0.5)
+    monkeypatch.setattr(startup, "NODES_AGE_SECONDS", 0.5)
     async with staged() as training:
         unmatched(training)
         cluster_has(training)
@@ -105,8 +105,8 @@ async def test_waiting_jobs_share_one_read_of_the_nodes(cluster: TestCluster) ->
             return await super().request(method, path, **how)
 
     async with api_of(cluster, Counting) as api:
-        found = await asyncio.gather(*(nodes.read_nodes(api) for _ in range(5)))
+        found = await asyncio.gather(*(startup.read_nodes(api) for _ in range(5)))
         assert Counting.asked == 1
         assert all(found[0] == other and other for other in found)
-        await asyncio.gather(*(nodes.read_nodes(api, fresh=True) for _ in range(5)))
+        await asyncio.gather(*(startup.read_nodes(api, fresh=True) for _ in range(5)))
         assert Counting.asked <= 3  # a read that had begun before may be too old for the others

@@ -25,7 +25,6 @@ class Container:
 
     :param replica: as messages name it, such as `Worker 3`.
     :param started: when its newest run started, in epoch seconds; 0 if this isn't known.
-    :param ended: whether that run has ended.
     """
 
     pod: str
@@ -56,7 +55,6 @@ class Selection:
 def containers_to_read(kind: Kind, job: Object, pods: Sequence[Object], since: float) -> Selection:
     """The main and init containers that may have written since a time: the primary's first, then by index, downwards.
 
-    :param pods: its pods, likewise.
     :param since: in epoch seconds; containers that ended before are left out.
     """
     primary = kind.primary(job), 0

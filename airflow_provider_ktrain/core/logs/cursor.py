@@ -108,10 +108,7 @@ class Position:
         self.rebased = True
 
     def advance(self, time: str) -> None:
-        """Count one line.
-
-        :param time: as `normal_time` returns it.
-        """
+        """Count one line."""
         second = time[:_SECOND]
         if second == self.newest.second:
             self.newest.count += 1
@@ -160,10 +157,7 @@ class Replay:
         return time is None or not self.position.last or not base.whole or time == base.first
 
     def fresh(self, time: str) -> bool:
-        """Whether the next line of the response is new.
-
-        :param time: of the line, as `normal_time` returns it.
-        """
+        """Whether the next line of the response is new."""
         if not self.live and self._seen(time):
             return False
         self.position.advance(time)

@@ -65,7 +65,6 @@ def keep_result_line(held: str, line: str) -> str:
     Numbered lines win over result lines. The intact lines of the last text are held, one per line.
 
     :param held: what this function returned for the lines before; an empty string at first.
-    :param line: the text of the line.
     :return: an empty string, or text that begins with one of the markers and is at most a little longer than MAX_BYTES.
     """
     if PART_MARKER in line and (part := _part(line[line.rfind(PART_MARKER) :])):

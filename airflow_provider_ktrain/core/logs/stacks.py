@@ -31,7 +31,6 @@ class Stack:
     :param pid: of the process, in its container.
     :param rank: of the process; empty if it has none.
     :param part: RANK, or WORKER of a rank (such as a data loader's), or LAUNCHER of ranks (such as torchrun).
-    :param main: whether it is the main thread.
     :param frames: innermost first.
     :param why: why there are no frames: `gone`, or `no answer, state D`. Default: empty.
     """
@@ -46,29 +45,20 @@ class Stack:
 
 @dataclass(frozen=True)
 class End:
-    """The last record of a container.
-
-    :param left_out: records that were not printed.
-    """
+    """The last record of a container."""
 
     left_out: int = 0
 
 
 def own_text(text: str) -> str | None:
-    """A line without a record in it; None if nothing of the program is left.
-
-    :param text: of a line.
-    """
+    """A line without a record in it; None if nothing of the program is left."""
     if MARK not in text:
         return text
     return text.partition(MARK)[0] or None
 
 
 def read_record(text: str) -> Stack | End | None:
-    """The record in a line; None if there is none that can be read.
-
-    :param text: of a line.
-    """
+    """The record in a line; None if there is none that can be read."""
     _, found, record = text.partition(MARK)
     if not found:
         return None

@@ -36,11 +36,7 @@ UNREADABLE_SECONDS = 10.0  #: for which logs must be unreadable until this is lo
 
 
 class ActivityProbe:
-    """Decides whether the logs of all replicas confirm that a clock of LOG_LIMITS has expired.
-
-    :param context: of the job. That logs can't be read is logged once.
-    :param output: its logs and what the program reported; `confirms` moves its clocks.
-    """
+    """Decides whether the logs of all replicas confirm that a clock of LOG_LIMITS has expired."""
 
     def __init__(self, context: FollowContext, output: JobOutput) -> None:
         self._api, self._state, self._log, self._output = context.api, context.state, context.log, output
@@ -173,10 +169,7 @@ class _Search:
             self._output.restart_clock(self._limit, first or time.time())
 
     async def _request(self, container: Container, limit_bytes: int, **query: str) -> _Response:
-        """Request lines and take from them what moves the clock.
-
-        :raises KtrainError: the log can't be read.
-        """
+        """Request lines and take from them what moves the clock."""
         path = f"{api_paths.core(self._namespace, 'pods', container.pod)}/log"
         query |= {"container": container.name, "timestamps": "true", "limitBytes": str(limit_bytes)}
         splitter, found = LineSplitter(), _Response()

@@ -36,13 +36,7 @@ MAX_NAMED_CONTAINERS = 3  #: in one message
 
 
 class Closing:
-    """Reads the rest of the logs, finds the cause and describes the outcome of one job.
-
-    :param context: of the job. Causes and gaps in logs are logged.
-    :param output: its logs, restarts and result line.
-    :param observer: brings the state up to date after the logs were read.
-    :param reporter: takes the training's last status.
-    """
+    """Reads the rest of the logs, finds the cause and describes the outcome of one job. Causes and gaps are logged."""
 
     def __init__(self, context: FollowContext, output: JobOutput, observer: Observer, reporter: StatusReporter) -> None:
         self._api, self._state, self._options, self._log = context.api, context.state, context.options, context.log
@@ -63,7 +57,11 @@ class Closing:
             metrics=self._state.metrics,
             result_line=self._output.result.line,
             result_from=self._output.result.origin,
-            pod_history={**pods, "crashes": self._output.restarts.handover()},
+            pod_history={
+                **pods,
+                "crashes": self._output.restarts.handover(),
+                "existing": self._state.existing_pods,
+            },
             queue=self._state.queue.to_dict(),
             handed_over_at=time.time(),
             training_metrics=self._output.training_metrics.handover(),
@@ -120,7 +118,6 @@ class Closing:
 
         This is logged before or during the release because a deferred task must wait for a worker before it can log it.
 
-        :param cause: of the failure.
         :param stacks: lines about where the processes of a hung job were. Default: none.
         """
         self._output.restarts.report(at_once=True)
@@ -227,10 +224,7 @@ class Closing:
     # outcome
 
     async def read_rest_after_release(self, *, deleted: bool) -> None:
-        """Read what replicas have written after the end of the job: a PyTorchJob ends with its Master.
-
-        :param deleted: whether their pods are gone.
-        """
+        """Read what replicas have written after the end of the job: a PyTorchJob ends with its Master."""
         if not self._keeps_open:
             return
         began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_REST_SECONDS)

@@ -16,11 +16,7 @@ from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 class FollowContext:
     """What the parts that follow one job share.
 
-    :param api: client for the job's cluster.
     :param state: the job as last observed, and what the process that followed it before has handed over.
-    :param log: where everything is logged.
-    :param options: how the task wants the job to be followed. Default: see `Options`.
-    :param policy: how this process follows. Default: see `FollowPolicy`.
     :param cursor: positions in the logs, updated in place. Default: the beginning of each log.
     :param news: set when a watch has changes. Default: a new one.
     """

@@ -16,12 +16,8 @@ from airflow_provider_ktrain.engine.follow.options import Options
 
 @dataclass(frozen=True)
 class QueueMemory:
-    """What the next process that follows the job needs to know; part of the handover. Each field may be missing.
+    """What Kueue did with the job so far: `queue` in the handover. Each field may be missing.
 
-    :param phase: the phase that the queue's clock measures. Default: "", none.
-    :param since: when that phase was first seen, in epoch seconds. Default: 0.
-    :param eviction: reason and time of the last eviction that was logged. Default: "", none.
-    :param warned: whether the missing right was logged. Default: False.
     :param requested: the accelerators that the Workload requests. None if no Workload was seen. Default: None.
     """
 
@@ -52,15 +48,7 @@ class QueueMemory:
 class Handover:
     """What the next process that follows the job needs to know; part of trigger kwargs and the task store.
 
-    :param cursor: position in each container's log: see `core.logs.cursor`. Default: empty.
-    :param metrics: as in `Outcome`, so far. Default: empty.
-    :param result_line: last result line of the primary. Default: "", there is none.
-    :param result_from: where the log has it, if it is left out: `pod`, `container` and `time`. Default: there is none.
-    :param pod_history: counts of pods that no longer exist: see `core.state.pod_history`. Default: empty.
-    :param queue: what Kueue did with the job so far: see `QueueMemory`. Default: empty.
-    :param handed_over_at: when the handover was made, in epoch seconds. Default: 0, unknown.
-    :param training_metrics: what the program reported: see `core.state.training_metrics`. Default: nothing.
-    :param phases: the job's phases so far, each with the epoch seconds at which it began. Default: none.
+    docs/reference/formats.md describes its fields.
     """
 
     cursor: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +57,7 @@ class Handover:
     result_from: dict[str, str] = field(default_factory=dict)
     pod_history: dict[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] = field(default_factory=dict)
-    handed_over_at: float = 0.0
+    handed_over_at: float = 0.0  #: epoch seconds; 0 if unknown
     training_metrics: dict[str, Any] = field(default_factory=dict)
     phases: list[list[Any]] = field(default_factory=list)
 
@@ -88,14 +76,7 @@ class Deferral:
     """Arguments of a trigger, of which a copy is stored in the task store.
 
     If a trigger fails, Airflow doesn't pass its arguments to the worker. The worker then reads the stored copy to go on
-    with the job.
-
-    :param job: the job to follow.
-    :param options: how to follow it.
-    :param handover: from the worker.
-    :param kubernetes_conn_id: id of the Airflow connection. Default: kubernetes_default.
-    :param cluster_context: context of the kubeconfig. Default: None, the connection's.
-    :param failures: number of triggers of this try that failed before. Default: 0.
+    with the job. docs/reference/formats.md describes the fields.
     """
 
     job: JobRef

@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.log_parser import in_order
@@ -50,19 +50,8 @@ class TailLine(NamedTuple):
     text: str
 
 
-class Gathered(TypedDict):
-    """What a diagnosis needs besides the job and its pods; see `Evidence`."""
-
-    events: list[Object]
-    logs: dict[str, list[str]]
-    nodes: list[Object]
-
-
 class EvidenceCollector:
-    """Keeps the last log lines of followed containers, and reads events and other logs when a diagnosis needs them.
-
-    :param context: of the job. Lines of containers that were not followed are logged.
-    """
+    """Keeps the last log lines of followed containers, and reads events and other logs when a diagnosis needs them."""
 
     def __init__(self, context: FollowContext) -> None:
         self._api, self._state, self._cursor, self._log = context.api, context.state, context.cursor, context.log
@@ -101,11 +90,10 @@ class EvidenceCollector:
             return None
         return _texts(line for line in tail if (line.pod_uid, line.run) == (ended.pod_uid, ended.run))
 
-    async def gather(self, unread: Container[tuple[str, str]], pods: Sequence[Pod]) -> Gathered:
+    async def gather(self, unread: Container[tuple[str, str]], pods: Sequence[Pod]) -> dict[str, Any]:
         """Events, nodes, and the last lines of each container by `log_key`; without what can't be read in time.
 
         :param unread: pods and containers whose logs were followed, but not read to their end.
-        :param pods: of the job, whose nodes are read.
         """
         events: list[Object] = []
         nodes: dict[str, Object | None] = dict.fromkeys(nodes_to_read(pods))

@@ -16,9 +16,13 @@ from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, label_value
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
 from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobRead
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
@@ -32,7 +36,8 @@ from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
-from airflow_provider_ktrain.engine.watch.job_watches import watches_of
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared_informer
+from airflow_provider_ktrain.engine.watch.object_keys import Key, by_label, by_name, by_uid
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
 log = shown_log(__name__)
@@ -45,11 +50,8 @@ MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
 class Noticed:
     """What may end the training's life.
 
-    :param event: what happened.
     :param limit: the limit that has passed. Default: None.
     :param amount: its value, in seconds or restarts. Default: 0.
-    :param cause: of a rule that has found it already. Default: None.
-    :param loop: the crash loop. Default: None.
     """
 
     event: Event
@@ -60,10 +62,7 @@ class Noticed:
 
 
 class Following:
-    """One job that is followed in this process; a context manager.
-
-    :param context: what its parts share.
-    """
+    """One job that is followed in this process; a context manager."""
 
     def __init__(self, context: FollowContext) -> None:
         self._context, self._options, self._policy = context, context.options, context.policy
@@ -80,7 +79,7 @@ class Following:
             context, output = self._context, self._output
             stack.push_async_callback(output.close)
             stack.callback(context.api.on_notice(context.log.warning))
-            watches = watches_of(context.api, self.state.ref, shared=self._policy.shared)
+            watches = _watches_of(context.api, self.state.ref, shared=self._policy.shared)
             jobs, pods = [
                 await stack.enter_async_context(informer.subscribe(key=key, news=context.news))
                 for informer, key in watches
@@ -296,11 +295,7 @@ class Following:
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause
 
     def stack_reader(self, noticed: Noticed, read: JobRead | None) -> StackReader:
-        """What reads the stacks that pods print when a limit releases the job that a hang can pass; else nothing.
-
-        :param noticed: the limit.
-        :param read: the job and its pods, on which the release was decided.
-        """
+        """What reads the stacks that pods print when a limit releases the job that a hang can pass; else nothing."""
         hangs = noticed.event is Event.DEADLINE or noticed.limit in LOG_LIMITS
         limit = (noticed.limit or Limit.EXECUTION) if hangs and self.state.phase is Phase.RUNNING else None
         pods = [] if read is None else read.pods
@@ -344,3 +339,23 @@ class Following:
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds
+
+
+def _watches_of(api: Api, ref: JobRef, *, shared: bool) -> list[tuple[SharedInformer, Key]]:
+    """The watches of a job and of its pods, each with the key by which to subscribe.
+
+    :param shared: use one watch for all jobs of the deployment, if the job has its label.
+    """
+    kind = kind_of(ref.kind)
+    jobs, pods = api_paths.jobs(kind, ref.version, ref.namespace), api_paths.core(ref.namespace, "pods")
+    selector, of_pods, field_selector = "", ref.pod_selector, f"metadata.name={ref.name}"
+    if shared and ref.submission:
+        selector, field_selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}", ""
+        # pods that may lack our labels are selected by the operator's label, whatever its value
+        of_pods = selector if kind.behavior.labels_pods else kind.behavior.pod_name_label
+    label, _, value = ref.pod_selector.partition("=")
+    job = shared_informer(api, jobs, label_selector=selector, field_selector=field_selector)
+    return [
+        (job, by_uid(ref.uid) if ref.uid else by_name(ref.name)),
+        (shared_informer(api, pods, label_selector=of_pods), by_label(label, value)),
+    ]

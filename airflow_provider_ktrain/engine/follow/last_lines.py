@@ -32,7 +32,6 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
 
     :param logs: whose logs to follow: see `core.logs.selection`.
     :param cursor: where the process that followed the job stopped; updated in place.
-    :param log: where lines are logged.
     """
     kind = kind_of(ref.kind)
     chosen = chooser("none", kind, {})

@@ -15,17 +15,21 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.state.pods.objects import created
+from airflow_provider_ktrain.core.state.pods.devices import claims_of
+from airflow_provider_ktrain.core.state.pods.interruption import Replica
+from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, labels_of, node_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
+from airflow_provider_ktrain.core.text.output import listed
+from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.claims import read_claims
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.api.request_errors import explain
-from airflow_provider_ktrain.engine.follow.claims import ClaimReader
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, events_of
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
 Object = dict[str, Any]
@@ -34,18 +38,16 @@ FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) 
 POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it
 STARTING_DELAY_SECONDS = 1.0  #: in which an operator creates the pods of a job one after the other
 _BEFORE_STARTING = (Phase.QUEUED, Phase.SUSPENDED, Phase.PENDING)
+MISSED_CHANGES_SECONDS = 5  #: in which the API server must deliver changes from before this process
+MAX_NAMED_REPLICAS = 3  #: in one message
+CLAIMS_RETRY_SECONDS = 30.0  #: until claims that could not be read are read again
 SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
 
 
 class Observer:
-    """Brings the job's state and output up to date with the watches.
+    """Brings the job's state and output up to date with the watches. Phases, and watches that fail, are logged.
 
-    :param context: with the state that is updated. Phases, and watches that fail, are logged.
-    :param output: gets the pods, to follow their logs.
-    :param queue: what Kueue does with the job.
-    :param informers: the watches of the job and of its pods.
-    :param jobs: subscription to the first one.
-    :param pods: subscription to the second one.
+    :param informers: the watches of the job and of its pods, to which `jobs` and `pods` subscribe.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Observer:
         job = await self._find_job()
         if job is not None and not is_older(job, state.job):
             state.job = job
-        pods_known = self._pods.synced
+        pods_known, version = self._pods.synced, self._informers[1].version
         if state.job is not None:
             await self._own.find_owners()
             pods_known = self._pods.synced
@@ -127,8 +129,59 @@ class Observer:
                 self._claims.note(changed)
                 self._output.observe(changed, removed)
             await self._claims.update()
+            if pods_known:
+                state.pods_version = version or state.pods_version
+                try:
+                    await self._read_missed_changes()
+                except (ApiStatusError, ApiUnavailable):
+                    state.uncertain, pods_known = True, False
         await self._queue.update()
         return pods_known and self._update_phase()
+
+    async def _read_missed_changes(self) -> None:
+        """Learn what became of pods that the process before has seen, and that were deleted before this one watched.
+
+        An operator may have taken the end of a pod that was evicted meanwhile for a success. A watch from the
+        resourceVersion that the process before has reached shows it, while the API server knows changes since.
+
+        :raises ApiStatusError, ApiUnavailable: this is to be tried again.
+        """
+        state = self._state
+        if state.pods_before and (missing := state.missing_replicas):
+            try:
+                await self._replay(str(state.pods_before.get("version")), missing)
+            except ApiStatusError as e:
+                if not e.gone and e.status != 400:
+                    raise
+            if missing:
+                names = listed([state.kind.replica_name(*one) for one in sorted(missing)], MAX_NAMED_REPLICAS)
+                self._log.warning(
+                    f"Pods of {state.ref} were deleted while no process followed it.\nHow they ended can't be read any "
+                    f"more: {names}. If they were evicted, a success may be incomplete."
+                )
+        state.pods_before = {}
+
+    async def _replay(self, version: str, missing: set[Replica]) -> None:
+        """Take the changes since a resourceVersion of pods that no longer exist, until no replica is missing."""
+        state, ref, existing = self._state, self._state.ref, set(self._state.pods.groups.pods)
+        query = {
+            "labelSelector": ref.pod_selector, "watch": "true", "resourceVersion": version,
+            "timeoutSeconds": str(MISSED_CHANGES_SECONDS),
+        }  # fmt: skip
+        path, timeout = api_paths.core(ref.namespace, "pods"), 2.0 * MISSED_CHANGES_SECONDS
+        changes: list[tuple[Object, bool]] = []  # taken together: a stream that is cut is read again
+        async with self._api.stream(path, query=query, read_timeout=timeout) as response:
+            async for event in events_of(response):
+                pod, deleted = stripped(event["object"]), event["type"] == "DELETED"
+                if pod["metadata"]["uid"] not in existing and state.owns(pod):
+                    changes.append((pod, deleted))
+                    missing -= {state.kind.pod_role(labels_of(pod))} if deleted else set()
+                if not missing:
+                    break
+        for pod, deleted in changes:
+            state.pods.mark_deleted(pod)
+            if deleted:
+                self._output.mark_deleted(pod)
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
@@ -187,6 +240,7 @@ class Observer:
         """Bring state and output up to date with what was read from the API server.
 
         :param read: the job, and the pods that existed after it was read.
+        :raises ApiStatusError, ApiUnavailable: what happened to pods before can't be read now.
         """
         state = self._state
         state.gone, state.uncertain = read.job is None, False
@@ -198,6 +252,7 @@ class Observer:
         self._claims.note(pods)
         if state.job is not None:
             self._output.observe(pods, removed)
+            await self._read_missed_changes()
         await self._queue.update()
         self._update_phase()
 
@@ -223,11 +278,7 @@ def is_older(obj: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
 
 
 class OwnPods:
-    """Finds the changes of a job's pods. It looks only at pods that the watch has changed.
-
-    :param context: of the job, whose state knows its pods: see `JobState.owns`.
-    :param pods: the watch.
-    """
+    """Finds the changes of a job's pods. It looks only at pods that the watch has changed."""
 
     def __init__(self, context: FollowContext, pods: Subscription) -> None:
         self._api, self._state, self._pods = context.api, context.state, pods
@@ -283,3 +334,39 @@ class OwnPods:
                 removed.append(uid)
                 del self._own[uid]
         return changed, removed
+
+
+class ClaimReader:
+    """Reads the ResourceClaims of pods that have a node, each once: afterwards, claims show devices no longer.
+
+    Without the right to, it asks once.
+    """
+
+    __slots__ = ("_api", "_look_at", "_state", "_wanted")  # each job that waits has one
+
+    def __init__(self, context: FollowContext) -> None:
+        self._api, self._state = context.api, context.state
+        self._wanted: dict[str, list[str]] = {}  # uids of the pods that have the claim, by its name
+        self._look_at: float | None = 0.0  # time.monotonic() from which claims are read; None: they can't be
+
+    def note(self, pods: Mapping[str, Mapping[str, Any]]) -> None:
+        """Find claims of pods that are new or have changed."""
+        for uid, pod in pods.items() if self._look_at is not None else ():
+            if node_of(pod) and not has_ended(pod):
+                for name in claims_of(pod).keys() - self._state.pods.claims.keys():
+                    self._wanted.setdefault(name, []).append(uid)
+
+    async def update(self) -> None:
+        """Read the claims that were found, if any."""
+        if not self._wanted or self._look_at is None or time.monotonic() < self._look_at:
+            return
+        read = await read_claims(self._api, self._state.ref.namespace, self._wanted)
+        if read is None:
+            self._look_at = None
+            self._wanted.clear()
+            return
+        pods = self._state.pods
+        pods.claims.update(read)
+        for uid in {uid for name in read for uid in self._wanted.pop(name)} & pods.groups.pods.keys():
+            pods.groups.put(pods.groups.pods[uid])
+        self._look_at = time.monotonic() + (CLAIMS_RETRY_SECONDS if self._wanted else 0.0)

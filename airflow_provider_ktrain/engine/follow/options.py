@@ -14,20 +14,14 @@ from airflow_provider_ktrain.core.state.limits import Limits
 
 @dataclass(frozen=True)
 class Options:
-    """How a job is followed; part of trigger kwargs.
+    """How a job is followed; part of trigger kwargs. docs/reference/formats.md describes the fields.
 
-    :param logs: whose logs to follow: see `core.logs.selection`. Default: "auto".
-    :param limits: time limits and numbers of restarts. Default: see `Limits`.
-    :param deadline: when the execution must end, in epoch seconds. Default: None, no deadline.
-    :param on_finish_action: what happens to the job at the end. KEEP_JOB frees the GPUs too. Default: DELETE_JOB.
     :param drain_timeout: before the pods are deleted, the rest of the logs is read until no line has come for this
         time, in seconds. While lines come, it goes on for up to 5 minutes, but not past the deadline. After the
         release, what was read is logged within the same limits; after a takeover, lines since the deferral have this
         time. Default: 30.
     :param release_timeout: how long to wait until the pods are gone, in seconds; at least their longest grace period
         plus 30 s. Default: 90.
-    :param release: whether to release the job. False for a job that others submitted. Default: True.
-    :param conditions: types of job conditions; following ends with success when one of them is True. Default: none.
     """
 
     logs: LogChoice = "auto"

@@ -18,24 +18,7 @@ UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outc
 class Outcome:
     """How following ended; the trigger's event. Its texts are `shown`; the user's own values are as they were reported.
 
-    :param phase: the job's last phase.
-    :param succeeded: whether the training succeeded.
-    :param superseded: whether another try owns the job; then nothing was released. Default: False.
-    :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
-    :param released: log line about the release. Default: "", nothing was released.
-    :param release_error: why the release failed; the caller must try again. Default: "", it didn't fail.
-    :param kept: `JobRef`, as a dict, of an ended job that the caller must delete at the very end. If this outcome never
-        arrives, the job's status is the only proof of how it ended. Default: None.
-    :param usage: GPU-seconds: see `core.state.usage`. Default: empty.
-    :param result: the result that the primary printed: see `core.logs.result`. Default: None.
-    :param result_error: what is wrong with the result. Default: "".
-    :param metrics: seconds per phase, log lines and bytes, and watch requests, of all processes that followed the job.
-    :param exit_code: with which the primary replica of a failed job ended: see `core.state.exit_code`. Default:
-        None, unknown.
-    :param training_metrics: last and best value of each metric that the program reported. Default: none.
-    :param status: for the training page: see `core.state.status_document`. Default: empty.
-    :param step: the highest step that the program reported in its log. Default: None, it reported none.
-    :param has_result: whether the program reported a result; None may be one. Default: True, as of older releases.
+    docs/reference/formats.md describes its fields.
     """
 
     phase: str
@@ -44,7 +27,7 @@ class Outcome:
     cause: dict[str, Any] | None = None
     released: str = ""
     release_error: str = ""
-    kept: dict[str, str] | None = None
+    kept: dict[str, str] | None = None  #: if this outcome never arrives, the job's status is the only proof of its end
     usage: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     result_error: str = ""

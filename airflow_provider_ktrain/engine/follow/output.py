@@ -31,10 +31,7 @@ TAKEOVER_SECONDS = 10.0
 
 
 class JobOutput:
-    """Logs the lines of the job's containers, and keeps what diagnosis and result need of them.
-
-    :param context: of the job. Lines, gaps and restarts are logged.
-    """
+    """Logs the lines of the job's containers, and keeps what diagnosis and result need of them."""
 
     def __init__(self, context: FollowContext) -> None:
         self._context, self._state, self.cursor = context, context.state, context.cursor
@@ -103,19 +100,13 @@ class JobOutput:
         return None if began is None else max(began, self.clock_began(Limit.PROGRESS))
 
     def clock_began(self, limit: Limit) -> float:
-        """When the last line or progress was noted, in epoch seconds; 0: none was.
-
-        :param limit: LOG_STALL or PROGRESS.
-        """
+        """When the last line or progress was noted, in epoch seconds; 0: none was."""
         if limit is Limit.LOG_STALL:
             return self.last_line_at
         return max(self.training_metrics.progress_at or 0.0, self._unread_until)
 
     def restart_clock(self, limit: Limit, at: float) -> None:
-        """Count silence, or the time without progress, from `at` on, in epoch seconds, unless it counts from later on.
-
-        :param limit: LOG_STALL or PROGRESS.
-        """
+        """Count silence, or time without progress, from `at` on, in epoch seconds, unless it counts from later on."""
         if limit is Limit.LOG_STALL:
             self.last_line_at = max(self.last_line_at, at)
         else:

@@ -49,10 +49,7 @@ class _Part(NamedTuple):
 
 
 class PrimaryResult:
-    """The last result line of the primary replica.
-
-    :param budget: of log streams.
-    """
+    """The last result line of the primary replica."""
 
     def __init__(self, context: FollowContext, budget: StreamBudget) -> None:
         self._api, self._state, self._cursor, self._budget = context.api, context.state, context.cursor, budget

@@ -16,11 +16,7 @@ MAX_LOG_DELAY_SECONDS = 30.0  # if no line of the run has arrived: it may have w
 
 
 class RestartReporter:
-    """Logs a warning for each restart of a container.
-
-    :param context: of the job. Its restarts are logged.
-    :param evidence: has the last log lines of each run.
-    """
+    """Logs a warning for each restart of a container."""
 
     def __init__(self, context: FollowContext, evidence: EvidenceCollector) -> None:
         self._state, self._log, self._evidence = context.state, context.log, evidence
@@ -42,10 +38,7 @@ class RestartReporter:
         self._note(self._history.mark_deleted(pod))
 
     def report(self, *, at_once: bool = False) -> None:
-        """Log one line for each restart whose log has had time to arrive.
-
-        :param at_once: report all restarts now. Default: False.
-        """
+        """Log one line for each restart whose log has had time to arrive."""
         now = time.monotonic()
         while self._unreported and (at_once or (self.due or 0.0) <= now):
             restart, seen = self._unreported[0]

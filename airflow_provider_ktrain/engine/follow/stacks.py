@@ -44,10 +44,7 @@ class _Source:
 class StackReader:
     """Reads stacks while the owner releases the job; a context manager.
 
-    :param context: of the job.
-    :param output: its logs, and the steps that its replicas have reported.
     :param limit: that has passed. None: nothing is read.
-    :param seconds: the limit's value.
     :param pods: of the job, as they were read for the decision.
     """
 
@@ -85,10 +82,7 @@ class StackReader:
                 await asyncio.gather(*(event.wait() for event in opened))
 
     async def explain(self, cause: Cause) -> tuple[Cause, list[str]]:
-        """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log.
-
-        :param cause: of the limit.
-        """
+        """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SECONDS)
         found = {source.replica: source.stacks for source in self._sources if source.stacks}

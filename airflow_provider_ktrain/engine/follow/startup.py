@@ -8,10 +8,14 @@ as `startup_timeout`, are in `core/state/limits.py`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.diagnosis import unmatched_pods
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
@@ -24,27 +28,59 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_unstartable_command,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.state.nodes import is_of_autoscaler
+from airflow_provider_ktrain.core.state.nodes import Node, is_of_autoscaler
 from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import get
+from airflow_provider_ktrain.engine.api.client import Api, get
+from airflow_provider_ktrain.engine.api.job_calls import list_objects
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
-from airflow_provider_ktrain.engine.follow.nodes import read_nodes
 from airflow_provider_ktrain.engine.follow.state import utc_now
 
 Object = dict[str, Any]
 FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
 INTERVAL_FACTOR = 1.5  #: by which the interval grows after each check
 MAX_INTERVAL_SECONDS = 300.0
+NODE_PAGE_SIZE = 100  #: nodes per request: each lists the images that it has
+NODES_TIMEOUT_SECONDS = 30.0  #: of all pages: the jobs that wait for it look at no limit meanwhile
+NODES_AGE_SECONDS = 300.0  #: of a read that only shows when to look
 _NOT_STARTED = (Phase.PENDING, Phase.STARTING)  # the job waits for nodes, images or containers
+
+
+@dataclass
+class _Read:
+    """The last read of the nodes, or its failure."""
+
+    began: float = -float("inf")  # by `time.monotonic`
+    nodes: tuple[Node, ...] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+_reads: WeakKeyDictionary[Api, _Read] = WeakKeyDictionary()
+
+
+async def read_nodes(api: Api, *, fresh: bool = False) -> tuple[Node, ...] | None:
+    """All nodes; None if they can't be read: the connection has no right to, or the API server doesn't answer.
+
+    They are read at most once in five minutes for all jobs of a process that wait for a node.
+
+    :param fresh: whether the read must begin after this call. Default: False, it is at most NODES_AGE_SECONDS old.
+    """
+    asked, read = time.monotonic(), _reads.setdefault(api, _Read())
+    async with read.lock:
+        if read.began < (asked if fresh else asked - NODES_AGE_SECONDS):
+            read.began, read.nodes = time.monotonic(), None
+            with contextlib.suppress(KtrainError, TimeoutError):
+                async with asyncio.timeout(NODES_TIMEOUT_SECONDS):
+                    nodes = await list_objects(api, api_paths.nodes(), keep=Node.of, page_size=NODE_PAGE_SIZE)
+                    read.nodes = tuple(nodes)
+        return read.nodes
 
 
 class StartupChecks:
     """Checks the events of a job while it hasn't started.
 
-    :param context: of the job. The newest Warning event is logged.
     :param events: watched from the first check until the job has started.
     :param seconds_away_since: for how long the API server was away since an epoch second: that time doesn't count.
     """
@@ -128,8 +164,6 @@ class StartupChecks:
         """Why no node can take a pod, as reads have shown for the time of grace; None while one may.
 
         Nodes may have come and gone before this process looked at them, so the time starts with its first read.
-
-        :param fresh: whether to read the nodes now.
         """
         nodes = None
         if not self._state.has_run and unmatched_pods.suspects(evidence):

@@ -17,10 +17,16 @@ from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import UNKNOWN, Amounts
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note, pods_until_end
+from airflow_provider_ktrain.core.state.pods.interruption import (
+    STOPPED_PODS_ANNOTATION,
+    Replica,
+    deciding_replicas,
+    note,
+    pods_until_end,
+)
 from airflow_provider_ktrain.core.state.pods.objects import created, labels_of
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen
+from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen, phase_of
 from airflow_provider_ktrain.core.text.output import with_short_first_line
 from airflow_provider_ktrain.engine.api.job_calls import belongs
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
@@ -45,6 +51,9 @@ class JobState:
         self.uncertain = False  #: whether the API server could not be asked if the job exists, or who owns it
         self.pod_owners: dict[str, bool] = {}  #: of `engine.job_requests.pod_owners`
         self.pods = PodHistory(self.kind, handover.pod_history)
+        self.pods_version = ""  #: the resourceVersion up to which all changes of the pods are known; "" if unknown
+        #: what the process before has seen of the pods, until it is known what became of them
+        self.pods_before = dict(mapping(mapping(handover.pod_history).get("existing")))
         self.phase: Phase | None = None  #: None until the job and its pods are known
         self.began = self.phase_since = time.monotonic()
         self.metrics = dict(handover.metrics)
@@ -105,6 +114,26 @@ class JobState:
         """The annotation about stopped pods that the job doesn't have yet; empty if it has it."""
         value = note(self.known_job, self.pods.interruptions(self.known_job))
         return {} if value is None else {STOPPED_PODS_ANNOTATION: value}
+
+    @property
+    def existing_pods(self) -> dict[str, Any]:
+        """For the next process: the replicas on which the success depends and that have a pod, by role."""
+        if self.pods_before or not self.pods_version:
+            return self.pods_before
+        replicas: dict[str, list[int]] = {}
+        for role, index in sorted(deciding_replicas(self.kind, self.known_job, self.pods.live)):
+            replicas.setdefault(role, []).append(index)
+        return {"version": self.pods_version, "replicas": replicas}
+
+    @property
+    def missing_replicas(self) -> set[Replica]:
+        """The replicas that have had a pod since the process before stopped, and of which this one has seen none."""
+        before = mapping(self.pods_before.get("replicas")).items()
+        lists = ((role, indexes) for role, indexes in before if isinstance(indexes, list))
+        had_pods = {(role, index) for role, indexes in lists for index in indexes if isinstance(index, int)}
+        if phase_of(self.known_job) is Phase.SUCCEEDED:
+            had_pods.add((self.kind.primary(self.known_job), 0))
+        return had_pods - deciding_replicas(self.kind, self.known_job, self.pods.all)
 
     @property
     def is_being_released(self) -> bool:

@@ -29,12 +29,8 @@ _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 
 
 class StatusReporter:
-    """Notices changes of one job's status.
+    """Notices changes of one job's status, which the policy's `status_sink` takes.
 
-    :param context: of the job; the policy's `status_sink` takes the status.
-    :param output: its last lines and metrics.
-    :param queue: what Kueue does with the job.
-    :param disruptions: which nodes don't report.
     :param clocks: returns the limits that run now.
     """
 
@@ -74,9 +70,6 @@ class StatusReporter:
         """Take the status now. The function that is returned makes the document, in any thread.
 
         For a job of 1,000 replicas, that takes too long for the event loop.
-
-        :param cause: why the job failed. Default: None.
-        :param ended: whether the try ends. Default: False.
         """
         state, now = self._state, utc_now()
         kind, job, ref = state.kind, state.known_job, state.ref

@@ -23,9 +23,9 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextvars import Context
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_ktrain.core.text.output import shown_log
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, pause_after
@@ -33,6 +33,9 @@ from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
 from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
 from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    import aiohttp
 
 log = shown_log(__name__)
 
@@ -167,6 +170,11 @@ class SharedInformer:
         self._lingering: asyncio.TimerHandle | None = None
         self._key = (path, label_selector, field_selector)  # among the shared informers
         self._detach: Callable[[], None] = lambda: None  # removes the callback from the Api
+
+    @property
+    def version(self) -> str:
+        """The resourceVersion up to which all changes were delivered; "" while this isn't known."""
+        return self._version
 
     @property
     def is_watching(self) -> bool:
@@ -359,17 +367,12 @@ class SharedInformer:
         async with self._api.stream(self._path, query=query, read_timeout=SILENCE_TIMEOUT_SECONDS) as response:
             self._note_reached()
             self._opened = time.monotonic()
-            rest = b""
-            async for chunk in response.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    self._event(_parse(line))
-                    self._failures = 0
+            async for event in events_of(response):
+                self._event(event)
+                self._failures = 0
 
     def _event(self, event: dict[str, Any]) -> None:
         obj = event["object"]
-        if event["type"] == "ERROR":
-            raise ApiStatusError(obj.get("code") or 500, obj.get("reason") or "", obj.get("message") or "")
         self.stats["events"] += 1
         self._version = obj["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
@@ -404,13 +407,23 @@ class SharedInformer:
                 notify(subscription)
 
 
-def _parse(line: bytes) -> dict[str, Any]:
-    """Parse an event of a watch."""
-    try:
-        event: dict[str, Any] = json.loads(line)
-    except ValueError as error:
-        raise ApiUnavailable(f"invalid watch event: {line[:200]!r}") from error
-    return event
+async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The events of a watch, until its stream ends.
+
+    :raises ApiStatusError: the API server ends the watch with an error, such as 410 Gone.
+    """
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            try:
+                event: dict[str, Any] = json.loads(line)
+            except ValueError as error:
+                raise ApiUnavailable(f"invalid watch event: {line[:200]!r}") from error
+            if event["type"] == "ERROR":
+                why = event["object"]
+                raise ApiStatusError(why.get("code") or 500, why.get("reason") or "", why.get("message") or "")
+            yield event
 
 
 def shared_informer(
