@@ -98,7 +98,7 @@ def test_corpus_is_large_and_each_case_has_a_source() -> None:
     assert sum("replicas" in case and len(case["replicas"]) > 1 for case in CASES.values()) >= 15
     for name, case in CASES.items():
         for source in case["sources"]:
-            assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", source), name
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+(#\d+)?", source), name
         assert case.keys() <= {
             "source", "sources", "log", "exit", "terminated", "pod", "waiting", "events", "replicas", "gpus",
             "category", "line", "replica", "blames",
