@@ -66,6 +66,19 @@ if os.environ["RANK"] != "2":
     wait_for_peers()
 open("left", "w").close()
 """
+#: eight ranks without torch, which eight processes would take long to import
+RANKS = """\
+import os, time
+def next_batch():
+    while len([name for name in os.listdir() if name.startswith("at-")]) < 8:
+        time.sleep(0.1)
+    open("ready", "w").close()
+    time.sleep(600)
+def wait_for_peers():
+    time.sleep(600)
+open("at-" + os.environ["RANK"], "w").close()
+next_batch() if os.environ["RANK"] == "5" else wait_for_peers()
+"""
 
 
 def torchrun(ranks: int) -> list[str]:
@@ -135,6 +148,23 @@ async def test_torchrun_names_the_rank_that_keeps_the_collective_waiting(task: T
         "No log line for 10 s: rank 1 of Master 0 is in next_batch (train.py:6), "
         "3 other ranks wait in all_reduce (train.py:10)"
     )
+
+
+async def test_eight_ranks_in_one_container(task: Task) -> None:
+    submitted = await start(task, RANKS, torchrun(8), workers=0)
+    found = cause(await ended(task, submitted, Limits(log_stall=10)))
+    assert found["summary"] == (
+        "No log line for 10 s: rank 5 of Master 0 is in next_batch (train.py:6), "
+        "7 other ranks are in wait_for_peers (train.py:8)"
+    )
+
+
+async def test_sixteen_replicas_are_read_although_one_is_followed(task: Task) -> None:
+    submitted = await start(task, LOADER, ["python3", "train.py"], workers=15)
+    found = cause(await ended(task, submitted, Limits(log_stall=5), logs="primary"))
+    named = "Worker 0 is in next_batch (train.py:5), 15 other replicas are in wait_for_peers (train.py:8)"
+    assert (found["summary"], found["replica"]) == (f"No log line for 5 s: {named}", "Worker 0")
+    assert "(16 of 16 replicas read)" in found["detail"]
 
 
 async def test_torchrun_names_the_rank_that_has_left(task: Task) -> None:
