@@ -109,6 +109,32 @@ def test_broken_node_of_the_replica_that_hangs_is_named(condition: dict[str, Any
     assert ("gpu-2" in cause.failed_nodes) is named
 
 
+def test_stacks_and_the_report_of_torchrun_follow() -> None:
+    """More lines than are kept, so that only the reports of the watchdog precede them."""
+    terminated = (
+        "[rank{0}]:[E626 06:24:44 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Process group "
+        "watchdog thread terminated with exception: [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=8, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 milliseconds before "
+        "timing out.\n"
+    )
+    end = "".join(f"frame #{number}: c10d::ProcessGroupNCCL::watchdogHandler() + 0x233\n" for number in range(30))
+    end += (
+        "E0626 06:24:45 42 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -6) local_rank: 0\n"
+        "Traceback (most recent call last):\n"
+        '  File "/usr/local/bin/torchrun", line 8, in <module>\n'
+        "    sys.exit(main())\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "Root Cause (first observed failure):\n"
+        "  exitcode  : -6 (pid: 49)\n"
+    )
+    by = {"worker_0": waits(0) + terminated.format(0) + end, "worker_1": waits(1, work=7) + terminated.format(1) + end}
+    cause = cause_of(2, {0: 1, 1: 1}, worker_0=by["worker_0"], worker_1=by["worker_1"])
+    assert cause.replica == "Worker 1"
+    assert cause.summary.startswith(
+        "NCCL timed out after 600 s: Worker 1 waits in ALLREDUCE (work 7), Worker 0 waits in"
+    )
+
+
 def test_only_lines_of_the_watchdog_are_kept() -> None:
     assert all(map(is_report, waits(0).splitlines()))
     assert not is_report("step 12 loss 0.5")

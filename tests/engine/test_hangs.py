@@ -24,6 +24,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from tests import clusters
 from tests.engine.tasks import Sink, Task, api_of, submit, until
+from tests.engine.test_nodes import condition
 
 pytestmark = pytest.mark.embedded  # its image has python3, torchrun and mpirun
 MPIRUN = shutil.which("mpirun", path=Path(sys.executable).parent)
@@ -165,6 +166,29 @@ async def test_sixteen_replicas_are_read_although_one_is_followed(task: Task) ->
     named = "Worker 0 is in next_batch (train.py:5), 15 other replicas are in wait_for_peers (train.py:8)"
     assert (found["summary"], found["replica"]) == (f"No log line for 5 s: {named}", "Worker 0")
     assert "(16 of 16 replicas read)" in found["detail"]
+
+
+async def test_broken_node_of_the_replica_that_hangs_is_named(task: Task) -> None:
+    submitted = await start(task, LOADER, ["python3", "train.py"], workers=2)
+    following = asyncio.ensure_future(ended(task, submitted, Limits(log_stall=8)))
+
+    async def has_started() -> bool:
+        return str(task.log).count("started") >= 3
+
+    await until(has_started)
+    pods = await task.api.request("GET", api_paths.core(task.namespace, "pods"))
+    (name,) = {pod["spec"]["nodeName"] for pod in pods["items"]}
+    path = api_paths.nodes(name)
+    before = (await task.api.request("GET", path))["status"]["conditions"]
+    conditions = [*before, condition(since=0)]
+    await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}})
+    try:
+        found = cause(await following)
+    finally:
+        await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": before}})
+    assert found["summary"].startswith(f"No log line for 8 s: Node {name}: AcceleratedHardwareReady is False since")
+    assert "Worker 0 is in next_batch (train.py:5)" in found["summary"]
+    assert (found["category"], found["replica"]) == ("hang", "Worker 0"), "stacks and nodes change only the text"
 
 
 async def test_torchrun_names_the_rank_that_has_left(task: Task) -> None:
