@@ -80,7 +80,7 @@ class TrainingTimeoutError(TrainingJobError, category=Category.TIMEOUT):
 
 
 class TrainingHangError(TrainingJobError, category=Category.HANG):
-    """The job passed `log_stall_timeout` or `progress_timeout`, or some ranks were behind when NCCL timed out."""
+    """A running job wrote no log line for `log_stall_timeout`, or reported no higher step for `progress_timeout`."""
 
 
 class TrainingKilledError(TrainingJobError, category=Category.KILLED):

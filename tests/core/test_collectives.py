@@ -48,7 +48,7 @@ def test_replica_that_has_not_failed_and_reports_no_timeout_is_named() -> None:
     assert cause.summary == (
         "NCCL timed out after 600 s: Worker 2 reports no timeout, 2 other replicas wait in ALLREDUCE (work 8)"
     )
-    assert (cause.category, cause.replica) == (Category.HANG, "Worker 2")
+    assert (cause.category, cause.replica) == (Category.INFRASTRUCTURE, "Worker 2")
     assert "1: reports no timeout [Worker 2]" in cause.detail
     assert "Worker 0 lost a peer" in cause.detail
 
@@ -106,7 +106,7 @@ def test_broken_node_of_the_replica_that_hangs_is_named(condition: dict[str, Any
     cause = cause_of(3, {2: None}, nodes, worker_0=waits(0), worker_1=waits(1), worker_2="epoch 3\n")
     problem = "Node gpu-2 of Worker 2: AcceleratedHardwareReady is False since 10:00 UTC (NvidiaXID79Error). NCCL timed"
     assert cause.summary.startswith(problem) is named
-    assert ("gpu-2" in cause.failed_nodes) is named
+    assert "gpu-2" in cause.failed_nodes
 
 
 def test_stacks_and_the_report_of_torchrun_follow() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.hangs import ABSENT, SILENT, Group, Hang, Place, Process, find_odd, grouped
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.state.pods.objects import main_containers, name_of
 
@@ -71,7 +71,7 @@ def explain_timeout(evidence: Evidence, lost: Cause) -> Cause | None:
         "Raise the timeout of init_process_group if it needs longer."
     )
     return Cause(
-        Category.INFRASTRUCTURE if len(groups) == 1 else Category.HANG,
+        lost.category,
         f"NCCL timed out after {seconds:.0f} s: {hang.sentence}",
         "\n".join((lost.summary, *hang.lines)),
         lost.resolution if len(groups) == 1 else advice,

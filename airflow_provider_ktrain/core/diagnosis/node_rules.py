@@ -38,10 +38,10 @@ def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
     :param failure: the one that most likely made the job fail.
     :param evidence: what is known of the job.
     """
-    if cause.category is Category.HANG:
+    if cause.replica:  # that replica is the cause, and not the one that failed
+        if cause.category is not Category.INFRASTRUCTURE:
+            return cause
         return named(cause, problem_of_hanging(cause.replica, evidence), cause.replica)
-    if cause.replica:  # another replica is the cause
-        return cause
     own = _first(evidence, lambda p: p.node == failure.node and _explains(p, failure, cause))
     if not failure.tail.is_peer_loss or cause.category is not Category.INFRASTRUCTURE:
         return named(cause, own, failure.replica)
