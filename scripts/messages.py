@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,6 +128,8 @@ class Code:
     def __init__(self, package: Path = PACKAGE) -> None:
         paths = sorted(package.rglob("*.py"))
         sources = {p.relative_to(package).with_suffix("").as_posix(): p.read_text() for p in paths}
+        for path in sorted(package.rglob("failure_patterns.toml")):
+            sources[path.relative_to(package).with_suffix("").as_posix()] += _patterns(path)
         self.lines = {name: text.splitlines() for name, text in sources.items()}
         self.modules = {name: ast.parse(text) for name, text in sources.items()}
         self.functions: dict[str, list[tuple[str, Function]]] = {}
@@ -439,6 +442,21 @@ class Code:
 
 _OTHER = {"body": "orelse", "orelse": "body"}
 Around = tuple[Function | ast.ClassDef, ...]
+
+
+def _patterns(path: Path) -> str:
+    """The tables of a TOML file of patterns as Python, each below its comment."""
+    text, fields = path.read_text(), ("pattern", "description", "resolution")
+    lines = []
+    for table, entries in tomllib.loads(text).items():
+        if comment := re.search(rf"^((?:# .*\n)+)\n\[\[{table}\]\]", text, re.MULTILINE):
+            calls = (
+                f"FailurePattern(category=Category.{entry['category'].upper().replace(' ', '_')}, "
+                f"{', '.join(f'{name}={entry[name]!r}' for name in fields)})"
+                for entry in entries
+            )
+            lines.append(f"\n{comment[1]}{table} = ({', '.join(calls)},)")
+    return "\n".join(lines)
 
 
 def _calls(node: ast.AST, around: Around = ()) -> Iterator[tuple[Around, ast.Call]]:

@@ -9,8 +9,12 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.hangs import explain_hang, find_hang
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.node_conditions import node_problems
 from airflow_provider_ktrain.core.logs.stacks import MARK, End, Frame, Stack, own_text, read_record
 from airflow_provider_ktrain.core.state.limits import Limit
+
+from .test_diagnosis import pod
+from .test_node_conditions import XID, node, on
 
 TORCH = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
 WAITS = (
@@ -55,6 +59,18 @@ def test_replica_in_a_data_loader_is_named() -> None:
         "Where the processes were (17 of 17 replicas read):",
         "  1: data.py:41 in load_batch [Worker 3]",
     ]
+
+
+def test_broken_node_of_the_replica_that_hangs_is_named_and_the_category_stays() -> None:
+    hang = find_hang(job(3, 2), 4)
+    assert hang is not None
+    (problem,) = node_problems(node("gpu-7", XID), [on("gpu-7", pod("Worker", 2))])
+    cause = explain_hang(HANG, Limit.PROGRESS, 1800, hang, problem)
+    assert cause.summary == (
+        "No step for 30 min: Node gpu-7: AcceleratedHardwareReady is False since 10:00 UTC (NvidiaXID79Error). "
+        "Worker 2 is in load_batch (data.py:41), 3 other replicas wait in all_reduce (train.py:88)"
+    )
+    assert (cause.category, cause.replica) == (Category.HANG, "Worker 2")
 
 
 def test_replicas_that_were_not_read_are_counted() -> None:

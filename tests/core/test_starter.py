@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.logs.stacks import End, Stack, own_text, read_record
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.start import is_starter, run_with_code, runs_function, without_start
@@ -413,6 +414,21 @@ def test_grace_period_below_5_s_bounds_the_time(start: Any) -> None:
     container.stop()
     assert container.end() == 143
     assert container.seconds < 1.0
+
+
+@pytest.mark.parametrize(("own", "of_runtime", "expected"), [(None, 4, "4"), (None, None, "30"), (8, 4, "8")])
+def test_grace_period_of_a_trainjob_is_that_of_its_runtime(
+    own: int | None, of_runtime: int | None, expected: str
+) -> None:
+    manifest = build("TrainJob", JobOptions(image="i", command=["python3", "train.py"], runtime="torch-distributed"))
+    if own is not None:
+        (template,) = [template for _, template in TRAINJOB.form.option_templates(manifest)]
+        template["spec"] = {"terminationGracePeriodSeconds": own}
+    pods: list[dict[str, Any]] = [{"containers": []}, {"terminationGracePeriodSeconds": of_runtime, "containers": []}]
+    jobs = [{"template": {"spec": {"template": {"spec": pod}}}} for pod in pods[: 1 + (of_runtime is not None)]]
+    runtime = {"spec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    made = run_with_code(manifest, "config-map", stacks=NAME, runtime=runtime)
+    assert made["spec"]["trainer"]["command"][8] == expected
 
 
 def test_launcher_of_mpi_holds_the_signal_back(start: Any) -> None:

@@ -24,6 +24,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from tests import clusters
 from tests.engine.tasks import Sink, Task, api_of, submit, until
+from tests.engine.test_nodes import condition
 
 pytestmark = pytest.mark.embedded  # its image has python3, torchrun and mpirun
 MPIRUN = shutil.which("mpirun", path=Path(sys.executable).parent)
@@ -65,6 +66,19 @@ def wait_for_peers():
 if os.environ["RANK"] != "2":
     wait_for_peers()
 open("left", "w").close()
+"""
+#: eight ranks without torch, which eight processes would take long to import
+RANKS = """\
+import os, time
+def next_batch():
+    while len([name for name in os.listdir() if name.startswith("at-")]) < 8:
+        time.sleep(0.1)
+    open("ready", "w").close()
+    time.sleep(600)
+def wait_for_peers():
+    time.sleep(600)
+open("at-" + os.environ["RANK"], "w").close()
+next_batch() if os.environ["RANK"] == "5" else wait_for_peers()
 """
 
 
@@ -135,6 +149,46 @@ async def test_torchrun_names_the_rank_that_keeps_the_collective_waiting(task: T
         "No log line for 10 s: rank 1 of Master 0 is in next_batch (train.py:6), "
         "3 other ranks wait in all_reduce (train.py:10)"
     )
+
+
+async def test_eight_ranks_in_one_container(task: Task) -> None:
+    submitted = await start(task, RANKS, torchrun(8), workers=0)
+    found = cause(await ended(task, submitted, Limits(log_stall=10)))
+    assert found["summary"] == (
+        "No log line for 10 s: rank 5 of Master 0 is in next_batch (train.py:6), "
+        "7 other ranks are in wait_for_peers (train.py:8)"
+    )
+
+
+async def test_sixteen_replicas_are_read_although_one_is_followed(task: Task) -> None:
+    submitted = await start(task, LOADER, ["python3", "train.py"], workers=15)
+    found = cause(await ended(task, submitted, Limits(log_stall=5), logs="primary"))
+    named = "Worker 0 is in next_batch (train.py:5), 15 other replicas are in wait_for_peers (train.py:8)"
+    assert (found["summary"], found["replica"]) == (f"No log line for 5 s: {named}", "Worker 0")
+    assert "(16 of 16 replicas read)" in found["detail"]
+
+
+async def test_broken_node_of_the_replica_that_hangs_is_named(task: Task) -> None:
+    submitted = await start(task, LOADER, ["python3", "train.py"], workers=2)
+    following = asyncio.ensure_future(ended(task, submitted, Limits(log_stall=8)))
+
+    async def has_started() -> bool:
+        return str(task.log).count("started") >= 3
+
+    await until(has_started)
+    pods = await task.api.request("GET", api_paths.core(task.namespace, "pods"))
+    (name,) = {pod["spec"]["nodeName"] for pod in pods["items"]}
+    path = api_paths.nodes(name)
+    before = (await task.api.request("GET", path))["status"]["conditions"]
+    conditions = [*before, condition(since=0)]
+    await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}})
+    try:
+        found = cause(await following)
+    finally:
+        await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": before}})
+    assert found["summary"].startswith(f"No log line for 8 s: Node {name}: AcceleratedHardwareReady is False since")
+    assert "Worker 0 is in next_batch (train.py:5)" in found["summary"]
+    assert (found["category"], found["replica"]) == ("hang", "Worker 0"), "stacks and nodes change only the text"
 
 
 async def test_torchrun_names_the_rank_that_has_left(task: Task) -> None:

@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
-from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow.evidence_collector import TAIL_LINES, EvidenceCollector
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
@@ -21,6 +21,11 @@ from .tasks import Lines
 
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "u")
 JOB: dict[str, Any] = {"kind": "PyTorchJob", "metadata": {"name": "train"}, "spec": {}}
+WATCHDOG = (
+    "[rank1]:[E626 06:24:44 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout",
+    "[rank1]:[E626 06:24:44 ProcessGroupNCCL.cpp:1785] [PG 0 (default_pg) Rank 1] Timeout at NCCL work: 808, "
+    "last enqueued NCCL work: 811, last completed NCCL work: 807.",
+)
 ERROR = "ValueError: the data set has a damaged file"
 
 
@@ -52,6 +57,29 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         found = await evidence.gather({("w", "main")}, [pod])
     assert diagnose(make_evidence(JOB, [pod], **found)).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+async def test_reports_of_a_timeout_are_kept_before_the_last_lines(is_followed: bool) -> None:
+    """The C++ stacks of all ranks, and torchrun's own report, follow them."""
+    kube = FakeKube()
+    pod = kube.pod("w", state="terminated", phase="Failed")
+    lines = [*WATCHDOG, *(f"frame #{number}: <unknown function>" for number in range(2 * TAIL_LINES)), "SIGABRT"]
+    for number, line in enumerate(lines):
+        kube.log("w").write(stamp(number), line)
+    kube.log("w").end()
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        evidence = EvidenceCollector(FollowContext(api, state, Lines()))
+        if is_followed:
+            keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
+            for line in lines:
+                keep(line, "2026-11-22T10:00:00Z", 0)
+        found = await evidence.gather((), [pod])
+    (log,) = found["logs"].values()
+    assert (log[: len(WATCHDOG)], log[-1], len(log)) == ([*WATCHDOG], "SIGABRT", len(WATCHDOG) + TAIL_LINES)
 
 
 async def test_error_of_the_kubelet_is_not_the_last_line() -> None:

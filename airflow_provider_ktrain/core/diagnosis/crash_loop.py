@@ -282,12 +282,10 @@ class RestartHistory:
         replica, why = self._replica(pod), _why_lost(pod, gone=gone)
         if not why or replica in self._lost or not self._is_current(pod):
             return
-        if (
-            why == POD_DELETED
-            and self._kind.behavior.failure_deletes_peers
-            and any(map(_has_failed, self._pods.values()))
-        ):
-            return  # the deletion is the effect of that failure, which is counted
+        if why == POD_DELETED and self._kind.behavior.failure_deletes_peers:
+            ends = ((end, other) for other in self._pods.values() for end in _failures(other))
+            if any(not _ended_around_deletion(end, other) for end, other in ends):
+                return  # the deletion is the effect of that failure, which is counted
         self._lost.add(replica)
         self._running_since.pop(replica, None)
         self._restart_counts_from(None)
@@ -456,11 +454,6 @@ def _ousted_at(pod: Json) -> tuple[float, float] | None:
     if known.description == failure_patterns.REJECTED:
         return created, created
     return (created, created if end is None else end.timestamp()) if reason == "Evicted" else None
-
-
-def _has_failed(pod: Json) -> bool:
-    """Whether the pod ended by a failure of its own."""
-    return any(not _ended_around_deletion(end, pod) for end in _failures(pod))
 
 
 def _failures(pod: Json) -> list[Json]:

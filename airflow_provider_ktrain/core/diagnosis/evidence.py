@@ -96,12 +96,8 @@ def make_evidence(
     nodes: Sequence[Json] = (),
 ) -> Evidence:
     """Evidence sorted by name and time, so that a diagnosis doesn't depend on the order in which it arrived."""
-
-    def pod_order(pod: Json) -> tuple[str, str]:
-        return name_of(pod), created(pod)
-
-    def event_order(event: Json) -> tuple[str, str]:
-        return str(event.get("lastTimestamp") or event.get("eventTime") or ""), str(event.get("message"))
-
-    pods, events = sorted(pods, key=pod_order), sorted(events, key=event_order)
+    pods = sorted(pods, key=lambda pod: (name_of(pod), created(pod)))
+    events = sorted(
+        events, key=lambda e: (str(e.get("lastTimestamp") or e.get("eventTime") or ""), str(e.get("message")))
+    )
     return Evidence(job, pods, events, logs or {}, now, gone, nodes=nodes)

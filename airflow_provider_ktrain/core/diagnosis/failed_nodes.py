@@ -13,7 +13,6 @@ from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import broken_nodes
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
 from airflow_provider_ktrain.core.diagnosis.replica_rules import find_known_message
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_start_error
 from airflow_provider_ktrain.core.state.pods.objects import main_containers, node_of, state_of
@@ -34,22 +33,14 @@ def find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:
 
 def _of_failures(evidence: Evidence) -> Iterator[tuple[str, str]]:
     for at, failure in enumerate(evidence.failures):
-        why = _disruption(failure) or (_program_or_start_error(failure) if at == 0 else "")
+        found = [(failure_patterns.explain_disruption(failure.reason, failure.message), f" ({failure.reason})")]
+        if at == 0:
+            message = find_known_message(failure)
+            known = find_start_error(failure.reason, failure.message) or (message[0] if message else None)
+            found.append((known, ""))
+        why = next((f"{known.description}{reason}" for known, reason in found if known and known.blames_node), "")
         if failure.node and why:
             yield failure.node, f"{failure.replica} {why}"
-
-
-def _disruption(failure: Failure) -> str:
-    """Why Kubernetes ended the pod; empty if it didn't, or if the node isn't the reason."""
-    known = failure_patterns.explain_disruption(failure.reason, failure.message)
-    return f"{known.description} ({failure.reason})" if known and known.blames_node else ""
-
-
-def _program_or_start_error(failure: Failure) -> str:
-    known = find_start_error(failure.reason, failure.message)
-    if known is None and (message := find_known_message(failure)):
-        known = message[0]
-    return known.description if known and known.blames_node else ""
 
 
 def _of_blocked_pods(evidence: Evidence) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem
 from airflow_provider_ktrain.core.logs.stacks import LAUNCHER, RANK, WORKER, Frame, Stack
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import counted, listed
@@ -18,6 +19,7 @@ MAX_NAMED = 3  #: processes that a sentence names
 MAX_LISTED = 16  #: processes of one group that the detail names
 MAX_GROUPS = 12  #: that the detail lists
 GONE = "gone"  #: why a rank has no stack: its process has ended
+ABSENT, SILENT = "has not joined", "reports no timeout"  #: of a rank in a collective operation of its peers
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python[\d.]+t?/")
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _CONSOLE_SCRIPT = re.compile(r"/s?bin/[^/.]+$")
@@ -40,21 +42,28 @@ _STARTS = {
 class Place:
     """Where a thread is.
 
-    :param function, file, line: of the program's own innermost frame.
-    :param inner: the function that it has called, if that waits for peers. Default: empty.
+    :param function: of the program's own innermost frame; empty if only the collective operation is known.
+    :param at: its file and line, or the number of the operation.
+    :param inner: the function that it has called, if that waits for peers, or the operation. Default: empty.
     :param why: why the place isn't known. Default: empty.
     """
 
     function: str = ""
-    file: str = ""
-    line: int = 0
+    at: str = ""
     inner: str = ""
     why: str = ""
 
     @property
     def text(self) -> str:
         """Such as `all_reduce (train.py:88)`."""
-        return f"{self.inner or self.function} ({self.file}:{self.line})"
+        return f"{self.inner or self.function} ({self.at})"
+
+    @property
+    def detail(self) -> str:
+        """Such as `train.py:88 in train, in all_reduce`."""
+        if not self.function:
+            return self.why or self.text
+        return f"{self.at} in {self.function}" + (f", in {self.inner}" if self.inner else "")
 
 
 @dataclass(frozen=True)
@@ -76,15 +85,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Group:
-    """Processes at the same place."""
+    """Processes at the same place. They wait for their peers if the place has an `inner` function."""
 
     place: Place
     processes: tuple[Process, ...]
-
-    @property
-    def waits(self) -> bool:
-        """Whether they wait for their peers."""
-        return bool(self.place.inner)
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,10 @@ class Hang:
 
     def name(self, process: Process) -> str:
         """The process in a sentence: `Worker 3`, or `rank 5 of Worker 2`."""
-        if self._by_replica:
-            return process.replica
-        return f"{f'rank {process.rank}' if process.rank else f'process {process.pid}'} of {process.replica}"
+        who = f"rank {process.rank}" if process.rank else f"process {process.pid}"
+        if not process.replica:
+            return who
+        return process.replica if self._by_replica else f"{who} of {process.replica}"
 
     @property
     def sentence(self) -> str:
@@ -167,11 +172,15 @@ class Hang:
         place = group.place
         if place.why == GONE:
             return f"{who} {'have' if many else 'has'} left"
+        if place.why == ABSENT:
+            return f"{who} {'have' if many else 'has'} not joined"
+        if place.why == SILENT:
+            return f"{who} {'report' if many else 'reports'} no timeout"
         if place.why:
             state = place.why[-1:]
             known = f": {_STATES[state]}" if state in _STATES else ""
             return f"{who} {'do' if many else 'does'} not answer (state {state}{known})"
-        if group.waits:
+        if place.inner:
             return f"{who} {'wait' if many else 'waits'} in {place.text}"
         workers = {worker.text for process in group.processes for worker in process.workers}
         others = {other.text for process in group.processes for other in process.others}
@@ -187,15 +196,12 @@ class Hang:
         """The groups, one line each, for the detail of a cause."""
         found = [f"Where the processes were ({self.read} of {counted(self.replicas, 'replica')} read):"]
         for group in self.groups[:MAX_GROUPS]:
-            place = group.place
-            where = place.why or f"{place.file}:{place.line} in {place.function}"
-            where += f", in {place.inner}" if place.inner else ""
             beside = sorted(
-                {f"worker at {w.file}:{w.line} in {w.function}" for p in group.processes for w in p.workers}
-                | {f"thread at {t.file}:{t.line} in {t.function}" for p in group.processes for t in p.others}
+                {f"worker at {worker.detail}" for process in group.processes for worker in process.workers}
+                | {f"thread at {thread.detail}" for process in group.processes for thread in process.others}
             )
             names = listed([self.name(process) for process in group.processes], MAX_LISTED)
-            found.append(f"  {len(group.processes)}: {where} [{names}]")
+            found.append(f"  {len(group.processes)}: {group.place.detail} [{names}]")
             found += [f"     {text}" for text in beside[:4]]
         if len(self.groups) > MAX_GROUPS:
             found.append(f"  and {counted(len(self.groups) - MAX_GROUPS, 'group')} more")
@@ -213,34 +219,38 @@ def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int) -> Hang | No
     processes = [p for p in processes if p.place.why != GONE or p.rank not in alive]
     if all(process.place.why for process in processes):
         return None  # a job whose ranks have all left has not hung
-    by_place: dict[Place, list[Process]] = {}
-    for process in processes:
-        by_place.setdefault(process.place, []).append(process)
-    groups = sorted(
-        (Group(place, tuple(found)) for place, found in by_place.items()),
-        key=lambda group: (len(group.processes), group.processes[0].replica),
-    )
-    odd = _odd(groups)
+    groups = grouped(processes)
+    odd = find_odd(groups)
     ordered = [*odd, *(group for group in groups if group not in odd)]
     if not odd:
-        ordered.sort(key=lambda group: group.waits)
+        ordered.sort(key=lambda group: bool(group.place.inner))
     return Hang(tuple(ordered), len(odd), max(replicas, len(stacks)), len({p.replica for p in processes}))
 
 
-def explain_hang(cause: Cause, limit: Limit, seconds: float, hang: Hang) -> Cause:
+def grouped(processes: Sequence[Process]) -> list[Group]:
+    """The processes by their places: the smallest group first."""
+    by_place: dict[Place, list[Process]] = {}
+    for process in processes:
+        by_place.setdefault(process.place, []).append(process)
+    groups = (Group(place, tuple(found)) for place, found in by_place.items())
+    return sorted(groups, key=lambda group: (len(group.processes), group.processes[0].replica))
+
+
+def explain_hang(cause: Cause, limit: Limit, seconds: float, hang: Hang, problem: NodeProblem | None = None) -> Cause:
     """The cause with where the processes were. If it names what failed already, only its detail gets them.
 
     :param cause: of the limit.
     :param limit: the limit that has passed.
     :param seconds: its value.
     :param hang: where the processes were.
+    :param problem: of the node of the replica that keeps the others waiting. Default: None, none is known.
     """
     places = "\n".join(hang.lines)
     if cause.replica or limit not in _STARTS:
         return replace(cause, detail="\n".join(filter(None, (cause.detail, places))))
-    before = cause.summary
+    before, node = cause.summary, "" if problem is None else f"{problem}. "
     cause = replace(
-        cause.with_summary(lambda _: f"{_STARTS[limit].format(_duration(seconds))}: {hang.sentence}"),
+        cause.with_summary(lambda _: f"{_STARTS[limit].format(_duration(seconds))}: {node}{hang.sentence}"),
         replica=hang.replica,
         detail="\n".join(filter(None, (before, places, cause.detail))),
     )
@@ -266,26 +276,24 @@ def _processes(stacks: Mapping[str, Sequence[Stack]]) -> Iterator[Process]:
             )
 
 
-def _odd(groups: Sequence[Group]) -> list[Group]:
+def find_odd(groups: Sequence[Group]) -> list[Group]:
     """The groups that keep the others waiting; none if this can't be said.
 
     :param groups: the smallest first.
     """
     if len(groups) < 2:
         return []
-    if gone := [group for group in groups if group.place.why == GONE]:
-        return gone
+    half = sum(len(group.processes) for group in groups) / 2
+    for why in (GONE, ABSENT, SILENT):
+        if gone := [group for group in groups if group.place.why == why]:
+            return gone
     if silent := [group for group in groups if group.place.why]:
-        return silent if sum(len(group.processes) for group in silent) < len(_all(groups)) / 2 else []
-    busy = [group for group in groups if not group.waits]
-    if len(busy) == 1 and len(busy[0].processes) <= len(_all(groups)) / 2:
+        return silent if sum(len(group.processes) for group in silent) < half else []
+    busy = [group for group in groups if not group.place.inner]
+    if len(busy) == 1 and len(busy[0].processes) <= half:
         return busy
     smallest, second = groups[:2]
     return [smallest] if len(smallest.processes) < len(second.processes) else []
-
-
-def _all(groups: Sequence[Group]) -> list[Process]:
-    return [process for group in groups for process in group.processes]
 
 
 def _place(stack: Stack) -> Place:
@@ -297,7 +305,7 @@ def _place(stack: Stack) -> Place:
     inner = stack.frames[0]
     waits = any(_COLLECTIVE.search(f.path) and not _LAUNCHERS.search(f.path) for f in stack.frames)
     called = inner.function if waits and inner != own else ""
-    return Place(own.function, own.path.rpartition("/")[2], own.line, called)
+    return Place(own.function, f"{own.path.rpartition('/')[2]}:{own.line}", called)
 
 
 def _own(frames: Sequence[Frame]) -> Frame | None:

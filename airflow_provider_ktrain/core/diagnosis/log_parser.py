@@ -125,13 +125,14 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         lost = [*(e for e in lost if not _OF_NCCL.search(e)), *([] if is_cause else [nccl])]
         found = list(dict.fromkeys(nccl if _OF_NCCL.search(e) else e for e in found))
     causes = [e for e in found if e not in lost]
-    child, last = _first_to_fail(clean), own[-MAX_QUOTED_LINES:]
+    child, crash_line = _first_to_fail(clean), nccl or _crash_line(own)
+    last = [*own[-MAX_QUOTED_LINES:], crash_line]
     crashed = child is not None and -child in _CRASH_SIGNALS
     # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
     exception = (causes or found or [""])[0 if has_launcher or reported else -1]
     return Tail(
         exception=exception,
-        crash_line="" if exception else nccl or _crash_line(own),
+        crash_line="" if exception else crash_line,
         last_line=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
         is_peer_loss=not causes and not crashed and bool(lost if found else any(map(reports_peer_loss, last))),
         child_exit_code=child,

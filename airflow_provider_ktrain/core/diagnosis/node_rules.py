@@ -38,13 +38,21 @@ def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
     :param failure: the one that most likely made the job fail.
     :param evidence: what is known of the job.
     """
-    if cause.replica:  # another replica is the cause
-        return cause
+    if cause.replica:  # that replica is the cause, and not the one that failed
+        if cause.category is not Category.INFRASTRUCTURE:
+            return cause
+        return named(cause, problem_of_hanging(cause.replica, evidence), cause.replica)
     own = _first(evidence, lambda p: p.node == failure.node and _explains(p, failure, cause))
     if not failure.tail.is_peer_loss or cause.category is not Category.INFRASTRUCTURE:
         return named(cause, own, failure.replica)
     peers = _first(evidence, lambda p: p.node != failure.node and p.fault is not Fault.SHORTAGE)
     return named(cause, own, failure.replica) if peers is None else named(cause, peers, _replica_on(peers, evidence))
+
+
+def problem_of_hanging(replica: str, evidence: Evidence) -> NodeProblem | None:
+    """The problem of a node that explains why its replica hangs; None if there is none."""
+    nodes = {node_of(pod) for pod in evidence.pods if evidence.replica_of(pod) == replica}
+    return _first(evidence, lambda p: p.node in nodes and p.fault in _BROKEN)
 
 
 def blame_node_of(cause: Cause, node: str, evidence: Evidence) -> Cause:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
+from airflow_provider_ktrain.core.diagnosis.collectives import explain_timeout
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node, describe_nodes
@@ -27,7 +28,7 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     failure = found[0]
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
     if failure.tail.is_peer_loss and cause == _lost_a_peer(failure):
-        cause = _left_early(evidence, failure, cause) or cause
+        cause = _left_early(evidence, failure, cause) or explain_timeout(evidence, cause) or cause
     obstacle = find_obstacle(evidence)
     needs_its_peers = failure.tail.is_peer_loss or failure.role in evidence.kind.launchers
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
@@ -153,24 +154,11 @@ def _focused(message: str, end: int, most: int) -> str:
 
 def _telling_signal(f: Failure) -> Cause | None:
     """SIGBUS ended the program, which happens if /dev/shm is full, or SIGILL, because the CPU is another one."""
-    category, what, resolution = _TELLING_SIGNALS.get(_signal_of(f), (None, "", ""))
-    if category is None or f.tail.exception:
+    known = failure_patterns.first_match(failure_patterns.SIGNALS, signal_name(-_signal_of(f)))
+    if known is None or f.tail.exception:
         return None
-    return Cause(category, f"{f.replica} crashed with {what} ({describe_exit_code(f.exit_code)})", "", resolution)
-
-
-_TELLING_SIGNALS: dict[int, tuple[Category, str, str]] = {
-    signal.SIGBUS: (
-        Category.USER_CODE,
-        "SIGBUS, probably out of shared memory",
-        failure_patterns.SHARED_MEMORY_RESOLUTION,
-    ),
-    signal.SIGILL: (
-        Category.IMAGE,
-        "SIGILL (Illegal instruction): its image is built for another CPU",
-        "Use an image that is built for the node's CPU, or select nodes with a newer one.",
-    ),
-}
+    summary = f"{f.replica} {known.description} ({describe_exit_code(f.exit_code)})"
+    return Cause(known.category, summary, "", known.resolution)
 
 
 def _signal_of(f: Failure) -> int:
@@ -186,8 +174,7 @@ def _lost_a_peer(f: Failure) -> Cause | None:
     if not f.tail.is_peer_loss:
         return None
     message = f.tail.exception or f.tail.crash_line or f.tail.last_line
-    known = next(known for known in failure_patterns.PEER_LOSSES if re.search(known.pattern, message))
-    return _explained(f, known, message)
+    return _explained(f, failure_patterns.explain(failure_patterns.PEER_LOSSES, message), message)
 
 
 def _left_early(evidence: Evidence, f: Failure, lost: Cause) -> Cause | None:

@@ -186,13 +186,9 @@ def find_refused_resources(evidence: Evidence) -> Cause | None:
             continue
         what = str((event.get("involvedObject") or {}).get("kind"))
         error = next((match[1] for pattern in _CREATION_ERRORS if (match := re.search(pattern, message))), message)
-        resolutions = (known for pattern, known in _CREATION_RESOLUTIONS if re.search(pattern, message))
-        cause = Cause(
-            Category.ENVIRONMENT,
-            f"{evidence.title} can't create its {_CREATION_FAILURES[reason]}: {first_line(error)}",
-            f"Event {reason} ({what}): {message}",
-            next(resolutions, "Correct what the message names in the runtime or in the manifest."),
-        )
+        known = failure_patterns.explain(failure_patterns.CREATION_ERRORS, message)
+        summary = f"{evidence.title} can't create its {_CREATION_FAILURES[reason]}: {first_line(error)}"
+        cause = Cause(known.category, summary, f"Event {reason} ({what}): {message}", known.resolution)
         return _waited_for(cause, waited_seconds)
     return None
 
@@ -205,17 +201,6 @@ _CREATION_ERRORS = (
     r" is invalid: \[?(.+?)\]?$",
     r"denied the request: (.+)",
     r"reconciliation failed: (.+)",
-)
-_CREATION_RESOLUTIONS = (
-    (
-        "JobSet name is too long",
-        "Shorten the names of the runtime's replicatedJobs: names of pods are made of the job's name and theirs.",
-    ),
-    (
-        "owned by another object",
-        "Delete what an earlier job of this name left: its ConfigMap, and its JobSet if it still exists.",
-    ),
-    (r"must be less than or equal to \w+ limit", "Request no more than the limit."),
 )
 
 
@@ -267,13 +252,9 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     detail = f"{reason}: {message}" if message else reason
     if "Image" in reason or "Registry" in reason:
         image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "its image")
-        return Cause(
-            Category.INFRASTRUCTURE if _NODE_IS_FULL in message else Category.IMAGE,
-            f"{replica} can't pull {image}: {_pull_error(message) or reason}",
-            detail,
-            _pull_resolution(reason, message),
-            replica,
-        )
+        known = failure_patterns.explain(failure_patterns.PULL_ERRORS, f"{reason} {message}")
+        summary = f"{replica} can't pull {image}: {_pull_error(message) or reason}"
+        return Cause(known.category, summary, detail, known.resolution, replica)
     if reason != "CreateContainerConfigError" and "OCI runtime" in message:
         known, error = _start_error(message)
         return Cause(known.category, f"{replica} {known.description}: {error}", detail, known.resolution, replica)
@@ -287,9 +268,6 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     )
 
 
-_NODE_IS_FULL = "no space left on device"
-
-
 def _pull_error(message: str) -> str:
     """The end of containerd's chain of messages, where the cause is: `not found`, or at most 140 characters."""
     line = clipped(message.strip().partition("\n")[0])
@@ -297,26 +275,6 @@ def _pull_error(message: str) -> str:
     if len(parts) > 1 and parts[-1] == "not found":
         return parts[-1]
     return next((tail for i in range(len(parts)) if len(tail := ": ".join(parts[i:])) <= 140), line[-140:])
-
-
-def _pull_resolution(reason: str, message: str) -> str:
-    for pattern, resolution in (
-        (_NODE_IS_FULL, "Free disk space on the node, or use a smaller image."),
-        ("NeverPull", "Load the image on the nodes, or set imagePullPolicy to IfNotPresent."),
-        ("InvalidImageName", "Correct the image's name."),
-        (
-            r"(?i)unauthorized|forbidden|denied|401|403",
-            "Set imagePullSecrets with access, or correct the image name.",
-        ),
-        (r"(?i)not found|manifest unknown|404", "Correct the image's name and tag, or push the image."),
-        (
-            r"(?i)no such host|lookup|timeout|refused|unreachable",
-            "Correct the registry's name, or give the nodes access to it.",
-        ),
-    ):
-        if re.search(pattern, f"{reason} {message}"):
-            return resolution
-    return "Correct the image's name, or give the nodes access to its registry."
 
 
 def find_start_error(reason: str, message: str) -> FailurePattern | None:
@@ -421,10 +379,10 @@ def find_missing_claim(evidence: Evidence, waited_seconds: float) -> tuple[str, 
         condition = objects.scheduling(pod)
         waits = condition.get("status") == "False" and not objects.is_being_deleted(pod)
         message = str(condition.get("message"))
-        if waits and (missing := re.search(failure_patterns.MISSING_CLAIM, message)):
+        if waits and (missing := re.search(failure_patterns.MISSING_CLAIM.pattern, message)):
             replica = evidence.replica_of(pod)
-            summary, resolution = f"{replica} can't be scheduled: {missing[0]}", failure_patterns.SCHEDULING_HINTS[0][1]
-            cause = Cause(Category.ENVIRONMENT, summary, message, resolution, replica)
+            summary = f"{replica} can't be scheduled: {missing[0]}"
+            cause = Cause(Category.ENVIRONMENT, summary, message, failure_patterns.MISSING_CLAIM.resolution, replica)
             return missing[1], _waited_for(cause, waited_seconds)
     return None
 
@@ -435,16 +393,17 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
     if unscheduled:
         pod, condition = unscheduled[0]
         message = str(condition.get("message") or "the scheduler gives no reason")
-        hints = [resolution for pattern, resolution in failure_patterns.SCHEDULING_HINTS if re.search(pattern, message)]
+        hints = [hint.resolution for hint in failure_patterns.SCHEDULING_HINTS if re.search(hint.pattern, message)]
         if excluded := describe_avoided(pod):
             hints.append(excluded)
+        about_nodes = re.split(r"\. (?:no new claims|preemption)", message)[0].rstrip(".")
         selection = describe_selection(pod) if "selector" in message else ""
         selected = f"\nIt selects nodes by {selection}." if selection else ""
         return Cause(
             Category.SCHEDULING,
-            f"{evidence.replica_of(pod)} can't be scheduled: {_node_reasons(message)}",
+            f"{evidence.replica_of(pod)} can't be scheduled: {about_nodes}",
             f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}{selected}",
-            " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1][1],
+            " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1].resolution,
             evidence.replica_of(pod),
         )
     for pod in evidence.pods:
@@ -487,11 +446,6 @@ def _silent_scheduler(pod: Json) -> str:
     name = str(spec.get("schedulerName") or "default-scheduler")
     waits = status.get("phase", "Pending") == "Pending" and not spec.get("nodeName") and not status.get("conditions")
     return name if waits and name != "default-scheduler" else ""
-
-
-def _node_reasons(message: str) -> str:
-    """The part of the scheduler's message about nodes, without the part about claims and preemption."""
-    return re.split(r"\. (?:no new claims|preemption)", message)[0].rstrip(".")
 
 
 def _without_prefix(message: str) -> str:

@@ -168,7 +168,8 @@ class JobRequest:
         stacks, printed = f"ktrain-{submission}" if self.hang_traces else "", dict[str, str]()
         if self.code is not None or (stacks and runs_function(manifest)):
             config_map = None if self.code is None else config_map_name(self.job_name, submission)
-            manifest = run_with_code(manifest, config_map, stacks=stacks)
+            runtime = None if served is None else served.runtime
+            manifest = run_with_code(manifest, config_map, stacks=stacks, runtime=runtime)
             printed = {STACKS_ANNOTATION: "true"} if stacks else {}
         if runtimes and served is not None:
             manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)

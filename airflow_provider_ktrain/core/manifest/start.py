@@ -31,13 +31,20 @@ _EARLIER_PYTHON = ("python3", "-I", "-c")  #: before the words of releases up to
 _IN_POD = Path(__file__).with_name("in_pod")
 
 
-def run_with_code(manifest: Mapping[str, Any], config_map: str | None, *, stacks: str = "") -> Manifest:
+def run_with_code(
+    manifest: Mapping[str, Any],
+    config_map: str | None,
+    *,
+    stacks: str = "",
+    runtime: Mapping[str, Any] | None = None,
+) -> Manifest:
     """A copy of the manifest whose program runs in the directory of the code, and prints stacks when it is stopped.
 
     :param manifest: with its apiVersion.
     :param config_map: name of the ConfigMap. None: the job has no code.
     :param stacks: name of the job's directory for stacks, the same in all pods: mpirun carries it from the Launcher to
         the Workers. Default: empty, no stacks are printed.
+    :param runtime: of a TrainJob, whose pods have its grace period. Default: None, it isn't known.
     :raises ManifestError: the job has code, and a container has no command.
     """
     result: Manifest = plain(manifest)
@@ -68,7 +75,7 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str | None, *, stacks
                 remedy="set command",
             )
         grace = pod.get("terminationGracePeriodSeconds")
-        seconds = GRACE_SECONDS if grace is None else float(grace)
+        seconds = _grace_of(runtime) if grace is None else float(grace)
         holds = "1" if role in kind.launchers else "0"
         words = (*(_CODE if has_code else ("", "")), stacks, f"{seconds:g}", holds)
         program["command"] = [*_PYTHON, _starter(), *words, *command]
@@ -77,6 +84,14 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str | None, *, stacks
             pod["volumes"] = [*(pod.get("volumes") or ()), *plain(volumes)]
             container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *plain(mounts)]
     return result
+
+
+def _grace_of(runtime: Mapping[str, Any] | None) -> float:
+    """The shortest grace period of a runtime's pods."""
+    job_set = (((runtime or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    jobs = [(job.get("template") or {}).get("spec") or {} for job in job_set.get("replicatedJobs") or ()]
+    pods = [(job.get("template") or {}).get("spec") or {} for job in jobs]
+    return min(float(pod.get("terminationGracePeriodSeconds", GRACE_SECONDS)) for pod in (*pods, {}))
 
 
 def runs_function(manifest: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from airflow_provider_ktrain.core.diagnosis.collectives import is_report
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.log_parser import in_order
 from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
@@ -31,6 +32,7 @@ from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 Object = dict[str, Any]
 Pod = Mapping[str, Any]
 TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
+REPORT_LINES = 64  # before them, of NCCL's timeouts: their C++ stacks and torchrun's own report follow
 MAX_TAIL_BYTES = 128 * 1024  # kept of the log of a container that was not followed
 READ_TIMEOUT_SECONDS = 10.0  # for all events, logs and nodes together: the release of the GPUs waits for them
 NODE_TIMEOUT_SECONDS = 5.0  # for a node: events and logs matter more
@@ -56,15 +58,21 @@ class EvidenceCollector:
     def __init__(self, context: FollowContext) -> None:
         self._api, self._state, self._cursor, self._log = context.api, context.state, context.cursor, context.log
         self._tails: dict[str, deque[TailLine]] = {}  # by log_key
+        self._reports: dict[str, deque[TailLine]] = {}  # of timeouts, by log_key
         self.events = JobEvents(context)
 
     def recorder(self, source: LogLine) -> Inspect:
         """A function that keeps the last lines of a followed container; the log follower calls it with each line."""
-        keep = self._tails.setdefault(log_key(source.pod, source.container), deque(maxlen=TAIL_LINES)).append
-        uid = source.pod_uid
-        return lambda text, time, run: keep(
-            TailLine(uid, run, time, text if len(text) <= MAX_LINE_CHARS else clipped(text))
-        )
+        key, uid = log_key(source.pod, source.container), source.pod_uid
+        keep = self._tails.setdefault(key, deque(maxlen=TAIL_LINES)).append
+
+        def record(text: str, time: str, run: int) -> None:
+            line = TailLine(uid, run, time, text if len(text) <= MAX_LINE_CHARS else clipped(text))
+            keep(line)
+            if is_report(text):
+                self._reports.setdefault(key, deque(maxlen=REPORT_LINES)).append(line)
+
+        return record
 
     def forget_others(self) -> None:
         """Forget the lines of pods that the state doesn't keep, except for the latest MAX_TAILS_OF_OTHERS."""
@@ -73,6 +81,7 @@ class EvidenceCollector:
             others = [key for key in self._tails if key.partition("/")[0] not in names]
             for key in others[:-MAX_TAILS_OF_OTHERS]:
                 del self._tails[key]
+                self._reports.pop(key, None)
 
     def newest_lines(self) -> dict[str, str]:
         """The last line of each followed pod, by the pod's name."""
@@ -108,7 +117,9 @@ class EvidenceCollector:
             )
         return {
             "events": events,
-            "logs": {key: _texts(lines) for key, lines in self._tails.items()},
+            "logs": {
+                key: _texts(_with_reports(self._reports.get(key, ()), lines)) for key, lines in self._tails.items()
+            },
             "nodes": [node for node in nodes.values() if node],
         }
 
@@ -148,10 +159,11 @@ class EvidenceCollector:
         *whole, unended = bytes(end).split(b"\n")
         parts = whole if is_of_kubelet(unended) else [*whole, unended]
         parted = [_parted(line.decode(errors="replace")) for line in parts if line]
-        lines = [(time, own) for time, text in parted if (own := own_text(text)) is not None][-TAIL_LINES:]
-        self._tails[log_key(name, container)] = deque(
-            (TailLine("", 0, time, clipped(text)) for time, text in lines), maxlen=TAIL_LINES
-        )
+        lines = [(time, own) for time, text in parted if (own := own_text(text)) is not None]
+        known = [TailLine("", 0, time, clipped(text)) for time, text in lines]
+        lines = lines[-TAIL_LINES:]
+        self._tails[log_key(name, container)] = deque(known, maxlen=TAIL_LINES)
+        self._reports[log_key(name, container)] = deque((line for line in known if is_report(line.text)), REPORT_LINES)
         kind = self._state.kind
         followed = self._cursor.has(uid, container) or (name, container) in unread
         if followed or not is_followed(kind, self._state.known_job, pod, container):
@@ -160,6 +172,11 @@ class EvidenceCollector:
         log_line = LineLogger(self._log, kind)
         for time, text in lines:
             log_line(LogLine(name, container, role, index, 0, time, text))
+
+
+def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[TailLine]:
+    """The last lines of a container, after the reports of the same run before them."""
+    return [*(r for r in reports if r not in tail and r[:2] == tail[-1][:2]), *tail]
 
 
 def _texts(lines: Iterable[TailLine]) -> list[str]:

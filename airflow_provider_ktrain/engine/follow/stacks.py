@@ -9,21 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.hangs import Hang, explain_hang, find_hang
 from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem
+from airflow_provider_ktrain.core.diagnosis.node_rules import problem_of_hanging
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION
 from airflow_provider_ktrain.core.logs.container_run import run_of
 from airflow_provider_ktrain.core.logs.stacks import End, Stack, read_record
 from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.state.pods.objects import node_of
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 
 Object = dict[str, Any]
 MAX_REPLICAS = 64  #: whose stacks are read
+NODE_TIMEOUT_SECONDS = 5.0  #: for the node of the replica that hangs
 OPEN_SECONDS = 2.0  #: in which the streams are opened before the release
 SECONDS = 10.0  #: from the release until the error line is logged in any case
 MAX_BYTES = 1024 * 1024  #: of one container
@@ -53,7 +59,7 @@ class StackReader:
     ) -> None:
         self._api, self._state, self._log = context.api, context.state, context.log
         self._output, self._limit, self._seconds = output, limit, seconds
-        self._sources = [] if limit is None else self._chosen(pods)
+        self._pods, self._sources = pods, [] if limit is None else self._chosen(pods)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -90,7 +96,21 @@ class StackReader:
         hang = find_hang(found, kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
         if hang is None or self._limit is None:
             return cause, []
-        return explain_hang(cause, self._limit, self._seconds, hang), [*hang.lines, *self._shown(hang)]
+        problem = await self._problem_of(hang.replica)
+        return explain_hang(cause, self._limit, self._seconds, hang, problem), [*hang.lines, *self._shown(hang)]
+
+    async def _problem_of(self, replica: str) -> NodeProblem | None:
+        """What is wrong with the node of a replica; None if nothing is, or if the connection may not read it."""
+        kind = self._state.kind
+        for pod in self._pods:
+            role, index = kind.pod_role(pod["metadata"].get("labels") or {})
+            if kind.replica_name(role, index) == replica and (name := node_of(pod)):
+                with contextlib.suppress(KtrainError):
+                    path = api_paths.nodes(name)
+                    node = await get(self._api, path, missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
+                    nodes = [node] if node else []
+                    return problem_of_hanging(replica, make_evidence(self._state.known_job, self._pods, nodes=nodes))
+        return None
 
     def _chosen(self, pods: Sequence[Object]) -> list[_Source]:
         """The running containers that print stacks: the primary's, the lowest last steps, the highest indices."""

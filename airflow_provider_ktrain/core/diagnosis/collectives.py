@@ -1,0 +1,158 @@
+"""Which rank keeps the others waiting in a collective operation of NCCL, by what PyTorch's watchdog logs in each rank.
+
+The lines are those of ProcessGroupNCCL.cpp and TraceUtils.h in torch/csrc/distributed/c10d, from PyTorch 1.12 to 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
+from airflow_provider_ktrain.core.diagnosis.hangs import ABSENT, SILENT, Group, Hang, Place, Process, find_odd, grouped
+from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
+from airflow_provider_ktrain.core.state.pods.objects import main_containers, name_of
+
+_RANK = re.compile(r"\[rank(?P<of_job>\d+)\]:|\bRank (?P<of_group>\d+)\]")
+_TIMEOUT = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+).*"
+    r" ran for (?P<milliseconds>\d+) milliseconds"
+)
+#: `PG 1`, `PG 0 (default_pg)` or, with a name that is the same in all ranks, `PG ID 2 PG GUID 9`
+_STATUS = re.compile(
+    r"(?i)\[PG (ID \d+ PG GUID )?(?P<group>\w+).*"
+    r"last enqueued (NCCL )?work: (?P<enqueued>-?\d+), last completed (NCCL )?work: (?P<completed>-?\d+)"
+)
+_DUMP = "flight recorder dump signal"
+_NEVER_JOINED = re.compile(r"\[(?P<ranks>[\d, ]+)\] (finished collective #\d+, but didn't join|are the lagging ranks)")
+
+
+@dataclass
+class _Rank:
+    """What a rank reports.
+
+    :param waits_for: number and name of the first operation that timed out; None if none did.
+    :param works: last enqueued and last completed work, by process group.
+    """
+
+    replica: str
+    waits_for: tuple[int, str] | None = None
+    works: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def is_report(line: str) -> bool:
+    """Whether a line of a log may be one of those that are read here."""
+    return "collective" in line or "last enqueued" in line or _DUMP in line
+
+
+def explain_timeout(evidence: Evidence, lost: Cause) -> Cause | None:
+    """Why the ranks lost their peers, if a collective operation timed out in at least one and another can be compared.
+
+    :param lost: the cause of the replica that lost a peer first.
+    """
+    logs = {replica: evidence.logs[key] for key, replica in _main_containers(evidence) if evidence.logs.get(key)}
+    ranks, never_joined, seconds = _read(logs)
+    reporting = {rank.replica for rank in ranks.values()} | {failure.replica for failure in evidence.failures}
+    silent = () if evidence.kind.launchers else logs.keys() - reporting  # a Launcher's log is that of its Workers
+    processes = _processes(ranks, never_joined, sorted(silent))
+    if len(processes) < 2 or all(process.place.why for process in processes):
+        return None
+    groups = grouped(processes)
+    are_comparable = len(_needed(ranks.values())) < 2  # numbers of several process groups mean nothing together
+    odd = (_behind(groups) if are_comparable else []) or find_odd(groups)
+    ordered = (*odd, *(group for group in groups if group not in odd))
+    kind, job = evidence.kind, evidence.job
+    replicas = max(len(logs), kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
+    hang = Hang(ordered, len(odd), replicas, len({process.replica for process in processes}))
+    advice = (
+        "Look at what the named rank did: uneven batches, a slow data loader or checkpoint, a branch that others take. "
+        "Raise the timeout of init_process_group if it needs longer."
+    )
+    return Cause(
+        lost.category,
+        f"NCCL timed out after {seconds:.0f} s: {hang.sentence}",
+        "\n".join((lost.summary, *hang.lines)),
+        lost.resolution if len(groups) == 1 else advice,
+        hang.replica,
+    )
+
+
+def _main_containers(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    for pod in evidence.pods:
+        for container in main_containers(pod):
+            if evidence.kind.is_main_container(str(container.get("name"))):
+                yield log_key(name_of(pod), str(container.get("name"))), evidence.replica_of(pod)
+
+
+def _read(logs: Mapping[str, Sequence[str]]) -> tuple[dict[int, _Rank], set[int], float]:
+    """What the ranks report, those that never joined by a report of a desync, and after how long the first timed out.
+
+    A subgroup numbers its ranks from 0. So only the number that PyTorch 2.2 and newer put before a line is that of the
+    job.
+    """
+    ranks: dict[int, _Rank] = {}
+    never_joined: set[int] = set()
+    seconds = 0.0
+    for replica, line in ((replica, line) for replica, log in logs.items() for line in log if is_report(line)):
+        if desync := _NEVER_JOINED.search(line):
+            never_joined |= {int(number) for number in desync["ranks"].split(",")}
+        timeout, status, named = _TIMEOUT.search(line), _STATUS.search(line), _RANK.search(line)
+        if named is None or not (timeout or status or _DUMP in line):
+            continue
+        rank = ranks.setdefault(int(named["of_job"] or named["of_group"]), _Rank(replica))
+        if timeout:
+            found = int(timeout["number"]), timeout["operation"]
+            rank.waits_for = min(rank.waits_for or found, found)
+            seconds = seconds or int(timeout["milliseconds"]) / 1000
+        if status:
+            rank.works[status["group"]] = int(status["enqueued"]), int(status["completed"])
+    return ranks, never_joined, seconds
+
+
+def _needed(ranks: Iterable[_Rank]) -> dict[str, int]:
+    """By process group, the first work that ranks wait for."""
+    found: dict[str, int] = {}
+    for rank in ranks:
+        number, _ = rank.waits_for or (0, "")
+        for group, (enqueued, completed) in rank.works.items():
+            if completed < number <= enqueued:
+                found[group] = min(number, found.get(group, number))
+    return found
+
+
+def _processes(ranks: Mapping[int, _Rank], never_joined: set[int], silent: Iterable[str]) -> list[Process]:
+    """Where the ranks are; without those that have joined and report nothing more.
+
+    :param silent: replicas that have a log, have not failed, and report no timeout.
+    """
+    needed, found = _needed(ranks.values()), []
+    only = {rank.replica for rank in ranks.values()}
+    for number in sorted(ranks.keys() | never_joined):
+        rank = ranks.get(number) or _Rank(next(iter(only)) if len(only) == 1 else "")
+        behind = any(rank.works[group][0] < work for group, work in needed.items() if group in rank.works)
+        if rank.waits_for:
+            work, operation = rank.waits_for
+            place = Place(at=f"work {work}", inner=operation)
+        elif number in never_joined or behind:
+            place = Place(why=ABSENT)
+        elif not rank.works:
+            place = Place(why=SILENT)
+        else:
+            continue
+        found.append(Process(rank.replica, number, str(number), place, ()))
+    found += [Process(replica, 0, "", Place(why=SILENT), ()) for replica in silent]
+    heard = [process for process in found if process.place.why != SILENT]
+    # most of them were silent: the job has ended before they could report anything
+    return found if len(heard) > len(found) / 2 else heard
+
+
+def _behind(groups: Sequence[Group]) -> list[Group]:
+    """The groups that wait for the first of several works; none if they are the most, or some don't wait."""
+    if any(group.place.why for group in groups):
+        return []
+    numbers = [int(group.place.at.split()[1]) for group in groups]
+    behind = [group for group, number in zip(groups, numbers, strict=True) if number == min(numbers)]
+    size, of_all = (sum(len(group.processes) for group in some) for some in (behind, groups))
+    return behind if size <= of_all / 2 and len(behind) < len(groups) else []
