@@ -61,7 +61,7 @@ def unequal_gpus(job: Job) -> Iterator[Finding]:
         return
     without, with_gpus = sorted((master, worker), key=lambda replica: replica.gpus)
     warned = [replica.role for replica, _ in _nccl_without_gpus(job)]
-    if with_gpus.gpus and not without.gpus and without.role not in warned and not _claims_devices(job, without):
+    if with_gpus.gpus and not without.gpus and without.role not in warned and not _may_have_gpus(job, without):
         message = f"{with_gpus.role} requests GPUs and {without.role} doesn't: both train"
         expected, hint = f"GPUs for {without.role}, too", f"request them for {without.role}, or for neither"
         yield Finding(without.main["resources"], message, f"{with_gpus.gpus} and 0 GPUs", expected, hint)
@@ -285,7 +285,7 @@ def _nccl_without_gpus(job: Job) -> list[tuple[Replica, Field]]:
     configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
     others = [r.role for r, _ in (*using, *_using(job, "gloo"))]
     found = [*using, *((r, env) for r, env in configured if r.role not in others)]
-    lacking = [(r, at) for r, at in found if not _gpus(job, r) and not _claims_devices(job, r)]
+    lacking = [(r, at) for r, at in found if not _gpus(job, r) and not _may_have_gpus(job, r)]
     return [] if job.kind.runtimes else lacking
 
 
@@ -308,9 +308,11 @@ def _gpus(job: Job, replica: Replica) -> int:
     return max((r.gpus for r in _trained(job, replica)), default=0)
 
 
-def _claims_devices(job: Job, replica: Replica) -> bool:
-    """Whether those pods request devices by claims (dynamic resource allocation), which may be GPUs."""
-    return any(c["resources"]["claims"].value for r in _trained(job, replica) for c in r.containers)
+def _may_have_gpus(job: Job, replica: Replica) -> bool:
+    """Whether those pods request devices by claims (dynamic resource allocation), or under a misspelled name."""
+    resources = [c["resources"] for r in _trained(job, replica) for c in r.containers]
+    names = {name for of in resources for side in ("limits", "requests") for name, _ in of[side].members()}
+    return any(of["claims"].value for of in resources) or any(map(_meant, names))
 
 
 def _unique(places: list[Field]) -> list[Field]:

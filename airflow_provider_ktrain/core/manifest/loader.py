@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.core.kinds import KINDS, Manifest
+from airflow_provider_ktrain.core.kinds import KINDS, Manifest, did_you_mean
 from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 TEXT = "manifest"  #: what messages call text that was not read from a file
@@ -53,8 +53,8 @@ class Document:
     def left_out(self) -> Iterator[str]:
         """A warning for each of the other documents: they are not submitted."""
         for other in self.beside:
-            title = _title(other.content)
-            yield f"{title} is not submitted, only the training job is: create it before, for example by kubectl apply"
+            hint = _misspelled([other]) or "create it before, for example by kubectl apply"
+            yield f"{_title(other.content)} is not submitted, only the training job is: {hint}"
 
     def line_of(self, path: str) -> int:
         """The line of a JSON path, or of the innermost value around it that has one; 0 if unknown."""
@@ -91,7 +91,8 @@ def the_job(documents: Sequence[Document]) -> Document:
             where=documents[0].file,
             found=", ".join(f"{_title(d.content)} (line {d.line})" for d in jobs or documents),
             expected=f"exactly one {known}",
-            remedy="keep one training job in this manifest, and use one task for each job",
+            remedy=("" if jobs else _misspelled(documents))
+            or "keep one training job in this manifest, and use one task for each job",
         )
     job = (jobs or documents)[0]
     if not isinstance(job.content, dict):
@@ -331,6 +332,13 @@ def _key(key: Any, path: str) -> str:
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
     raise ManifestError("a key must be text", where=path, found=_short(key), expected="text")
+
+
+def _misspelled(documents: Sequence[Document]) -> str:
+    """A hint for the first document whose kind is that of a training job, misspelled; empty if there is none."""
+    contents = (document.content for document in documents)
+    hints = (did_you_mean(content.get("kind")) for content in contents if isinstance(content, dict))
+    return next(filter(None, hints), "")
 
 
 def _title(content: Any) -> str:
