@@ -29,11 +29,7 @@ MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
 
 #: what replaces fields of an outcome that is too large, one after another
 _REPLACEMENTS: Sequence[Mapping[str, Any]] = (
-    {"status": {}},
-    {"released": ""},
-    {"training_metrics": {}},
-    {"metrics": {}},
-    {"usage": {}},
+    {"status": {}, "released": "", "training_metrics": {}, "metrics": {}, "usage": {}},
     {"cause": None},
     {
         "result": None,

@@ -40,7 +40,7 @@ def rules() -> tuple[Rule, ...]:
     """All rules. Their modules are imported on the first call, so that a DAG file which is only parsed skips them."""
     from airflow_provider_ktrain.core.checks.job import REGISTRY
 
-    for name in ("error_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS)), "warning_rules"):
+    for name in ("error_rules", "warning_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS))):
         importlib.import_module(f"{__name__}.{name}")
     return tuple(REGISTRY)
 

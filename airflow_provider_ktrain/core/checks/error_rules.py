@@ -44,7 +44,7 @@ def name_length(job: Job) -> Iterator[Finding]:
     """
     name = job.root["metadata"]["name"]
     suffixes = [
-        f"-{r.role.lower()}" + ("" if r.role == "Launcher" else f"-{max(r.count - 1, 0)}")
+        f"-{r.role.lower()}" + ("" if r.role in job.kind.single_roles else f"-{max(r.count - 1, 0)}")
         for r in job.replicas.values()
     ]
     longest = max(suffixes, key=len, default="")
@@ -113,15 +113,6 @@ def replicas_exist(job: Job) -> Iterator[Finding]:
     if job.kind.form.replica_specs and (job.replica_specs.value == {} or not job.replica_specs.present):
         roles = " and ".join(job.kind.roles)
         yield Finding(job.replica_specs, "the job has no replicas, so nothing runs", "nothing", roles, f"add {roles}")
-
-
-@rule("worker-count", ERROR)
-def worker_count(job: Job) -> Iterator[Finding]:
-    """The number of Workers is not negative."""
-    worker = job.replicas.get("Worker")
-    if worker and worker.count < 0 and not job.spec["elasticPolicy"].present:  # else rule `elastic` reports it
-        replicas = worker.at["replicas"]
-        yield Finding(replicas, "negative number of Workers", str(worker.count), "0 or more", "correct the number")
 
 
 @rule("no-container", ERROR)
@@ -217,18 +208,6 @@ _SHAPES = {
     "env": "{name, value}",
     "volumes": "{name, and a source such as hostPath or persistentVolumeClaim}",
 }
-
-
-@rule("env-name", ERROR)
-def env_name(job: Job) -> Iterator[Finding]:
-    """Environment variables have valid names.
-
-    Kubernetes since 1.30 takes any printable ASCII but `=`.
-    """
-    for name in (env["name"] for _, container in job.containers for env in container["env"]):
-        if isinstance(name.value, str) and not re.fullmatch(r"[ -<>-~]+", name.text):
-            expected = "letters, digits, _, - and ."
-            yield Finding(name, "invalid name of a variable", repr(name.text), expected, "rename it")
 
 
 @rule("volume", ERROR)

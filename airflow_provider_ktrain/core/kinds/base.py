@@ -61,7 +61,7 @@ class Kind:
     auxiliary_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()
     main_containers: tuple[str, ...] = ()
-    runtimes: Runtimes | None = None
+    runtimes: Runtimes | None = field(default=None, repr=False)
     behavior: OperatorBehavior = field(default_factory=OperatorBehavior)
     scaling: Scaling = field(default_factory=Scaling)
 

@@ -75,7 +75,7 @@ def _merged_list(base: Sequence[Any], patch: Sequence[Any], keys: tuple[str, ...
     for i, entry in enumerate(patch):
         if entry == {PATCH: REPLACE}:
             continue
-        identity = identity_of(entry, keys)
+        identity = _identity(entry, keys)
         if identity is None:
             raise ManifestError(
                 f"an entry has no {keys[0]}, by which entries are merged",
@@ -84,7 +84,7 @@ def _merged_list(base: Sequence[Any], patch: Sequence[Any], keys: tuple[str, ...
                 expected=keys[0],
                 remedy=f"add {keys[0]}",
             )
-        at = next((n for n, present in enumerate(result) if identity_of(present, keys) == identity), None)
+        at = next((n for n, present in enumerate(result) if _identity(present, keys) == identity), None)
         if entry.get(PATCH) == DELETE:
             result = [present for n, present in enumerate(result) if n != at]
         elif at is None:
@@ -94,7 +94,7 @@ def _merged_list(base: Sequence[Any], patch: Sequence[Any], keys: tuple[str, ...
     return result
 
 
-def identity_of(entry: Any, keys: tuple[str, ...]) -> tuple[Any, ...] | None:
+def _identity(entry: Any, keys: tuple[str, ...]) -> tuple[Any, ...] | None:
     """The values of an entry's merge keys; None if it has none."""
     if not isinstance(entry, Mapping) or entry.get(keys[0]) is None:
         return None

@@ -7,11 +7,11 @@ refuses and PyYAML ignores, are errors.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
-import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 TEXT = "manifest"  #: what messages call text that was not read from a file
 SUFFIXES = (".yaml", ".yml", ".json")
-MAX_VALUES = 100_000  #: more than any manifest has (etcd accepts 1.5 MiB): a limit for YAML aliases that multiply
+MAX_PARTS = 500_000  #: of its JSON, more than any manifest has (etcd accepts 1.5 MiB): YAML aliases may multiply
 
 
 @dataclass(frozen=True)
@@ -136,32 +136,35 @@ def plain(value: Any) -> Any:
     :raises ManifestError: for values that JSON doesn't have, and for aliases that contain themselves or multiply too
         often.
     """
-    left = [MAX_VALUES]
+    try:
+        parts = list(itertools.islice(_ENCODER.iterencode(value), MAX_PARTS + 1))
+        if len(parts) <= MAX_PARTS:
+            return json.loads("".join(parts))
+        why = "it is too large"
+    except RecursionError:
+        why = "it contains itself, or is too deep"
+    except (TypeError, ValueError) as e:
+        why = str(e)
+    raise ManifestError(
+        f"the manifest can't be written as JSON: {why}", remedy="correct the value; check the aliases of YAML"
+    )
 
-    def copy(value: Any, path: str, depth: int) -> Any:
-        left[0] -= 1
-        if left[0] < 0 or depth > 100:
-            raise ManifestError(
-                "the manifest is too large or contains itself", where=path[:200], remedy="check its aliases"
-            )
-        if value is None or isinstance(value, str | bool | int):
-            return value
-        if isinstance(value, float) and math.isfinite(value):
-            return value
-        if isinstance(value, Mapping):
-            return {_key(k, path): copy(v, member(path, _key(k, path)), depth + 1) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [copy(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
-        if isinstance(value, datetime.datetime | datetime.date):
-            return value.isoformat()
-        if isinstance(getattr(value, "attribute_map", None), Mapping):  # models of OpenAPI's Python generator
-            named = ((json_name, getattr(value, name)) for name, json_name in value.attribute_map.items())
-            return {k: copy(v, member(path, k), depth + 1) for k, v in named if v is not None}
-        if hasattr(value, "to_dict"):
-            return copy(value.to_dict(), path, depth + 1)
-        raise ManifestError("the value can't be written as JSON", where=path, found=_short(value), remedy="quote it")
 
-    return copy(value, "$", 0)
+def _json_value(value: Any) -> Any:
+    """What JSON has for a value of another type than its own."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(getattr(value, "attribute_map", None), Mapping):  # models of OpenAPI's Python generator
+        named = ((json_name, getattr(value, name)) for name, json_name in value.attribute_map.items())
+        return {json_name: v for json_name, v in named if v is not None}
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    raise TypeError(f"found {_short(value)}")
+
+
+_ENCODER = json.JSONEncoder(default=_json_value, allow_nan=False)
 
 
 def unrendered(text: str) -> str:
@@ -301,16 +304,7 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that reads as Kubernetes does: keys are text, no dates, no base 60 (`22:10` is text, not 1330)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        self.flatten_mapping(node)
-        return {
-            _key(self.construct_object(key, deep=True), f"line {key.start_mark.line + 1}"): self.construct_object(
-                value, deep=deep
-            )
-            for key, value in node.value
-        }
+    """A SafeLoader that reads as Kubernetes does: no dates, no base 60 (`22:10` is text, not 1330)."""
 
 
 _NUMBERS = {
@@ -323,15 +317,6 @@ _Loader.yaml_implicit_resolvers = {
 }
 for _name, _regexp in _NUMBERS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _regexp, list("-+0123456789."))
-
-
-def _key(key: Any, path: str) -> str:
-    """A key of a mapping as JSON text."""
-    if isinstance(key, str):
-        return key
-    if key is None or isinstance(key, bool | int | float):
-        return json.dumps(key)
-    raise ManifestError("a key must be text", where=path, found=_short(key), expected="text")
 
 
 def _misspelled(documents: Sequence[Document]) -> str:

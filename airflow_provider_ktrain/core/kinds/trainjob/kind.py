@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     NODE,
     ROLES_ANNOTATION,
     SUCCESS_POLICY_ANNOTATION,
-    TrainJobRuntimes,
+    TRAINING_RUNTIMES,
 )
 
 JOBSET = "jobset.sigs.k8s.io"
@@ -152,7 +152,7 @@ TRAINJOB = TrainJob(
     group="trainer.kubeflow.org",
     operators=(_TRAINER,),
     form=FORM,
-    runtimes=TrainJobRuntimes(),
+    runtimes=TRAINING_RUNTIMES,
     roles=(NODE, LAUNCHER, *INITIALIZERS),
     primaries=(LAUNCHER, NODE),
     # the pods' names are `<job>-dataset-initializer-0-<index>-xxxxx`, of at most 63 characters (recording 55b)
