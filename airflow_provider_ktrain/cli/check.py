@@ -67,7 +67,7 @@ def _check(args: argparse.Namespace) -> int:
                 found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
     except OSError as e:
         return _fails(f"{e.filename} can't be read: {e.strerror}")
-    except (ClusterError, _NothingToCheck) as e:
+    except (ClusterError, ManifestError) as e:
         return _fails(str(e))
     if args.strict:
         found = [(file, line, _strict(problem)) for file, line, problem in found]
@@ -90,16 +90,12 @@ def _fails(why: str) -> int:
     return 2
 
 
-class _NothingToCheck(Exception):
-    """A directory contains no training job."""
-
-
 def _files(names: Iterable[str]) -> Iterator[str]:
     """The files to check: those that were named, and those in named directories that contain a training job.
 
     A kind that is like that of a training job is probably misspelled: the file is checked, too.
 
-    :raises _NothingToCheck: a directory contains none.
+    :raises ManifestError: a directory contains none.
     """
     for name in names:
         if not os.path.isdir(name):
@@ -108,7 +104,7 @@ def _files(names: Iterable[str]) -> Iterator[str]:
         found = [str(path) for path in sorted(_manifests(Path(name))) if _has_job(_text_of(str(path)))]
         if not found:
             endings = ", ".join(SUFFIXES)
-            raise _NothingToCheck(f"{name} contains no training job in a file that ends in {endings}")
+            raise ManifestError(f"{name} contains no training job in a file that ends in {endings}")
         yield from found
 
 

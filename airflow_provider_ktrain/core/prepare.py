@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check
 from airflow_provider_ktrain.core.identity.names import PREFIX, code_hash
 from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE
+from airflow_provider_ktrain.core.kinds.form import POD_OVERRIDE
 from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE, PATCHES
 from airflow_provider_ktrain.core.manifest.deadline import backstops_of
 from airflow_provider_ktrain.core.manifest.loader import Document, plain

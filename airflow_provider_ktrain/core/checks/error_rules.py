@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING
@@ -269,11 +268,11 @@ def _resources(resources: Field) -> Iterator[Finding]:
     """Quantities are valid, extended resources are whole numbers, and no request exceeds its limit."""
     limits, requests = resources["limits"], resources["requests"]
     for name, asked in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].present)):
-        limit, request = quantity(limits[name]), quantity(requests[name])
+        limit, request = parse_quantity(limits[name].value), parse_quantity(requests[name].value)
         extended = "/" in name and not name.startswith("kubernetes.io/")
         if wrong := list(_quantity(name, asked)):
             yield from wrong
-        elif extended and (quantity(asked) or 0) % 1:
+        elif extended and (parse_quantity(asked.value) or 0) % 1:
             yield Finding(asked, f"{name} must be a whole number", str(asked.value), "a whole number", "correct it")
         elif extended and not limits[name].present:
             hint = "write it under limits; the request defaults to it"
@@ -292,14 +291,9 @@ def _resources(resources: Field) -> Iterator[Finding]:
 def _quantity(name: str, at: Field) -> Iterator[Finding]:
     """Quantities are valid and not negative."""
     if at.present and isinstance(at.value, int | str):
-        amount = quantity(at)
+        amount = parse_quantity(at.value)
         if amount is None:
             expected = "a number with a unit: 4, 500m or 16Gi"
             yield Finding(at, f"{name} has an invalid quantity", repr(at.value), expected, "write it as 8Gi")
         elif amount < 0:
             yield Finding(at, f"{name} is negative", str(at.value), "0 or more", "correct it")
-
-
-def quantity(at: Field) -> Decimal | None:
-    """A Kubernetes quantity as a number; None if it is invalid."""
-    return parse_quantity(at.value)

@@ -10,7 +10,7 @@ from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_er
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.names import PREFIX
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, all_patches
+from airflow_provider_ktrain.core.kinds.form import POD_OVERRIDE, POD_TEMPLATE_FIELDS, override_patches
 from airflow_provider_ktrain.core.kinds.strategic_merge import member, merged
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
@@ -34,7 +34,9 @@ def check_pod_override(override: Any, kind: Kind) -> None:
             expected="a pod template with metadata and spec, or pod templates by role",
             remedy=text if isinstance(given, str) else 'write {"spec": {"serviceAccountName": "trainer"}}',
         )
-    raise_errors([*_roles(given, kind), *(p for _, path, patch in all_patches(given) for p in _problems(patch, path))])
+    raise_errors(
+        [*_roles(given, kind), *(p for _, path, patch in override_patches(given) for p in _problems(patch, path))]
+    )
 
 
 def _roles(override: Mapping[str, Any], kind: Kind) -> Iterator[Problem]:

@@ -24,7 +24,8 @@ _BACKEND_ENV = ("BACKEND", "DIST_BACKEND", "TORCH_DISTRIBUTED_BACKEND", "PL_TORC
 @rule("image-tag", WARNING)
 def image_tag(job: Job) -> Iterator[Finding]:
     """Images have a tag or a digest."""
-    for image in _unique([c["image"] for r in job.replicas.values() for c in r.containers]):
+    images = [c["image"] for r in job.replicas.values() for c in r.containers]
+    for image in {image.text: image for image in reversed(images)}.values():  # the first place of each
         name = image.text.rpartition("/")[2]
         if name and not re.search(r"[:@<{$]", name):
             message = "the image has no tag, so each node pulls what `latest` is at that moment"
@@ -295,8 +296,3 @@ def may_have_gpus(job: Job, replica: Replica) -> bool:
     resources = [c["resources"] for r in _trained(job, replica) for c in r.containers]
     names = {name for of in resources for side in ("limits", "requests") for name, _ in of[side].members()}
     return any(of["claims"].value for of in resources) or any(map(_meant, names))
-
-
-def _unique(places: list[Field]) -> list[Field]:
-    """The first field of each value."""
-    return list({str(at.value): at for at in reversed(places)}.values())[::-1]

@@ -120,20 +120,13 @@ def member(path: str, key: str) -> str:
 
 
 def _check_directives(patch: Mapping[str, Any], path: str) -> None:
-    """A patch has a key that begins with `$`: a directive of strategic merge."""
-    unknown = next((key for key in patch if key.startswith("$") and key != PATCH), None)
-    if unknown is not None:
-        raise ManifestError(
-            f"the directive {unknown} is not supported",
-            where=path,
-            expected=PATCH,
-            remedy="remove it: merged lists keep their order, and others are replaced",
-        )
-    if patch.get(PATCH, MERGE) not in (REPLACE, DELETE, MERGE):
-        raise ManifestError(
-            f"{PATCH} has an unknown value",
-            where=member(path, PATCH),
-            found=repr(patch[PATCH])[:80],
-            expected=f"{REPLACE}, {DELETE} or {MERGE}",
-            remedy="write one of these",
-        )
+    """A patch has no other keys that begin with `$` than the directives that are supported."""
+    for key, value in patch.items():
+        if key.startswith("$") and (key != PATCH or value not in (REPLACE, DELETE, MERGE)):
+            raise ManifestError(
+                f"the directive {key} is not supported, or not with this value",
+                where=path,
+                found=repr(value)[:80],
+                expected=f"{PATCH} with {REPLACE}, {DELETE} or {MERGE}",
+                remedy="remove it: merged lists keep their order, and others are replaced",
+            )

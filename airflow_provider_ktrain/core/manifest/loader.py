@@ -45,11 +45,6 @@ class Document:
     beside: tuple[Document, ...] = ()
 
     @property
-    def where(self) -> str:
-        """File and line for messages: `train.yaml:12`."""
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-    @property
     def left_out(self) -> Iterator[str]:
         """A warning for each of the other documents: they are not submitted."""
         for other in self.beside:
@@ -63,16 +58,15 @@ class Document:
         return self.lines.get(path, self.line)
 
 
-def load(source: object, folder: str | os.PathLike[str] | None = None) -> Manifest:
+def load(source: object) -> Manifest:
     """The one training job of a source, as a new dict.
 
     :param source: a mapping; YAML or JSON text (templates already rendered); the path of a .yaml, .yml or .json file;
         or an object of a Kubernetes SDK (`to_dict()`). Of several documents exactly one must be a training job; the
         others are ignored (:func:`the_job` names them in `beside`).
-    :param folder: the directory of relative paths. Default: the working directory.
     :raises ManifestError: naming file, line, what was found, what was expected and the remedy.
     """
-    manifest: Manifest = the_job(load_documents(source, folder)).content
+    manifest: Manifest = the_job(load_documents(source)).content
     return manifest
 
 
@@ -98,7 +92,7 @@ def the_job(documents: Sequence[Document]) -> Document:
     if not isinstance(job.content, dict):
         raise ManifestError(
             "the manifest is not a mapping",
-            where=job.where,
+            where=f"{job.file}:{job.line}" if job.line else job.file,
             found=_short(job.content),
             expected=f"apiVersion, kind ({known}), metadata and spec",
             remedy="if this is a path, it must end in " + ", ".join(SUFFIXES) if isinstance(job.content, str) else "",
@@ -106,7 +100,7 @@ def the_job(documents: Sequence[Document]) -> Document:
     return replace(job, beside=tuple(d for d in documents if d is not job))
 
 
-def load_documents(source: object, folder: str | os.PathLike[str] | None = None, file: str = TEXT) -> list[Document]:
+def load_documents(source: object, file: str = TEXT) -> list[Document]:
     """All documents of a source that are not empty. Other parameters and errors as for :func:`load`.
 
     :param file: the file that text was read from, for messages. Default: `manifest`, the name of the parameter.
@@ -114,8 +108,7 @@ def load_documents(source: object, folder: str | os.PathLike[str] | None = None,
     if isinstance(source, Mapping):
         return list(_listed(Document(plain(source))))
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
-        path = Path(folder or ".") / os.fspath(source)
-        return parse(_text_of(path), str(source))
+        return parse(text_of(Path(source)), str(source))
     if isinstance(source, str):
         return parse(source, file)
     if hasattr(source, "to_dict"):
@@ -195,24 +188,18 @@ def _is_path(text: str) -> bool:
     return "\n" not in text and text.strip().endswith(SUFFIXES) and not text.lstrip().startswith(("{", "---"))
 
 
-def _text_of(path: Path) -> str:
-    """Read a manifest file."""
+def text_of(path: Path) -> str:
+    """The content of a manifest's file.
+
+    :raises ManifestUnreadableError: it can't be read.
+    """
     try:
-        return path.read_bytes().decode()
-    except FileNotFoundError:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
         raise ManifestUnreadableError(
-            f"the manifest {path} does not exist",
-            found=f"nothing at {path.absolute()}",
-            expected="a YAML file",
-            remedy="write an absolute path, or one relative to the DAG's folder",
-        ) from None
-    except OSError as e:
-        raise ManifestUnreadableError(
-            f"the manifest {path} can't be read", found=str(e.strerror), remedy="check its permissions"
-        ) from None
-    except UnicodeDecodeError as e:
-        raise ManifestError(
-            f"the manifest {path} is not UTF-8", found=f"byte {path.read_bytes()[e.start]:#04x} at {e.start}"
+            f"{path} can't be read: {e.strerror if isinstance(e, OSError) else 'it is not UTF-8'}",
+            expected="a YAML or JSON file",
+            remedy=f"correct the path, which is absolute or relative to {Path.cwd()}, or the file",
         ) from None
 
 
