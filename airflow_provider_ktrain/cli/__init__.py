@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         made.error(f"unexpected arguments: {shlex.join(unknown)}{_before_command(words, args, unknown)}")
     args.program = words[program + 1 :]
-    return int(args.run(args))
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `ktrain check . | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the stream at its exit
+        return 128 + signal.SIGPIPE
+    return status
 
 
 def _before_command(words: Sequence[str], args: argparse.Namespace, unknown: Sequence[str]) -> str:

@@ -16,14 +16,13 @@ from typing import Any
 from airflow_provider_ktrain.cli import job_file, kubeconfig
 from airflow_provider_ktrain.core.checks import ERROR, Level, Problem
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError, OperatorMissingError, VersionNotServedError
-from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.kinds import KINDS, did_you_mean
 from airflow_provider_ktrain.core.manifest.loader import SUFFIXES, parse, the_job, unknown, unrendered
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
 from airflow_provider_ktrain.core.text.output import counted, shown
 
-JOB = re.compile(rf"""\bkind["']?\s*:\s*["']?({"|".join(KINDS)})\b""")  #: in a file of a directory
-
+KIND = re.compile(r"""\bkind["']?\s*:\s*["']?(\w+)""")  #: in a file of a directory
 
 #: finds the problems of a job; the flag is False if some of its values are templates
 Judge = Callable[[Prepared, bool], list[Problem]]
@@ -68,7 +67,7 @@ def _check(args: argparse.Namespace) -> int:
                 found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
     except OSError as e:
         return _fails(f"{e.filename} can't be read: {e.strerror}")
-    except (ClusterError, _NothingToCheck) as e:
+    except (ClusterError, ManifestError) as e:
         return _fails(str(e))
     if args.strict:
         found = [(file, line, _strict(problem)) for file, line, problem in found]
@@ -91,24 +90,26 @@ def _fails(why: str) -> int:
     return 2
 
 
-class _NothingToCheck(Exception):
-    """A directory contains no training job."""
-
-
 def _files(names: Iterable[str]) -> Iterator[str]:
     """The files to check: those that were named, and those in named directories that contain a training job.
 
-    :raises _NothingToCheck: a directory contains none.
+    A kind that is like that of a training job is probably misspelled: the file is checked, too.
+
+    :raises ManifestError: a directory contains none.
     """
     for name in names:
         if not os.path.isdir(name):
             yield name
             continue
-        found = [str(path) for path in sorted(_manifests(Path(name))) if JOB.search(_text_of(str(path)))]
+        found = [str(path) for path in sorted(_manifests(Path(name))) if _has_job(_text_of(str(path)))]
         if not found:
             endings = ", ".join(SUFFIXES)
-            raise _NothingToCheck(f"{name} contains no training job in a file that ends in {endings}")
+            raise ManifestError(f"{name} contains no training job in a file that ends in {endings}")
         yield from found
+
+
+def _has_job(text: str) -> bool:
+    return any(kind in KINDS or did_you_mean(kind) for kind in dict.fromkeys(KIND.findall(text)))
 
 
 def _manifests(directory: Path) -> Iterator[Path]:

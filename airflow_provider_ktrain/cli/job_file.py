@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.identity.names import Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
-from airflow_provider_ktrain.core.manifest.loader import Document, parse, templates, the_job
+from airflow_provider_ktrain.core.manifest.loader import Document, parse, templates, text_of, the_job
 from airflow_provider_ktrain.core.prepare import Prepared
 
 DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
@@ -23,7 +23,7 @@ def load(file: str) -> Document:
     :param file: its path; `-` is standard input.
     :raises ManifestError: the file can't be read, has no training job, or contains templates.
     """
-    name, text = _text(file)
+    name, text = ("<stdin>", sys.stdin.read()) if file == "-" else (file, text_of(Path(file)))
     for line, expression in templates(text):
         raise ManifestError(
             "`ktrain run` doesn't render templates",
@@ -48,17 +48,3 @@ def request(
     owner = Owner(TaskKey(f"{DAG_ID}-{run}", DAG_ID, name.strip("-") or "job", run), 1, str(uuid.uuid4()))
     kind = kind_of(prepared.manifest.get("kind"))
     return JobRequest(kind, owner, 1, prepared.manifest, run_seconds=run_seconds, code=code)
-
-
-def _text(file: str) -> tuple[str, str]:
-    """The name of a file as messages show it, and its content.
-
-    :raises ManifestError: it can't be read.
-    """
-    if file == "-":
-        return "<stdin>", sys.stdin.read()
-    try:
-        return file, Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
-        raise ManifestError(f"{file} can't be read: {why}") from None

@@ -29,11 +29,7 @@ MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
 
 #: what replaces fields of an outcome that is too large, one after another
 _REPLACEMENTS: Sequence[Mapping[str, Any]] = (
-    {"status": {}},
-    {"released": ""},
-    {"training_metrics": {}},
-    {"metrics": {}},
-    {"usage": {}},
+    {"status": {}, "released": "", "training_metrics": {}, "metrics": {}, "usage": {}},
     {"cause": None},
     {
         "result": None,
@@ -92,9 +88,7 @@ def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
     :param stored: the previous return value, or None.
     :param entry: `try_number`, `cause`, `started_at`, `ended_at`, `usage`, `step`.
     """
-    listed = mapping(stored).get("tries")
-    before = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-    others = [one for one in before if one.get("try_number") != entry["try_number"]]
+    others = [one for one in _tries(stored) if one.get("try_number") != entry["try_number"]]
     return {"version": VERSION, "tries": [*others, dict(entry)][-MAX_TRIES:]}
 
 
@@ -104,11 +98,14 @@ def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:
     :param stored: the return value of `with_try`, or None.
     :param first_try: the first try of this life.
     """
-    listed = mapping(stored).get("tries")
-    tries = [mapping(one) for one in listed] if isinstance(listed, list) else []
     numbers = range(first_try, try_number)
-    steps = [one.get("step") for one in tries if one.get("try_number") in numbers]
+    steps = [one.get("step") for one in _tries(stored) if one.get("try_number") in numbers]
     return max((step for step in steps if isinstance(step, int | float)), default=None)
+
+
+def _tries(stored: Any) -> list[Mapping[str, Any]]:
+    listed = mapping(stored).get("tries")
+    return [mapping(one) for one in listed] if isinstance(listed, list) else []
 
 
 def failed_nodes(stored: Any, max_tries: int) -> dict[str, str]:

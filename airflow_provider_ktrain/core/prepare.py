@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check
-from airflow_provider_ktrain.core.checks.pod_override import name_paths
 from airflow_provider_ktrain.core.identity.names import PREFIX, code_hash
 from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
+from airflow_provider_ktrain.core.kinds.form import POD_OVERRIDE
 from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE, PATCHES
 from airflow_provider_ktrain.core.manifest.deadline import backstops_of
 from airflow_provider_ktrain.core.manifest.loader import Document, plain
@@ -87,7 +87,7 @@ def prepare(
         return broken
     if options.pod_override:
         before = checked(replace(options, pod_override={}))[1]
-        problems = name_paths(problems, before, manifest, options.pod_override)
+        problems = [p if p in before else replace(p, message=f"{POD_OVERRIDE}: {p.message}") for p in problems]
     return Prepared(manifest, problems, changes, document)
 
 

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity.names import OnFinishAction, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
-from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE
+from airflow_provider_ktrain.core.kinds.form import POD_OVERRIDE
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 from airflow_provider_ktrain.parse_checks import ParseChecks

@@ -21,7 +21,6 @@ from airflow_provider_ktrain.core.identity.names import Owner
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import patched_template
-from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -149,7 +148,7 @@ def test_every_template_and_term_excludes_the_nodes_one_value_an_entry() -> None
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [*zones, {}]}}, "podAntiAffinity": {"x": 1}}
     specs["Master"]["template"]["spec"]["affinity"] = affinity
     before = copy.deepcopy(manifest)
-    result = avoid_nodes(manifest, ["n1", "n2"])
+    result = overlay(manifest, JobOptions(avoid_nodes=["n1", "n2"]))
     assert manifest == before
     master, worker = (result["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"] for role in ("Master", "Worker"))
     assert terms_of(master) == [{**zone, "matchFields": not_in("n1", "n2")} for zone in zones] + [{}]
@@ -202,7 +201,7 @@ def test_avoided_nodes_do_not_count_as_a_change_of_the_manifest() -> None:
 
 
 def test_obstacle_names_the_avoided_nodes() -> None:
-    manifest = avoid_nodes(pytorchjob(), ["n1"])
+    manifest = overlay(pytorchjob(), JobOptions(avoid_nodes=["n1"]))
     waits = pod("Worker", 0)
     waits["spec"] = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."

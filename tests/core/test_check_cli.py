@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,12 @@ import yaml
 
 from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 
 from .manifests import DATA, mpijob, pytorchjob, trainjob
 
 GOOD = yaml.safe_dump(pytorchjob())
+HINT = f"hint: {PYTORCHJOB.platform_hint}\n"
 
 
 def test_version_is_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +130,42 @@ def test_manifest_is_read_from_standard_input(
     monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
     assert main(["check", "-"]) == 0
     assert "0 errors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("others", ["", "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\n"])
+def test_misspelled_kind_in_a_directory_is_reported(
+    others: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "wrong.yaml").write_text(GOOD.replace("kind: PyTorchJob", "kind: PytorchJob") + others)
+    (tmp_path / "web.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n")
+    (tmp_path / "cron.yaml").write_text("apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: cron}\n")
+    assert main(["check", str(tmp_path)]) == 1
+    error, summary = capsys.readouterr().out.splitlines()
+    assert error.startswith(f"{tmp_path / 'wrong.yaml'}:")
+    assert "did you mean PyTorchJob?" in error
+    assert summary == "2 files: 1 error, 0 warnings"
+
+
+def test_misspelled_kind_beside_a_training_job_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(f"{GOOD}---\nkind: TrainingJob\nmetadata: {{name: other}}\n")
+    assert main(["check", str(file)]) == 0
+    assert "TrainingJob other is not submitted, only the training job is: did you mean TrainJob?" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--output", "json"], []])
+def test_closed_pipe_ends_the_command_without_a_traceback(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "airflow_provider_ktrain.cli", "check", str(DATA / "practitioner-nccl.yaml")]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run([*command, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr.replace(HINT, "")) == (128 + signal.SIGPIPE, "")
 
 
 def test_exit_status_is_2_for_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.checks import Problem, check, raise_errors, rules
-from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
+from airflow_provider_ktrain.core.checks.trainjob_rules import judge_runtime
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import expand

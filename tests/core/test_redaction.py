@@ -45,6 +45,9 @@ def test_tokens_of_each_service_are_hidden(prefix: str) -> None:
     ("text", "hidden"),
     [
         ("PGPASS=x", "PGPASS=***"),
+        ("c(credentials={'user': 'x'}, n=1)", "c(credentials={***}, n=1)"),
+        ("credentials={'aws': {'id': 'x'}} is invalid", "credentials={***} is invalid"),
+        ("aws_credentials = {'a': {'b': {'c': 'x'}}}", "aws_credentials = {***"),
         ("credent\u0131al: x", "credent\u0131al: ***"),
         ("GIT_PASSPHRASE=x", "GIT_PASSPHRASE=***"),
         ("ftp_pwd: x", "ftp_pwd: ***"),
@@ -176,6 +179,7 @@ def test_lines_of_the_program_and_manifests_are_not_searched_again() -> None:
         "a=b;",
         "auth=('",
         "auth=['a',",
+        "auth={'a': {",
         "'a',",
         "auth: basic ",
     ],

@@ -283,12 +283,6 @@ def test_patches_of_what_the_runtime_does_not_have_are_refused(entry: Json, mess
         expanded(trainjob(runtimePatches=[entry]), JobOptions(), TORCH)
 
 
-def test_a_volume_of_the_same_name_from_another_source_is_refused() -> None:
-    of = runtime(replicated("node", volumes=[{"name": "shm", "hostPath": {"path": "/x"}}]))
-    with pytest.raises(RuntimeMismatchError, match="another volume named shm"):
-        expanded(trainjob(), JobOptions(volumes=[SharedMemory()]), of)
-
-
 def test_volumes_need_a_container_of_the_trainer() -> None:
     with pytest.raises(RuntimeMismatchError, match="no container named node"):
         expanded(trainjob(), JobOptions(volumes=[SharedMemory()]), runtime(replicated("node", "other")))

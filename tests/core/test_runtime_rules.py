@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
+from airflow_provider_ktrain.core.checks.trainjob_rules import judge_runtime
 
 from .manifests import runtime_patch, trainjob
 

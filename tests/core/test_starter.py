@@ -481,4 +481,3 @@ def test_command_is_recognized() -> None:
     assert without_start(container["command"]) == ["a", "b"]
     assert is_starter(container["command"][4])
     assert not runs_function(made)
-    assert without_start(["python3", "-I", "-c", "old", "/ktrain/archive/code.tar.gz", "/ktrain/code", "x"]) == ["x"]

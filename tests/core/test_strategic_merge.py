@@ -59,7 +59,7 @@ def test_strategic_merge(base: Json, patch: Json, result: Json) -> None:
         ({"spec": {"containers": [{"image": "a"}]}}, r"^p\.spec\.containers\[0\]: an entry has no name"),
         ({"spec": {"containers": ["a"]}}, r"^p\.spec\.containers\[0\]: .*found str"),
         ({"spec": {"$setElementOrder/containers": []}}, r"^p\.spec: the directive \$setElementOrder/containers is not"),
-        ({"spec": {"$patch": "drop"}}, r"^p\.spec\.\$patch: .*found 'drop'; expected replace, delete or merge"),
+        ({"spec": {"$patch": "drop"}}, r"^p\.spec: the directive \$patch .*found 'drop'; expected \$patch"),
     ],
 )
 def test_patch_that_cannot_be_merged_is_refused_with_its_path(patch: Json, error: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Level, Problem, raise_errors
-from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.kinds import KINDS, did_you_mean
 
 if TYPE_CHECKING:  # imported in functions: a DAG file that is only parsed checks no manifest
     from airflow_provider_ktrain.core.checks.job import Field, Rule
@@ -40,7 +40,7 @@ def rules() -> tuple[Rule, ...]:
     """All rules. Their modules are imported on the first call, so that a DAG file which is only parsed skips them."""
     from airflow_provider_ktrain.core.checks.job import REGISTRY
 
-    for name in ("error_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS)), "warning_rules"):
+    for name in ("error_rules", "warning_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS))):
         importlib.import_module(f"{__name__}.{name}")
     return tuple(REGISTRY)
 
@@ -77,14 +77,13 @@ def _identity(root: Field, expected_kind: str | None) -> Iterator[Problem]:
     kind, version = root["kind"], root["apiVersion"]
     kinds = [expected_kind] if expected_kind else sorted(KINDS)
     if kind.text not in kinds:
-        import difflib
-
-        near = next(iter(difflib.get_close_matches(kind.text, kinds, n=1)), None)
-        hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else "use a training job"
-        if kind.text in KINDS:
-            hint = f"use {kind.text}Operator for it"
+        hint = (
+            f"use {kind.text}Operator for it" if kind.text in KINDS else did_you_mean(kind.text) or "use a training job"
+        )
         found = repr(kind.value) if kind.present else "nothing"
-        yield Problem(ERROR, "kind", kind.path, "unsupported kind", found, " or ".join(kinds), hint)
+        yield Problem(
+            ERROR, "kind", kind.path, "unsupported kind", found, " or ".join(kinds), hint or "use a training job"
+        )
     elif version.text not in KINDS[kind.text].api_versions:
         expected = " or ".join(KINDS[kind.text].api_versions)
         found = repr(version.value) if version.present else "nothing"

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from airflow_provider_ktrain.core.checks.error_rules import quantity
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.nodes import expression_matches
+from airflow_provider_ktrain.core.state.quantity import parse_quantity
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Decimal]
@@ -69,7 +69,7 @@ def _of_container(container: Any) -> Amounts:
     """What a container requests; a limit without a request is one, too."""
     resources = (container.get("resources") or {}) if isinstance(container, Mapping) else {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    amounts = {resource: quantity(Field(value)) for resource, value in asked.items()}
+    amounts = {resource: parse_quantity(value) for resource, value in asked.items()}
     return {resource: amount for resource, amount in amounts.items() if amount}
 
 
@@ -109,9 +109,9 @@ def _most(flavor: Object, *, borrows: bool) -> dict[str, Decimal | None]:
     """The most that a job can get of each resource of a flavor; None if that isn't known."""
     found: dict[str, Decimal | None] = {}
     for resource in flavor.get("resources") or ():
-        nominal = quantity(Field(resource.get("nominalQuota")))
+        nominal = parse_quantity(resource.get("nominalQuota"))
         limit = resource.get("borrowingLimit")
-        extra = quantity(Field(limit)) if borrows and limit is not None else None if borrows else Decimal(0)
+        extra = parse_quantity(limit) if borrows and limit is not None else None if borrows else Decimal(0)
         found[str(resource.get("name"))] = None if nominal is None or extra is None else nominal + extra
     return found
 

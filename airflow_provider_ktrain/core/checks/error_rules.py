@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING
@@ -44,7 +43,7 @@ def name_length(job: Job) -> Iterator[Finding]:
     """
     name = job.root["metadata"]["name"]
     suffixes = [
-        f"-{r.role.lower()}" + ("" if r.role == "Launcher" else f"-{max(r.count - 1, 0)}")
+        f"-{r.role.lower()}" + ("" if r.role in job.kind.single_roles else f"-{max(r.count - 1, 0)}")
         for r in job.replicas.values()
     ]
     longest = max(suffixes, key=len, default="")
@@ -113,15 +112,6 @@ def replicas_exist(job: Job) -> Iterator[Finding]:
     if job.kind.form.replica_specs and (job.replica_specs.value == {} or not job.replica_specs.present):
         roles = " and ".join(job.kind.roles)
         yield Finding(job.replica_specs, "the job has no replicas, so nothing runs", "nothing", roles, f"add {roles}")
-
-
-@rule("worker-count", ERROR)
-def worker_count(job: Job) -> Iterator[Finding]:
-    """The number of Workers is not negative."""
-    worker = job.replicas.get("Worker")
-    if worker and worker.count < 0 and not job.spec["elasticPolicy"].present:  # else rule `elastic` reports it
-        replicas = worker.at["replicas"]
-        yield Finding(replicas, "negative number of Workers", str(worker.count), "0 or more", "correct the number")
 
 
 @rule("no-container", ERROR)
@@ -219,18 +209,6 @@ _SHAPES = {
 }
 
 
-@rule("env-name", ERROR)
-def env_name(job: Job) -> Iterator[Finding]:
-    """Environment variables have valid names.
-
-    Kubernetes since 1.30 takes any printable ASCII but `=`.
-    """
-    for name in (env["name"] for _, container in job.containers for env in container["env"]):
-        if isinstance(name.value, str) and not re.fullmatch(r"[ -<>-~]+", name.text):
-            expected = "letters, digits, _, - and ."
-            yield Finding(name, "invalid name of a variable", repr(name.text), expected, "rename it")
-
-
 @rule("volume", ERROR)
 def volume_exists(job: Job) -> Iterator[Finding]:
     """Every mount has a volume of the same name."""
@@ -290,11 +268,11 @@ def _resources(resources: Field) -> Iterator[Finding]:
     """Quantities are valid, extended resources are whole numbers, and no request exceeds its limit."""
     limits, requests = resources["limits"], resources["requests"]
     for name, asked in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].present)):
-        limit, request = quantity(limits[name]), quantity(requests[name])
+        limit, request = parse_quantity(limits[name].value), parse_quantity(requests[name].value)
         extended = "/" in name and not name.startswith("kubernetes.io/")
         if wrong := list(_quantity(name, asked)):
             yield from wrong
-        elif extended and (quantity(asked) or 0) % 1:
+        elif extended and (parse_quantity(asked.value) or 0) % 1:
             yield Finding(asked, f"{name} must be a whole number", str(asked.value), "a whole number", "correct it")
         elif extended and not limits[name].present:
             hint = "write it under limits; the request defaults to it"
@@ -313,14 +291,9 @@ def _resources(resources: Field) -> Iterator[Finding]:
 def _quantity(name: str, at: Field) -> Iterator[Finding]:
     """Quantities are valid and not negative."""
     if at.present and isinstance(at.value, int | str):
-        amount = quantity(at)
+        amount = parse_quantity(at.value)
         if amount is None:
             expected = "a number with a unit: 4, 500m or 16Gi"
             yield Finding(at, f"{name} has an invalid quantity", repr(at.value), expected, "write it as 8Gi")
         elif amount < 0:
             yield Finding(at, f"{name} is negative", str(at.value), "0 or more", "correct it")
-
-
-def quantity(at: Field) -> Decimal | None:
-    """A Kubernetes quantity as a number; None if it is invalid."""
-    return parse_quantity(at.value)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
+from airflow_provider_ktrain.core.checks.warning_rules import may_have_gpus, without_nccl_gpus
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 
 
@@ -117,3 +118,20 @@ def backoff_limit(job: Job) -> Iterator[Finding]:
             "OnFailure, or no backoffLimit",
             "remove it, and set `retries` of the task",
         )
+
+
+@rule("unequal-gpus", WARNING, PYTORCHJOB)
+def unequal_gpus(job: Job) -> Iterator[Finding]:
+    """Either both Master and Worker request GPUs, or none of them: both train.
+
+    Replicas that use or configure nccl without GPUs have a warning of their own (nccl-without-gpus).
+    """
+    master, worker = job.replicas.get("Master"), job.replicas.get("Worker")
+    if master is None or worker is None or worker.count < 1:
+        return
+    without, with_gpus = sorted((master, worker), key=lambda replica: replica.gpus)
+    warned = [replica.role for replica, _ in without_nccl_gpus(job)]
+    if with_gpus.gpus and not without.gpus and without.role not in warned and not may_have_gpus(job, without):
+        message = f"{with_gpus.role} requests GPUs and {without.role} doesn't: both train"
+        expected, hint = f"GPUs for {without.role}, too", f"request them for {without.role}, or for neither"
+        yield Finding(without.main["resources"], message, f"{with_gpus.gpus} and 0 GPUs", expected, hint)

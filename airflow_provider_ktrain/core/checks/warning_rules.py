@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import WARNING
 from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 from airflow_provider_ktrain.core.state.accelerators import COMMON_NAMES, DEFAULT_RESOURCE, accelerator_of
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
@@ -25,7 +24,8 @@ _BACKEND_ENV = ("BACKEND", "DIST_BACKEND", "TORCH_DISTRIBUTED_BACKEND", "PL_TORC
 @rule("image-tag", WARNING)
 def image_tag(job: Job) -> Iterator[Finding]:
     """Images have a tag or a digest."""
-    for image in _unique([c["image"] for r in job.replicas.values() for c in r.containers]):
+    images = [c["image"] for r in job.replicas.values() for c in r.containers]
+    for image in {image.text: image for image in reversed(images)}.values():  # the first place of each
         name = image.text.rpartition("/")[2]
         if name and not re.search(r"[:@<{$]", name):
             message = "the image has no tag, so each node pulls what `latest` is at that moment"
@@ -39,7 +39,7 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
     Without a request, the scheduler places the pods anywhere, and pods that see all GPUs of a node share them.
     """
     users = [r.role for r, _ in _using(job, "nccl")]
-    for replica, at in _nccl_without_gpus(job):
+    for replica, at in without_nccl_gpus(job):
         verb = "uses" if replica.role in users else "configures"
         yield Finding(
             at,
@@ -48,23 +48,6 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
             f"resources.limits {DEFAULT_RESOURCE}: 1",
             "request GPUs, or use gloo" if replica.role in users else "request GPUs, or remove the settings of nccl",
         )
-
-
-@rule("unequal-gpus", WARNING, PYTORCHJOB)
-def unequal_gpus(job: Job) -> Iterator[Finding]:
-    """Either both Master and Worker request GPUs, or none of them: both train.
-
-    Replicas that use or configure nccl without GPUs have a warning of their own (nccl-without-gpus).
-    """
-    master, worker = job.replicas.get("Master"), job.replicas.get("Worker")
-    if master is None or worker is None or worker.count < 1:
-        return
-    without, with_gpus = sorted((master, worker), key=lambda replica: replica.gpus)
-    warned = [replica.role for replica, _ in _nccl_without_gpus(job)]
-    if with_gpus.gpus and not without.gpus and without.role not in warned and not _claims_devices(job, without):
-        message = f"{with_gpus.role} requests GPUs and {without.role} doesn't: both train"
-        expected, hint = f"GPUs for {without.role}, too", f"request them for {without.role}, or for neither"
-        yield Finding(without.main["resources"], message, f"{with_gpus.gpus} and 0 GPUs", expected, hint)
 
 
 @rule("resource-name", WARNING)
@@ -279,13 +262,13 @@ def _using(job: Job, backend: str) -> list[tuple[Replica, Field]]:
     return found
 
 
-def _nccl_without_gpus(job: Job) -> list[tuple[Replica, Field]]:
+def without_nccl_gpus(job: Job) -> list[tuple[Replica, Field]]:
     """The replicas that use or configure nccl and request no GPUs, and the field that shows it."""
     using = _using(job, "nccl")
     configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
     others = [r.role for r, _ in (*using, *_using(job, "gloo"))]
     found = [*using, *((r, env) for r, env in configured if r.role not in others)]
-    lacking = [(r, at) for r, at in found if not _gpus(job, r) and not _claims_devices(job, r)]
+    lacking = [(r, at) for r, at in found if not _gpus(job, r) and not may_have_gpus(job, r)]
     return [] if job.kind.runtimes else lacking
 
 
@@ -308,11 +291,8 @@ def _gpus(job: Job, replica: Replica) -> int:
     return max((r.gpus for r in _trained(job, replica)), default=0)
 
 
-def _claims_devices(job: Job, replica: Replica) -> bool:
-    """Whether those pods request devices by claims (dynamic resource allocation), which may be GPUs."""
-    return any(c["resources"]["claims"].value for r in _trained(job, replica) for c in r.containers)
-
-
-def _unique(places: list[Field]) -> list[Field]:
-    """The first field of each value."""
-    return list({str(at.value): at for at in reversed(places)}.values())[::-1]
+def may_have_gpus(job: Job, replica: Replica) -> bool:
+    """Whether those pods request devices by claims (dynamic resource allocation), or under a misspelled name."""
+    resources = [c["resources"] for r in _trained(job, replica) for c in r.containers]
+    names = {name for of in resources for side in ("limits", "requests") for name, _ in of[side].members()}
+    return any(of["claims"].value for of in resources) or any(map(_meant, names))

@@ -9,6 +9,7 @@ from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 from airflow_provider_ktrain.core.kinds.operators import JOB_NAME_LABEL, OPERATOR_LABEL
 from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
 from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINJOB
+from airflow_provider_ktrain.core.text.output import SUGGESTION
 
 __all__ = [
     "JOB_NAME_LABEL",
@@ -19,6 +20,7 @@ __all__ = [
     "TRAINJOB",
     "Kind",
     "Manifest",
+    "did_you_mean",
     "kind_of",
 ]
 
@@ -32,11 +34,19 @@ def kind_of(name: object) -> Kind:
     """
     if isinstance(name, str) and name in KINDS:
         return KINDS[name]
-    near = next((known for known in KINDS if known.lower() == str(name).lower()), None)
     raise ManifestError(
         f"unsupported kind {name}" if name else "kind is not set",
         where="kind",
         found=repr(name) if name else "nothing",
         expected=f"one of {', '.join(sorted(KINDS))}",
-        remedy=f"did you mean {near}?" if near else "use one of these kinds",
+        remedy=did_you_mean(name) or "use one of these kinds",
     )
+
+
+def did_you_mean(name: object) -> str:
+    """A hint for a kind whose name is misspelled; empty for a kind of ours and for one that isn't like any of them."""
+    import difflib  # not loaded when a DAG file is parsed
+
+    known = {kind.lower(): kind for kind in KINDS}
+    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.8)
+    return f"{SUGGESTION}{known[near[0]]}?" if near and name not in KINDS else ""

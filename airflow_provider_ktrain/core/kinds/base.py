@@ -1,7 +1,7 @@
 """A kind of training job: what all kinds have, such as names, roles, pods and a phase.
 
-A kind is made of smaller objects: what its manifest looks like (`form.py`), how its operator behaves (`operators.py`)
-and whether it can be scaled (`scaling.py`). Their defaults are what kubeflow.org's PyTorchJob and MPIJob have in
+A kind is made of smaller objects: what its manifest looks like (`form.py`), and how its operator behaves and whether
+it can be scaled (`operators.py`). Their defaults are what kubeflow.org's PyTorchJob and MPIJob have in
 common; a kind's own file or folder has what differs. Nothing outside `core/kinds` compares a kind's name or version.
 Facts are training-operator's (1.7 to 1.9) and mpi-operator's (0.8.2), read from their sources and from recordings of a
 real cluster.
@@ -15,9 +15,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds.form import ManifestForm
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
-from airflow_provider_ktrain.core.kinds.operators import OPERATOR_LABEL, OperatorBehavior, OperatorVersion
+from airflow_provider_ktrain.core.kinds.operators import OPERATOR_LABEL, OperatorBehavior, OperatorVersion, Scaling
 from airflow_provider_ktrain.core.kinds.runtimes import Runtimes
-from airflow_provider_ktrain.core.kinds.scaling import Scaling
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Kind:
     auxiliary_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()
     main_containers: tuple[str, ...] = ()
-    runtimes: Runtimes | None = None
+    runtimes: Runtimes | None = field(default=None, repr=False)
     behavior: OperatorBehavior = field(default_factory=OperatorBehavior)
     scaling: Scaling = field(default_factory=Scaling)
 

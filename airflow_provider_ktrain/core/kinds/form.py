@@ -8,8 +8,18 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN, lower_deadline, mapping_at
-from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
-from airflow_provider_ktrain.core.kinds.strategic_merge import merged
+from airflow_provider_ktrain.core.kinds.strategic_merge import member, merged
+
+POD_OVERRIDE = "pod_override"  #: name of the parameter, with which paths in it begin
+POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: other keys of a `pod_override` are roles
+
+
+def override_patches(override: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Role, path and content of each pod template of a `pod_override`; the role of one for all roles is empty."""
+    if override.keys() <= POD_TEMPLATE_FIELDS:
+        yield "", POD_OVERRIDE, override
+    else:
+        yield from ((role, member(POD_OVERRIDE, role), p) for role, p in override.items() if isinstance(p, Mapping))
 
 
 @dataclass(frozen=True)
@@ -67,11 +77,12 @@ class ManifestForm:
         :param override: a pod template, or pod templates by role.
         :raises ManifestError: it can't be merged. The path in it begins with `pod_override`.
         """
-        for role, template in self.templates(manifest):
-            for path, patch in pod_patches(override, role):
-                changed = merged(template, patch, path)
-                template.clear()
-                template.update(changed)
+        for patched, path, patch in override_patches(override):
+            for role, template in self.templates(manifest):
+                if patched in ("", role):
+                    changed = merged(template, patch, path)
+                    template.clear()
+                    template.update(changed)
 
     def main_container(self, spec: Mapping[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
         """The container that trains: the one that the operator looks for by name, else the first.

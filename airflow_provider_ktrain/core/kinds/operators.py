@@ -1,4 +1,4 @@
-"""How training operators behave: those of one kind, and each of their versions."""
+"""How training operators behave: those of one kind, and each of their versions; and how far jobs can be scaled."""
 
 from __future__ import annotations
 
@@ -115,3 +115,21 @@ class OperatorBehavior:
         owners = pod["metadata"].get("ownerReferences") or ()
         batch_job = f"{name}{self.launcher_job}" if self.launcher_job else None
         return any(o["uid"] == uid or (o["kind"] == "Job" and o["name"] == batch_job) for o in owners)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Scaling of a kind whose trainings stop when a Worker is removed.
+
+    :param fixed_size_reason: why a job can't be scaled. Default: empty, it can.
+    """
+
+    fixed_size_reason: str = ""
+
+    def is_elastic(self, job: Mapping[str, Any]) -> bool:
+        """Whether the training continues with fewer Workers."""
+        return False
+
+    def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
+        """The least and the greatest number of Workers that the job may be scaled to; None: no upper bound."""
+        return 1, None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 
@@ -42,36 +42,23 @@ class Served:
     unreadable: str = ""
 
 
-class Runtimes(Protocol):
-    """How jobs of a kind use runtimes. The runtime of a job is read before the job is sent."""
+@dataclass(frozen=True)
+class Runtimes:
+    """How jobs of a kind use runtimes. The runtime of a job is read before the job is sent.
 
-    @property
-    def in_namespaces(self) -> tuple[str, ...]:
-        """The path segments of the kinds of runtimes that are in a namespace."""
+    :param in_namespaces: the path segments of the kinds of runtimes that are in a namespace.
+    :param in_cluster: the path segments of the kinds of runtimes that all namespaces share.
+    :param ref: returns the runtime that a manifest refers to. None: there is none, or of an unknown kind.
+    :param lacks: returns what a job lacks on this cluster, for the log; empty if nothing.
+    :param can_end_job: returns whether the cluster ends a job at a deadline of its manifest.
+    :param require_code: raises a RuntimeMismatchError if a job can't get code.
+    :param expand: returns the manifest with what the runtime decides: see `trainjob/patches.py`.
+    """
 
-    @property
-    def in_cluster(self) -> tuple[str, ...]:
-        """The path segments of the kinds of runtimes that all namespaces share."""
-
-    def ref(self, manifest: Mapping[str, Any]) -> RuntimeRef | None:
-        """The runtime that a manifest refers to. None: there is none, or of an unknown kind."""
-
-    def lacks(self, served: Served) -> str:
-        """What a job lacks on this cluster, for the log; empty if nothing."""
-
-    def can_end_job(self, served: Served) -> bool:
-        """Whether the cluster ends a job at a deadline of its manifest."""
-
-    def require_code(self, served: Served) -> None:
-        """Check that a job can get code.
-
-        :raises RuntimeMismatchError: it can't, on this cluster or with this runtime.
-        """
-
-    def expand(self, manifest: Mapping[str, Any], served: Served, *, name_length: int, policy: str = "") -> Manifest:
-        """The manifest with what the runtime decides.
-
-        :param name_length: number of characters of the job's name.
-        :param policy: the ML policy that the runtime must have. Default: empty, any.
-        :raises RuntimeMismatchError: the job doesn't fit the runtime or the cluster.
-        """
+    in_namespaces: tuple[str, ...]
+    in_cluster: tuple[str, ...]
+    ref: Callable[[Mapping[str, Any]], RuntimeRef | None]
+    lacks: Callable[[Served], str]
+    can_end_job: Callable[[Served], bool]
+    require_code: Callable[[Served], None]
+    expand: Callable[..., Manifest]

@@ -75,7 +75,7 @@ def _merged_list(base: Sequence[Any], patch: Sequence[Any], keys: tuple[str, ...
     for i, entry in enumerate(patch):
         if entry == {PATCH: REPLACE}:
             continue
-        identity = identity_of(entry, keys)
+        identity = _identity(entry, keys)
         if identity is None:
             raise ManifestError(
                 f"an entry has no {keys[0]}, by which entries are merged",
@@ -84,7 +84,7 @@ def _merged_list(base: Sequence[Any], patch: Sequence[Any], keys: tuple[str, ...
                 expected=keys[0],
                 remedy=f"add {keys[0]}",
             )
-        at = next((n for n, present in enumerate(result) if identity_of(present, keys) == identity), None)
+        at = next((n for n, present in enumerate(result) if _identity(present, keys) == identity), None)
         if entry.get(PATCH) == DELETE:
             result = [present for n, present in enumerate(result) if n != at]
         elif at is None:
@@ -94,7 +94,7 @@ def _merged_list(base: Sequence[Any], patch: Sequence[Any], keys: tuple[str, ...
     return result
 
 
-def identity_of(entry: Any, keys: tuple[str, ...]) -> tuple[Any, ...] | None:
+def _identity(entry: Any, keys: tuple[str, ...]) -> tuple[Any, ...] | None:
     """The values of an entry's merge keys; None if it has none."""
     if not isinstance(entry, Mapping) or entry.get(keys[0]) is None:
         return None
@@ -120,20 +120,13 @@ def member(path: str, key: str) -> str:
 
 
 def _check_directives(patch: Mapping[str, Any], path: str) -> None:
-    """A patch has a key that begins with `$`: a directive of strategic merge."""
-    unknown = next((key for key in patch if key.startswith("$") and key != PATCH), None)
-    if unknown is not None:
-        raise ManifestError(
-            f"the directive {unknown} is not supported",
-            where=path,
-            expected=PATCH,
-            remedy="remove it: merged lists keep their order, and others are replaced",
-        )
-    if patch.get(PATCH, MERGE) not in (REPLACE, DELETE, MERGE):
-        raise ManifestError(
-            f"{PATCH} has an unknown value",
-            where=member(path, PATCH),
-            found=repr(patch[PATCH])[:80],
-            expected=f"{REPLACE}, {DELETE} or {MERGE}",
-            remedy="write one of these",
-        )
+    """A patch has no other keys that begin with `$` than the directives that are supported."""
+    for key, value in patch.items():
+        if key.startswith("$") and (key != PATCH or value not in (REPLACE, DELETE, MERGE)):
+            raise ManifestError(
+                f"the directive {key} is not supported, or not with this value",
+                where=path,
+                found=repr(value)[:80],
+                expected=f"{PATCH} with {REPLACE}, {DELETE} or {MERGE}",
+                remedy="remove it: merged lists keep their order, and others are replaced",
+            )

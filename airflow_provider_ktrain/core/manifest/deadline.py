@@ -13,7 +13,7 @@ Airflow's timeout:
    as one of the limits (`core/state/limits.py`): when it has passed, the job is released.
 4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job
    (`resume_execution` in `operators/base.py`).
-5. `backstop_seconds`: if no process is left, the cluster ends the job by its activeDeadlineSeconds and those of its
+5. `BACKSTOP_SECONDS`: if no process is left, the cluster ends the job by its activeDeadlineSeconds and those of its
    pods (`core/manifest/transform.py`).
 """
 
@@ -38,14 +38,6 @@ def run_seconds(execution_timeout: timedelta | None) -> float | None:
         return None
     whole = execution_timeout.total_seconds()
     return whole - min(RELEASE_SECONDS, whole / 10)
-
-
-def backstop_seconds(run: float) -> float:
-    """Seconds from the start of the job to its activeDeadlineSeconds.
-
-    :param run: of `run_seconds`.
-    """
-    return run + BACKSTOP_SECONDS
 
 
 def deadline_of(job: Mapping[str, Any]) -> float | None:

@@ -27,9 +27,8 @@ from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
-from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name
-from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds
+from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
 
@@ -41,7 +40,8 @@ _CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
 class JobRequest:
     """The job that one try of a task requests. Nothing in it depends on the cluster.
 
-    :param kind: the kind of the job.
+    The fields that are not listed are parameters of the operators, whose docstrings describe them.
+
     :param owner: this try.
     :param first_try: the first try since the task was last cleared.
     :param manifest: the manifest with all options, valid as far as it can be checked without a cluster. None if it, or
@@ -50,23 +50,14 @@ class JobRequest:
     :param invalid: why `manifest` is None. Default: None, it isn't.
     :param name_prefix: readable prefix of the job's name. Default: None, the task's id.
     :param namespace: namespace of the job. Default: None, the manifest's, else the connection's, else `default`.
-    :param kubernetes_conn_id: id of the Airflow connection. Default: kubernetes_default.
-    :param cluster_context: context of the connection's kubeconfig. Default: None, its current context.
-    :param on_finish_action: what happens to the job at the end. Default: DELETE_JOB.
-    :param reattach: what happens to the job of an earlier try. Default: "always", it is adopted.
     :param run_seconds: seconds from the creation of the job to its deadline. Default: None, no deadline.
     :param schedule_seconds: how long a create waits for a ResourceQuota. Default: None, it fails at once.
     :param expire_seconds: seconds from the end of the job until the cluster deletes it. Default: None, what the
         manifest sets.
     :param checkpoint_root: base of the task's checkpoint directory. Default: None, the task has none.
-    :param resume_on_clear: whether a cleared task keeps its checkpoint directory and its count of attempts. Default:
-        False.
-    :param dry_run: create nothing. Default: False.
     :param runtime_policy: ML policy that the job's runtime must have, such as `torch`. Default: empty, any.
     :param avoid_nodes: nodes that a new job avoids, each with the reason. Default: none.
     :param code: files with which the program runs. Default: None, those of the image.
-    :param hang_traces: whether a program that is sent, as code or as a function, prints its stacks when it is stopped.
-        Default: True.
     """
 
     kind: Kind
@@ -159,9 +150,8 @@ class JobRequest:
         """
         key = self.owner.key
         task = task_variables(key.dag_id, key.run_id, key.task_id, key.map_index, self.owner.try_number)
-        manifest = overlay(fitted, JobOptions(attempt=attempt, task=task))
-        if self.avoid_nodes and self.can_avoid_nodes(served):
-            manifest = avoid_nodes(manifest, list(self.avoid_nodes))
+        avoided = tuple(self.avoid_nodes) if self.can_avoid_nodes(served) else ()
+        manifest = overlay(fitted, JobOptions(attempt=attempt, task=task, avoid_nodes=avoided))
         runtimes = self.kind.runtimes
         if self.code is not None and runtimes and served is not None:
             runtimes.require_code(served)
@@ -174,7 +164,7 @@ class JobRequest:
         if runtimes and served is not None:
             manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
-            manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)
+            manifest = transform.backstop(manifest, self.run_seconds + BACKSTOP_SECONDS, served=served)
         labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now) | printed
         manifest = transform.stamp(manifest, self.job_name, namespace, labels, annotations)
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)
@@ -199,7 +189,7 @@ class JobRequest:
         }
         if self.run_seconds is not None:
             notes[DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
-            notes[BACKSTOP_ANNOTATION] = str(int(backstop_seconds(self.run_seconds)))
+            notes[BACKSTOP_ANNOTATION] = str(int(self.run_seconds + BACKSTOP_SECONDS))
         return notes
 
 

@@ -7,11 +7,11 @@ refuses and PyYAML ignores, are errors.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
-import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.core.kinds import KINDS, Manifest
+from airflow_provider_ktrain.core.kinds import KINDS, Manifest, did_you_mean
 from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 TEXT = "manifest"  #: what messages call text that was not read from a file
 SUFFIXES = (".yaml", ".yml", ".json")
-MAX_VALUES = 100_000  #: more than any manifest has (etcd accepts 1.5 MiB): a limit for YAML aliases that multiply
+MAX_PARTS = 500_000  #: of its JSON, more than any manifest has (etcd accepts 1.5 MiB): YAML aliases may multiply
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,11 @@ class Document:
     beside: tuple[Document, ...] = ()
 
     @property
-    def where(self) -> str:
-        """File and line for messages: `train.yaml:12`."""
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-    @property
     def left_out(self) -> Iterator[str]:
         """A warning for each of the other documents: they are not submitted."""
         for other in self.beside:
-            title = _title(other.content)
-            yield f"{title} is not submitted, only the training job is: create it before, for example by kubectl apply"
+            hint = _misspelled([other]) or "create it before, for example by kubectl apply"
+            yield f"{_title(other.content)} is not submitted, only the training job is: {hint}"
 
     def line_of(self, path: str) -> int:
         """The line of a JSON path, or of the innermost value around it that has one; 0 if unknown."""
@@ -63,16 +58,15 @@ class Document:
         return self.lines.get(path, self.line)
 
 
-def load(source: object, folder: str | os.PathLike[str] | None = None) -> Manifest:
+def load(source: object) -> Manifest:
     """The one training job of a source, as a new dict.
 
     :param source: a mapping; YAML or JSON text (templates already rendered); the path of a .yaml, .yml or .json file;
         or an object of a Kubernetes SDK (`to_dict()`). Of several documents exactly one must be a training job; the
         others are ignored (:func:`the_job` names them in `beside`).
-    :param folder: the directory of relative paths. Default: the working directory.
     :raises ManifestError: naming file, line, what was found, what was expected and the remedy.
     """
-    manifest: Manifest = the_job(load_documents(source, folder)).content
+    manifest: Manifest = the_job(load_documents(source)).content
     return manifest
 
 
@@ -91,13 +85,14 @@ def the_job(documents: Sequence[Document]) -> Document:
             where=documents[0].file,
             found=", ".join(f"{_title(d.content)} (line {d.line})" for d in jobs or documents),
             expected=f"exactly one {known}",
-            remedy="keep one training job in this manifest, and use one task for each job",
+            remedy=("" if jobs else _misspelled(documents))
+            or "keep one training job in this manifest, and use one task for each job",
         )
     job = (jobs or documents)[0]
     if not isinstance(job.content, dict):
         raise ManifestError(
             "the manifest is not a mapping",
-            where=job.where,
+            where=f"{job.file}:{job.line}" if job.line else job.file,
             found=_short(job.content),
             expected=f"apiVersion, kind ({known}), metadata and spec",
             remedy="if this is a path, it must end in " + ", ".join(SUFFIXES) if isinstance(job.content, str) else "",
@@ -105,7 +100,7 @@ def the_job(documents: Sequence[Document]) -> Document:
     return replace(job, beside=tuple(d for d in documents if d is not job))
 
 
-def load_documents(source: object, folder: str | os.PathLike[str] | None = None, file: str = TEXT) -> list[Document]:
+def load_documents(source: object, file: str = TEXT) -> list[Document]:
     """All documents of a source that are not empty. Other parameters and errors as for :func:`load`.
 
     :param file: the file that text was read from, for messages. Default: `manifest`, the name of the parameter.
@@ -113,8 +108,7 @@ def load_documents(source: object, folder: str | os.PathLike[str] | None = None,
     if isinstance(source, Mapping):
         return list(_listed(Document(plain(source))))
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
-        path = Path(folder or ".") / os.fspath(source)
-        return parse(_text_of(path), str(source))
+        return parse(text_of(Path(source)), str(source))
     if isinstance(source, str):
         return parse(source, file)
     if hasattr(source, "to_dict"):
@@ -135,32 +129,35 @@ def plain(value: Any) -> Any:
     :raises ManifestError: for values that JSON doesn't have, and for aliases that contain themselves or multiply too
         often.
     """
-    left = [MAX_VALUES]
+    try:
+        parts = list(itertools.islice(_ENCODER.iterencode(value), MAX_PARTS + 1))
+        if len(parts) <= MAX_PARTS:
+            return json.loads("".join(parts))
+        why = "it is too large"
+    except RecursionError:
+        why = "it contains itself, or is too deep"
+    except (TypeError, ValueError) as e:
+        why = str(e)
+    raise ManifestError(
+        f"the manifest can't be written as JSON: {why}", remedy="correct the value; check the aliases of YAML"
+    )
 
-    def copy(value: Any, path: str, depth: int) -> Any:
-        left[0] -= 1
-        if left[0] < 0 or depth > 100:
-            raise ManifestError(
-                "the manifest is too large or contains itself", where=path[:200], remedy="check its aliases"
-            )
-        if value is None or isinstance(value, str | bool | int):
-            return value
-        if isinstance(value, float) and math.isfinite(value):
-            return value
-        if isinstance(value, Mapping):
-            return {_key(k, path): copy(v, member(path, _key(k, path)), depth + 1) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [copy(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
-        if isinstance(value, datetime.datetime | datetime.date):
-            return value.isoformat()
-        if isinstance(getattr(value, "attribute_map", None), Mapping):  # models of OpenAPI's Python generator
-            named = ((json_name, getattr(value, name)) for name, json_name in value.attribute_map.items())
-            return {k: copy(v, member(path, k), depth + 1) for k, v in named if v is not None}
-        if hasattr(value, "to_dict"):
-            return copy(value.to_dict(), path, depth + 1)
-        raise ManifestError("the value can't be written as JSON", where=path, found=_short(value), remedy="quote it")
 
-    return copy(value, "$", 0)
+def _json_value(value: Any) -> Any:
+    """What JSON has for a value of another type than its own."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(getattr(value, "attribute_map", None), Mapping):  # models of OpenAPI's Python generator
+        named = ((json_name, getattr(value, name)) for name, json_name in value.attribute_map.items())
+        return {json_name: v for json_name, v in named if v is not None}
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    raise TypeError(f"found {_short(value)}")
+
+
+_ENCODER = json.JSONEncoder(default=_json_value, allow_nan=False)
 
 
 def unrendered(text: str) -> str:
@@ -191,24 +188,18 @@ def _is_path(text: str) -> bool:
     return "\n" not in text and text.strip().endswith(SUFFIXES) and not text.lstrip().startswith(("{", "---"))
 
 
-def _text_of(path: Path) -> str:
-    """Read a manifest file."""
+def text_of(path: Path) -> str:
+    """The content of a manifest's file.
+
+    :raises ManifestUnreadableError: it can't be read.
+    """
     try:
-        return path.read_bytes().decode()
-    except FileNotFoundError:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
         raise ManifestUnreadableError(
-            f"the manifest {path} does not exist",
-            found=f"nothing at {path.absolute()}",
-            expected="a YAML file",
-            remedy="write an absolute path, or one relative to the DAG's folder",
-        ) from None
-    except OSError as e:
-        raise ManifestUnreadableError(
-            f"the manifest {path} can't be read", found=str(e.strerror), remedy="check its permissions"
-        ) from None
-    except UnicodeDecodeError as e:
-        raise ManifestError(
-            f"the manifest {path} is not UTF-8", found=f"byte {path.read_bytes()[e.start]:#04x} at {e.start}"
+            f"{path} can't be read: {e.strerror if isinstance(e, OSError) else 'it is not UTF-8'}",
+            expected="a YAML or JSON file",
+            remedy=f"correct the path, which is absolute or relative to {Path.cwd()}, or the file",
         ) from None
 
 
@@ -300,16 +291,7 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that reads as Kubernetes does: keys are text, no dates, no base 60 (`22:10` is text, not 1330)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        self.flatten_mapping(node)
-        return {
-            _key(self.construct_object(key, deep=True), f"line {key.start_mark.line + 1}"): self.construct_object(
-                value, deep=deep
-            )
-            for key, value in node.value
-        }
+    """A SafeLoader that reads as Kubernetes does: no dates, no base 60 (`22:10` is text, not 1330)."""
 
 
 _NUMBERS = {
@@ -324,13 +306,11 @@ for _name, _regexp in _NUMBERS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _regexp, list("-+0123456789."))
 
 
-def _key(key: Any, path: str) -> str:
-    """A key of a mapping as JSON text."""
-    if isinstance(key, str):
-        return key
-    if key is None or isinstance(key, bool | int | float):
-        return json.dumps(key)
-    raise ManifestError("a key must be text", where=path, found=_short(key), expected="text")
+def _misspelled(documents: Sequence[Document]) -> str:
+    """A hint for the first document whose kind is that of a training job, misspelled; empty if there is none."""
+    contents = (document.content for document in documents)
+    hints = (did_you_mean(content.get("kind")) for content in contents if isinstance(content, dict))
+    return next(filter(None, hints), "")
 
 
 def _title(content: Any) -> str:

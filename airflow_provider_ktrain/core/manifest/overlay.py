@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, a
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE
+from airflow_provider_ktrain.core.state.pods.objects import NODE_NAME
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -59,7 +60,9 @@ class JobOptions:
         strategic merge, after all other options.
     :param checkpoint_dir: environment variable KTRAIN_CHECKPOINT_DIR of every replica.
     :param attempt: environment variable KTRAIN_ATTEMPT of every replica: the number of this submission, from 1.
-    :param task: environment variables of every replica, by name: of `core.manifest.task_variables`.
+    :param task: environment variables of every replica, by name: of `core.identity.task_variables`.
+    :param avoid_nodes: names of nodes that the replicas avoid. The affinity of a TrainJob is added to that of its
+        runtime later, by `trainjob/patches.py: expand`.
     """
 
     runtime: str | Mapping[str, Json] | None = None
@@ -87,6 +90,7 @@ class JobOptions:
     checkpoint_dir: str | None = None
     attempt: int | None = None
     task: Mapping[str, str] = field(default_factory=dict)
+    avoid_nodes: Sequence[str] = ()
 
 
 def build(kind: str, options: JobOptions, api_version: str | None = None) -> Manifest:
@@ -181,6 +185,10 @@ def _over_pod(pod: dict[str, Json], options: JobOptions) -> None:
         terms = required.get("nodeSelectorTerms") or ()
         required["nodeSelectorTerms"] = [term for term in terms if term and isinstance(term, dict)]  # others match none
         add_to_node_terms(pod, "matchExpressions", [hosts])
+    if options.avoid_nodes:
+        # an entry of matchFields has one value (ValidateNodeFieldSelectorRequirement in Kubernetes' core/validation)
+        others = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in options.avoid_nodes]
+        add_to_node_terms(pod, "matchFields", others)
     if options.priority_class:
         pod["priorityClassName"] = options.priority_class
         pod.pop("priority", None)  # admission refuses a number that differs from the class's

@@ -27,7 +27,6 @@ _CODE = (f"{ARCHIVE_DIRECTORY}/{ARCHIVE}", CODE_DIRECTORY)
 #: isolated from PYTHONPATH, from modules in the image's working directory, and from the image's own sitecustomize
 _PYTHON = ("python3", "-I", "-S", "-c")
 _START_WORDS = len(_PYTHON) + 1 + len(_CODE) + 3  #: and the starter, and its arguments of stacks
-_EARLIER_PYTHON = ("python3", "-I", "-c")  #: before the words of releases up to 0.1
 _IN_POD = Path(__file__).with_name("in_pod")
 
 
@@ -111,14 +110,12 @@ def runs_function(manifest: Mapping[str, Any]) -> bool:
 
 
 def without_start(command: list[Any]) -> list[Any]:
-    """A container's own command, without the words of this or another release that start it."""
+    """A container's own command, without the words of a task that start it."""
     if command[: len(_PYTHON)] == [*_PYTHON] and len(command) > _START_WORDS:
         at = len(_PYTHON) + 1
         if command[at : at + 2] in ([*_CODE], ["", ""]) and command[_START_WORDS - 1] in ("0", "1"):
             return command[_START_WORDS:]
-    earlier = len(_EARLIER_PYTHON) + 1 + len(_CODE)
-    starts = len(command) > earlier and command[: len(_EARLIER_PYTHON)] == [*_EARLIER_PYTHON]
-    return command[earlier:] if starts and command[earlier - 2 : earlier] == [*_CODE] else command
+    return command
 
 
 def is_starter(text: str) -> bool:

@@ -23,6 +23,7 @@ _OTHER = (
 _PASSWORD_NAME = re.compile(_PASSWORD, re.IGNORECASE)
 _AUTHORIZATION = re.compile("authorization", re.IGNORECASE)
 _COOKIE = re.compile("cookie", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"(?:credentials?|auth)\Z", re.IGNORECASE)
 _SECRET_NAME = re.compile(f"{_PASSWORD}|{_OTHER}", re.IGNORECASE)
 #: names of failures, paths and references, as in `NoCredentialsError: Unable to locate credentials`
 _OTHER_NAME = re.compile(
@@ -31,11 +32,12 @@ _OTHER_NAME = re.compile(
 _NAME = r"(?<![\w-])(?P<name>[\w-]++)"
 _COLON = r"\\?[\"']?\s*+:\s*(?!//)"
 _SEPARATOR = r"\\?[\"']?\s*+[:=]\s*"
-_NOTHING = r"(?![(\[]?\*{3}|(?:true|false|none|null)(?![^\s\"',;)}\]]))"
+_NOTHING = r"(?![(\[{]?\*{3}|(?:true|false|none|null)(?![^\s\"',;)}\]]))"
 _QUOTED = r"\\\"[^\"\\]*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 #: in quotes, escaped or not; with the first quote of two; or without
 _VALUE = rf"{_NOTHING}(?:{_QUOTED}|[\"'].*|[^\s\"']+(?:[\"'][^\s\"',;:)}}\]][^\s\"']*)*)"
 _PAIR = rf"[\w.-]+=(?:{_QUOTED}|[^\s;\"']*)"
+_MEMBERS = rf"(?:{_QUOTED}|[^\"'{{}}])"
 _SCHEME = r"(?:bearer|basic|digest|negotiate) +"
 _NO_SENTENCE = r"(?![a-z]+[,.]?\s+[a-z\"'(])"
 
@@ -103,6 +105,10 @@ RULES = (
     _named(
         _SECRET_NAME, rf"{_NAME}{_SEPARATOR}[(\[]\s*(?=[\"'])", rf"(?:{_QUOTED}|[\s,])++(?:[\"'].*)?|[\"'].*",
         "get(url, auth=('me', 'SECRET'))",
+    ),
+    _named(
+        _CREDENTIALS, rf"{_NAME}{_SEPARATOR}\{{", rf"(?:{_MEMBERS}|\{{{_MEMBERS}*+\}})++(?:[\"'{{].*)?",
+        "Client(credentials={'user': 'SECRET'})",
     ),
     _named(_PASSWORD_NAME, rf"{_NAME}{_COLON}", rf"(?!\w+ \*{{3}}){_VALUE}", "password: SECRET"),
     _named(

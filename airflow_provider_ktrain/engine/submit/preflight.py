@@ -11,7 +11,6 @@ from typing import Any
 from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check, rbac
 from airflow_provider_ktrain.core.checks.job import Field, Job
 from airflow_provider_ktrain.core.checks.references import Reference, references
-from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
 from airflow_provider_ktrain.core.checks.server_rules import (
     Answers,
     Right,
@@ -20,6 +19,7 @@ from airflow_provider_ktrain.core.checks.server_rules import (
     priority_class_of,
     queue_of,
 )
+from airflow_provider_ktrain.core.checks.trainjob_rules import judge_runtime
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.identity.names import code_hash
 from airflow_provider_ktrain.core.kinds import Kind

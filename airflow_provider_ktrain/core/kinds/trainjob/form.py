@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.form import ManifestForm
+from airflow_provider_ktrain.core.kinds.form import ManifestForm, override_patches
 from airflow_provider_ktrain.core.kinds.manifest_fields import lower_deadline, mapping_at
-from airflow_provider_ktrain.core.kinds.pod_override import all_patches
 from airflow_provider_ktrain.core.kinds.strategic_merge import merged, removals
 from airflow_provider_ktrain.core.kinds.trainjob import patches
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ANY_JOB, NODE
@@ -55,7 +54,7 @@ class TrainJobForm(ManifestForm):
         :param override: a pod template for all jobs of the runtime, or pod templates by the names of these jobs.
         :raises ManifestError: it removes something, or sets the program of one job. The path in it is named.
         """
-        for role, path, patch in all_patches(override):
+        for role, path, patch in override_patches(override):
             rest, program, at = _without_program(patch, path)
             if program and role not in ("", NODE):
                 raise ManifestError(

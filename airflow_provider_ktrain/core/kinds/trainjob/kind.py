@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds.base import Kind
-from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion
-from airflow_provider_ktrain.core.kinds.scaling import Scaling
+from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion, Scaling
 from airflow_provider_ktrain.core.kinds.trainjob.form import FORM
 from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     NODE,
     ROLES_ANNOTATION,
     SUCCESS_POLICY_ANNOTATION,
-    TrainJobRuntimes,
+    TRAINING_RUNTIMES,
 )
 
 JOBSET = "jobset.sigs.k8s.io"
@@ -152,7 +151,7 @@ TRAINJOB = TrainJob(
     group="trainer.kubeflow.org",
     operators=(_TRAINER,),
     form=FORM,
-    runtimes=TrainJobRuntimes(),
+    runtimes=TRAINING_RUNTIMES,
     roles=(NODE, LAUNCHER, *INITIALIZERS),
     primaries=(LAUNCHER, NODE),
     # the pods' names are `<job>-dataset-initializer-0-<index>-xxxxx`, of at most 63 characters (recording 55b)

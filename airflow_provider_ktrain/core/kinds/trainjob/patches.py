@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
-from airflow_provider_ktrain.core.kinds.runtimes import Served
+from airflow_provider_ktrain.core.kinds.runtimes import Runtimes, Served
 from airflow_provider_ktrain.core.kinds.strategic_merge import merged
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     RUNTIMES,
@@ -285,7 +284,6 @@ def _patch(replicated: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     patched = any(key in spec for key in CONTAINER_LISTS)
     volumes = [v for v in _items(options, "volumes") if patched or str(v.get("name")) in _names(pod, "volumes")]
     if volumes:
-        _require_same_sources(volumes, pod)
         spec["volumes"] = volumes
     return {"metadata": change.get("metadata") or {}} | ({"spec": spec} if spec else {})
 
@@ -300,20 +298,6 @@ def _require_containers(options: Mapping[str, Any], jobs: Sequence[Mapping[str, 
                 found=", ".join(sorted(known)) or "no containers",
                 expected=name,
                 remedy="use another runtime",
-            )
-
-
-def _require_same_sources(volumes: Sequence[Mapping[str, Any]], pod: Mapping[str, Any]) -> None:
-    """:raises RuntimeMismatchError: the pod has a volume of the same name from another source; merged it has both."""
-    present = {v.get("name"): v for v in _items(pod, "volumes")}
-    for volume in volumes:
-        same = present.get(volume.get("name"), volume)
-        if same.keys() != volume.keys():
-            raise RuntimeMismatchError(
-                f"the runtime has another volume named {volume.get('name')}",
-                found=", ".join(sorted(same.keys() - {"name"})),
-                expected=", ".join(sorted(volume.keys() - {"name"})),
-                remedy="leave it out, or rename it in the runtime",
             )
 
 
@@ -383,18 +367,13 @@ def node_container(replicated: Mapping[str, Any]) -> dict[str, Any] | None:
     return next((c for c in _items(pod_of(replicated), "containers") if c.get("name") == NODE), None)
 
 
-@dataclass(frozen=True)
-class TrainJobRuntimes:
-    """The ClusterTrainingRuntimes and TrainingRuntimes of Kubeflow Trainer, as `Runtimes` describes them."""
-
-    in_namespaces = tuple(plural for plural, namespaced in RUNTIMES.values() if namespaced)
-    in_cluster = tuple(plural for plural, namespaced in RUNTIMES.values() if not namespaced)
-    ref = staticmethod(runtime_ref)
-    lacks = staticmethod(lacks)
-    require_code = staticmethod(require_code)
-    expand = staticmethod(expand)
-
-    @staticmethod
-    def can_end_job(served: Served) -> bool:
-        """Whether this cluster's Trainer has a timer: 2.2 and newer."""
-        return DEADLINE in (served.fields or ())
+#: the ClusterTrainingRuntimes and TrainingRuntimes of Kubeflow Trainer
+TRAINING_RUNTIMES = Runtimes(
+    in_namespaces=tuple(plural for plural, namespaced in RUNTIMES.values() if namespaced),
+    in_cluster=tuple(plural for plural, namespaced in RUNTIMES.values() if not namespaced),
+    ref=runtime_ref,
+    lacks=lacks,
+    can_end_job=lambda served: DEADLINE in (served.fields or ()),  # Trainer 2.2 and newer have a timer
+    require_code=require_code,
+    expand=expand,
+)
