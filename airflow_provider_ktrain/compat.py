@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import inspect
 import os
-import re
 import socket
 import sys
 import termios
@@ -24,7 +23,12 @@ from airflow.sdk import configuration
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
-from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, TABLE, add_host_rows, parse_rows
+from airflow_provider_ktrain.core.state.accelerators import (
+    DEFAULT_RESOURCE,
+    Accelerator,
+    add_host_rows,
+    configured_rows,
+)
 from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown, shown_log
 
 if TYPE_CHECKING:
@@ -334,16 +338,13 @@ def default_accelerator() -> str:
     return _setting("ktrain", "default_accelerator") or DEFAULT_RESOURCE
 
 
-def _added_accelerators() -> str:
+def _added_accelerators() -> list[Accelerator]:
     """What the configuration adds to the table of accelerators. An invalid entry must not end a task."""
-    configured, default = _setting("ktrain", "accelerators"), default_accelerator()
     try:
-        parse_rows(configured)
+        return configured_rows(_setting("ktrain", "accelerators"), default_accelerator())
     except ValueError as e:
-        shown_log(__name__).warning(f"[ktrain] accelerators is ignored: {e}")
-        configured = ""
-    known = any(re.fullmatch(row.resource, default) for row in (*parse_rows(configured), *TABLE))
-    return configured if known else f"{configured},{default}={default.rpartition('/')[2]}"
+        shown_log(__name__).warning(f"[ktrain] accelerators and default_accelerator aren't counted: {e}")
+        return []
 
 
 add_host_rows(_added_accelerators)

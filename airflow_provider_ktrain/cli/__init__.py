@@ -45,7 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         made.error(f"unexpected arguments: {shlex.join(unknown)}{_before_command(words, args, unknown)}")
     args.program = words[program + 1 :]
+    _count_configured_accelerators(made)
     return int(args.run(args))
+
+
+def _count_configured_accelerators(made: argparse.ArgumentParser) -> None:
+    """Count as Airflow does what its environment variables add. An invalid one is an error of the command line."""
+    from airflow_provider_ktrain.cli.arguments import ACCELERATORS, DEFAULT_ACCELERATOR, default_accelerator
+    from airflow_provider_ktrain.core.state.accelerators import add_host_rows, configured_rows
+
+    try:
+        rows = configured_rows(os.environ.get(ACCELERATORS, ""), default_accelerator())
+    except ValueError as e:
+        made.error(f"{ACCELERATORS} or {DEFAULT_ACCELERATOR}: {e}")
+    add_host_rows(lambda: rows)
 
 
 def _before_command(words: Sequence[str], args: argparse.Namespace, unknown: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     GPU,
     UNKNOWN,
     add_host_rows,
+    configured_rows,
     described,
     is_gpu,
     parse_rows,
@@ -390,15 +391,15 @@ def test_an_example_on_tpus_has_no_problems() -> None:
 @pytest.fixture
 def host_rows() -> Iterator[None]:
     before = accelerators._host_rows
-    add_host_rows(lambda: "example.com/npu=NPU, example.com/die-*=die|dice")
+    add_host_rows(lambda: configured_rows("example.com/npu=NPU, example.com/die-*=die|dice", "example.com/wafer"))
     yield
     add_host_rows(before)
 
 
 @pytest.mark.usefixtures("host_rows")
 def test_configuration_adds_rows() -> None:
-    one = pod(limits={"example.com/npu": 1, "example.com/die-2": 2, "nvidia.com/gpu": 4})
-    assert describe_freed([one], True) == "4 GPUs, 1 NPU and 2 dice released, 1 pod deleted."
+    one = pod(limits={"example.com/npu": 1, "example.com/die-2": 2, "nvidia.com/gpu": 4, "example.com/wafer": 3})
+    assert describe_freed([one], True) == "4 GPUs, 1 NPU, 2 dice and 3 wafers released, 1 pod deleted."
 
 
 @pytest.mark.parametrize("text", ["example.com/npu", "=NPU", "npu=NPU", "example.com/npu=", "a/b=X; c/d=Y=|"])

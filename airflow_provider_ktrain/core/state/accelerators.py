@@ -87,13 +87,13 @@ COMMON_NAMES = (
     "gpu.intel.com/xe",
 )  # fmt: skip
 
-_host_rows: Callable[[], str] = str
+_host_rows: Callable[[], list[Accelerator]] = list
 
 
-def add_host_rows(read: Callable[[], str]) -> None:
+def add_host_rows(read: Callable[[], list[Accelerator]]) -> None:
     """Let this process count what its host's configuration adds to the table.
 
-    :param read: returns `[ktrain] accelerators`: see `parse_rows`. It is called when an amount is first counted.
+    :param read: returns rows, such as those of `configured_rows`. It is called when an amount is first counted.
     """
     global _host_rows
     _host_rows = read
@@ -117,9 +117,21 @@ def parse_rows(text: str) -> list[Accelerator]:
     return rows
 
 
+def configured_rows(text: str, default: str) -> list[Accelerator]:
+    """The rows of `parse_rows`, and one for the default resource unless the table has it.
+
+    :param text: `[ktrain] accelerators`.
+    :param default: `[ktrain] default_accelerator`.
+    :raises ValueError: an entry or the default has another form.
+    """
+    rows = parse_rows(text)
+    known = any(re.fullmatch(row.resource, default) for row in (*rows, *TABLE))
+    return rows if known else [*rows, *parse_rows(f"{default}={default.rpartition('/')[2]}")]
+
+
 @functools.cache
 def _table() -> tuple[Accelerator, ...]:
-    return (*parse_rows(_host_rows()), *TABLE)
+    return (*_host_rows(), *TABLE)
 
 
 @functools.lru_cache(maxsize=512)

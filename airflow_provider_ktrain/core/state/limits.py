@@ -41,7 +41,7 @@ class Limits:
     :param schedule: a pod has no node, or can't be created because of a quota.
     :param startup: a pod has a node but its containers don't run yet (image pull, mounts, init containers), or no
         operator has reconciled the job.
-    :param partial_start: some pods hold GPUs while others have no node; see `partial_start.py`.
+    :param partial_start: some pods hold accelerators while others have no node; see `partial_start.py`.
     :param log_stall: the job runs, and no replica writes a log line.
     :param progress: the job runs, and no replica reports a higher step; see `progress.py`.
     :param max_restarts: number of restarts of containers, and of pods recreated after a failure (ExitCode).
