@@ -148,7 +148,8 @@ class PodHistory:
         :param spans: when the job was suspended by a queue. Default: never.
         """
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
-        seconds = (self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims)).as_dict()
+        spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims, self.live)
+        seconds = spent.as_dict()
         seconds.pop("gpus", None)
         interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_INTERRUPTIONS]]
         restarts = float(self.restarts - self._count(self.live))
@@ -159,13 +160,15 @@ class PodHistory:
         return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(_failed, replaced))
 
     def _drop_old_pods(self, now: datetime) -> None:
+        dropped = list[Pod]()
         for replaced in self._replaced(self.all):
             deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self.groups.pods]
             for pod in deleted[:-MAX_REPLACED_PODS]:
                 del self._known[pod["metadata"]["uid"]]
                 self._requested.pop(pod["metadata"]["uid"], None)
                 self._dropped_restarts += sum(restarts_of(pod)) + _failed(pod)
-                self._dropped_usage += usage([pod], now, evicted=self._evicted, claims=self.claims)
+                dropped.append(pod)
+        self._dropped_usage += usage(dropped, now, None, self._evicted, (), self.claims, self.all)
         named = {name for pod in self._known.values() for name in claims_of(pod)}
         for name in self.claims.keys() - named:
             del self.claims[name]
