@@ -153,11 +153,7 @@ def context_keys() -> frozenset[str]:
 
 
 def xcom_of(ti_key: TaskInstanceKey | TaskInstanceId, key: str) -> Any:
-    """The XCom of a task instance, read outside of the task; None if there is none. It blocks.
-
-    :param ti_key: of the task instance.
-    :param key: the XCom's key.
-    """
+    """The XCom of a task instance, read outside of the task; None if there is none. It blocks."""
     from airflow.sdk.execution_time.xcom import XCom
 
     return XCom.get_one(
@@ -166,11 +162,7 @@ def xcom_of(ti_key: TaskInstanceKey | TaskInstanceId, key: str) -> Any:
 
 
 def own_xcom(ti: Any, key: str) -> Any:
-    """An XCom of this try of the worker's own task; None if there is none. It blocks.
-
-    :param ti: the task instance in Airflow's context.
-    :param key: the XCom's key.
-    """
+    """An XCom of this try of the worker's own task; None if there is none. It blocks."""
     return ti.xcom_pull(task_ids=ti.task_id, key=key, map_indexes=ti.map_index)
 
 
@@ -356,7 +348,6 @@ def storable_log(log: Any, source: str = "", admit: Admit | None = None) -> Any:
     It is a structlog wrapper, so that a line's location is still the code that logged it and not this module. Airflow
     takes `logger` and `timestamp` of a record from its keywords, if they are given, in a worker and in a triggerer.
 
-    :param log: Airflow's logger.
     :param source: the logger's name in the task's log. Default: that of `log`.
     :param admit: whether a logger's method may be called now with a message and further arguments; otherwise `admit`
         calls it later. Default: None, everything is logged at once.

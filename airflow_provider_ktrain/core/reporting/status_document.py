@@ -155,8 +155,6 @@ def _cell(cell: Any) -> int | str:
 def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyType({})) -> list[list[Any]]:
     """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts.
 
-    :param kind: of the job.
-    :param pods: all pods.
     :param claims: their ResourceClaims. Default: none was read.
     """
     newest: dict[tuple[str, int], Pod] = {}

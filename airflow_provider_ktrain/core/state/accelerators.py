@@ -159,8 +159,6 @@ def accelerator_of(resource: str) -> str | None:
 def accelerator_of_device(driver: str, device: str, *, is_share: bool = False) -> str:
     """The name under which a device of a ResourceClaim is counted: that of a resource, or of its driver.
 
-    :param driver: of the device.
-    :param device: its name.
     :param is_share: whether other claims may have other parts of it. Default: False.
     """
     resource = next((of for name, devices, of in DRIVERS if name == driver and re.fullmatch(devices, device)), driver)
@@ -223,11 +221,7 @@ def counted_units(number: int, name: str) -> str:
 
 
 def described(amounts: Mapping[str, int], none: str) -> str:
-    """The amounts by kind: `8 GPUs and 2 MIG 1g.5gb slices`.
-
-    :param amounts: what is counted.
-    :param none: the text if that is nothing.
-    """
+    """The amounts by kind: `8 GPUs and 2 MIG 1g.5gb slices`."""
     names = ordered(name for name, number in amounts.items() if number)
     same = Counter(unit_of(name) for name in names)
     texts = [counted_units(amounts[name], name) + (f" ({name})" if same[unit_of(name)] > 1 else "") for name in names]

@@ -33,7 +33,6 @@ class PodHistory:
 
     For each replica the latest pods are kept. Of older ones only their restarts and their usage are kept.
 
-    :param kind: kind of the job.
     :param handed_over: what the previous process counted, as `handover` returned it. Default: None.
     """
 
@@ -56,8 +55,6 @@ class PodHistory:
         """Record changes of the pods that exist.
 
         :param changed: new pods, and pods that have changed, by uid.
-        :param removed: uids of pods that no longer exist.
-        :param now: the current time.
         """
         self._known |= changed
         for pod in changed.values():
@@ -82,10 +79,7 @@ class PodHistory:
         self.stopped_version += at is not None or has_condition(pod, "DisruptionTarget")
 
     def interruptions(self, job: Pod) -> list[Interruption]:
-        """The replicas that were stopped from outside although their end counts as success.
-
-        :param job: as last seen.
-        """
+        """The replicas that were stopped from outside although their end counts as success."""
         earlier = [*self._interrupted, *noted_interruptions(job)]
         return find_interruptions(self._kind, job, self.all, self._requested, earlier)
 
@@ -144,7 +138,6 @@ class PodHistory:
     def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
         """For the next process: restarts, device-seconds and interruptions that the pods that exist don't show.
 
-        :param job: as last seen.
         :param spans: when the job was suspended by a queue. Default: never.
         """
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
