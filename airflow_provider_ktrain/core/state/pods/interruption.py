@@ -44,10 +44,6 @@ REASONS = {
 class Interruption:
     """The end of a replica's newest pod, which was stopped from outside. Its fields are a stored format.
 
-    :param role: for example `Master`.
-    :param index: the replica's index.
-    :param uid: of the pod.
-    :param created: when it was created.
     :param text: what happened, for example `Master 0 ended with exit code 0 after it was evicted from gpu-7`.
     :param node: the node, if it is the reason. Default: "".
     :param ends_by: when a program that had not ended has ended at the latest, in epoch seconds. Default: 0, it had
@@ -85,10 +81,7 @@ class Interruption:
 
 
 def noted_interruptions(job: Json) -> list[Interruption]:
-    """What an earlier process has noted on this job.
-
-    :param job: as last seen.
-    """
+    """What an earlier process has noted on this job."""
     return Interruption.all_of(_noted(job))
 
 
@@ -102,10 +95,7 @@ def _noted(job: Json) -> object:
 
 
 def note_of_proof(job: Json) -> str:
-    """The value of STOPPED_PODS_ANNOTATION that says: pods were stopped, and a result proves the training complete.
-
-    :param job: as last seen.
-    """
+    """The value of STOPPED_PODS_ANNOTATION that says: pods were stopped, and a result proves the training complete."""
     return json.dumps({"job": uid_of(job), "pods": []})
 
 
@@ -114,9 +104,6 @@ def note(job: Json, found: Sequence[Interruption]) -> str | None:
 
     An interruption is noted when it is first seen, and once more when the program has ended with exit code 0 and the
     job goes on: that counts until the job ends. One of a pod that was replaced is only removed for such a reason.
-
-    :param job: as last seen.
-    :param found: of `find_interruptions`.
     """
     noted, found = noted_interruptions(job), [one for one in found if one.uid][:MAX_INTERRUPTIONS]
     before, now = ({(one.uid, one.has_ended) for one in ones} for ones in (noted, found))
@@ -131,9 +118,6 @@ def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterabl
     The operator may create a Master just after it has reported the end (recordings 103, 105c, 107c). What becomes of
     that one is not the training's end.
 
-    :param kind: of the job.
-    :param job: as last seen.
-    :param pods: all pods, each as last seen.
     :param earlier: of replicas whose pods an earlier process has seen. Default: none.
     """
     known, end = sorted(pods, key=created), ended_at(job)
@@ -154,8 +138,6 @@ def find_interruptions(
 ) -> list[Interruption]:
     """The interruptions of replicas on which the job's success depends, and whose pod was not replaced.
 
-    :param kind: of the job.
-    :param job: as last seen.
     :param pods: its pods, each as last seen, deleted ones included.
     :param requested: when the deletion of pods was requested, by uid, in epoch seconds.
     :param earlier: what an earlier process knew of pods that may be gone. Default: nothing.
@@ -197,17 +179,11 @@ def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Interru
 
 def _counts(job: Json, earlier: Interruption) -> bool:
     """Whether what an earlier process saw says something about the end of the job."""
-    if earlier.at and earlier.at <= _resumed_at(job):
-        return False
+    if earlier.at and earlier.at <= (objects.resumed_at(job) or 0.0):
+        return False  # the job has other pods since
     end = epoch_seconds(ended_at(job))
     # a job that succeeds long after that has done so by a pod that nobody saw
     return end is None or (earlier.at < end and (earlier.has_ended or end <= earlier.ends_by))
-
-
-def _resumed_at(job: Json) -> float:
-    """When the job was resumed last: it has other pods since. 0 if it was not."""
-    suspension = objects.condition_of(job, "Suspended")
-    return (epoch_seconds(suspension.get("lastTransitionTime")) or 0.0) if suspension.get("status") == "False" else 0.0
 
 
 def _end_of(kind: Kind, job: Json, pod: Json) -> Json:
@@ -226,7 +202,9 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     ended, disrupted = _end_of(kind, job, pod), _disrupted_at(pod)
     at = min((time for time in (disrupted, requested) if time is not None), default=None)
     finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
-    if at is None or _has_failed(kind, job, pod) or (job_end is not None and at >= job_end) or at <= _resumed_at(job):
+    if at is None or _has_failed(kind, job, pod) or (job_end is not None and at >= job_end):
+        return None
+    if at <= (objects.resumed_at(job) or 0.0):
         return None
     skew = 0.0 if disrupted is None else MAX_CLOCK_SKEW_SECONDS
     if finished is not None and finished < at - skew:
