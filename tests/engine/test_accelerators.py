@@ -14,7 +14,9 @@ import yaml
 
 from airflow_provider_ktrain.core.state.accelerators import SHARED, TABLE, UNKNOWN
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import job_pods
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests import clusters
 from tests.clusters import TestCluster
@@ -135,6 +137,20 @@ async def test_devices_of_a_claim_are_released_and_used(task: Task, cluster: Tes
     assert (outcome.usage["gpus"], outcome.usage.get("unknown_claims")) == (3, None)
     assert outcome.usage["held"] > 0
     assert outcome.status["replicas"]["rows"][0][4] == 3
+
+
+async def test_devices_of_the_claim_that_a_template_made_are_counted(task: Task) -> None:
+    await claim(task, "job-gpus-x7k2p", 2)
+    from_template = {"name": "gpus", "resourceClaimTemplateName": "two-gpus"}
+    ref = (await task.submit(gpus=None, pod_override={"spec": {"resourceClaims": [from_template]}})).ref
+    await task.running(ref)
+    (pod,) = await job_pods(task.api, ref)
+    made = {"name": "gpus", "resourceClaimName": "job-gpus-x7k2p"}  # Kubernetes' controller names it so
+    path = f"{api_paths.core(task.namespace, 'pods', pod['metadata']['name'])}/status"
+    await task.api.request("PATCH", path, body={"status": {"resourceClaimStatuses": [made]}})
+    outcome = await task.ended(ref, limits=Limits(log_stall=0.5))
+    assert "2 GPUs released, 1 pod deleted." in outcome.released
+    assert outcome.usage["gpus"] == 2
 
 
 async def test_devices_are_unknown_without_the_right_to_read_the_claim(task: Task, cluster: TestCluster) -> None:

@@ -42,7 +42,7 @@ def status_of(key: TaskInstanceId) -> Any:
 
 
 def fill() -> None:
-    models.import_all_models()
+    models.import_all_models()  # type: ignore[no-untyped-call]
     Base.metadata.create_all(settings.engine)
     with create_session() as session:
         for dag_id, run_id in dict.fromkeys((key.dag_id, key.run_id) for key in KEYS):
@@ -75,6 +75,7 @@ def counted_queries() -> Iterator[list[str]]:
 
 def main() -> None:
     fill()
+    assert settings.engine is not None
     records = compat_server.active_trainings()
     with counted_queries() as queries:
         found = compat_server.read_statuses([*KEYS, WITHOUT_STATUS])
