@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import inspect
 import os
-import re
 import socket
 import sys
 import termios
@@ -24,7 +23,12 @@ from airflow.sdk import configuration
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
-from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, TABLE, add_host_rows, parse_rows
+from airflow_provider_ktrain.core.state.accelerators import (
+    DEFAULT_RESOURCE,
+    Accelerator,
+    add_host_rows,
+    configured_rows,
+)
 from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown, shown_log
 
 if TYPE_CHECKING:
@@ -149,11 +153,7 @@ def context_keys() -> frozenset[str]:
 
 
 def xcom_of(ti_key: TaskInstanceKey | TaskInstanceId, key: str) -> Any:
-    """The XCom of a task instance, read outside of the task; None if there is none. It blocks.
-
-    :param ti_key: of the task instance.
-    :param key: the XCom's key.
-    """
+    """The XCom of a task instance, read outside of the task; None if there is none. It blocks."""
     from airflow.sdk.execution_time.xcom import XCom
 
     return XCom.get_one(
@@ -162,11 +162,7 @@ def xcom_of(ti_key: TaskInstanceKey | TaskInstanceId, key: str) -> Any:
 
 
 def own_xcom(ti: Any, key: str) -> Any:
-    """An XCom of this try of the worker's own task; None if there is none. It blocks.
-
-    :param ti: the task instance in Airflow's context.
-    :param key: the XCom's key.
-    """
+    """An XCom of this try of the worker's own task; None if there is none. It blocks."""
     return ti.xcom_pull(task_ids=ti.task_id, key=key, map_indexes=ti.map_index)
 
 
@@ -334,16 +330,13 @@ def default_accelerator() -> str:
     return _setting("ktrain", "default_accelerator") or DEFAULT_RESOURCE
 
 
-def _added_accelerators() -> str:
+def _added_accelerators() -> list[Accelerator]:
     """What the configuration adds to the table of accelerators. An invalid entry must not end a task."""
-    configured, default = _setting("ktrain", "accelerators"), default_accelerator()
     try:
-        parse_rows(configured)
+        return configured_rows(_setting("ktrain", "accelerators"), default_accelerator())
     except ValueError as e:
-        shown_log(__name__).warning(f"[ktrain] accelerators is ignored: {e}")
-        configured = ""
-    known = any(re.fullmatch(row.resource, default) for row in (*parse_rows(configured), *TABLE))
-    return configured if known else f"{configured},{default}={default.rpartition('/')[2]}"
+        shown_log(__name__).warning(f"[ktrain] accelerators and default_accelerator aren't counted: {e}")
+        return []
 
 
 add_host_rows(_added_accelerators)
@@ -355,7 +348,6 @@ def storable_log(log: Any, source: str = "", admit: Admit | None = None) -> Any:
     It is a structlog wrapper, so that a line's location is still the code that logged it and not this module. Airflow
     takes `logger` and `timestamp` of a record from its keywords, if they are given, in a worker and in a triggerer.
 
-    :param log: Airflow's logger.
     :param source: the logger's name in the task's log. Default: that of `log`.
     :param admit: whether a logger's method may be called now with a message and further arguments; otherwise `admit`
         calls it later. Default: None, everything is logged at once.

@@ -24,9 +24,7 @@ TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has
 class TaskRecord:
     """What Airflow's database has about a task instance.
 
-    :param key: which one.
     :param state: its state, such as `deferred`; empty if it has none.
-    :param try_number: of its latest try.
     :param started_at: epoch seconds at which that try began; None if it has not begun.
     :param ended_at: epoch seconds at which it ended; None if it has not ended.
     :param followed: whether a triggerer that sends heartbeats has the trigger of a deferred task. Default: None, not
@@ -78,8 +76,6 @@ def rights_dependencies() -> list[Any]:
 def may_read(user: Any, dag_id: str, *parts: str) -> bool:
     """Whether the user may read parts of a DAG.
 
-    :param user: who asks: see `user_dependency`.
-    :param dag_id: id of the DAG.
     :param parts: names of `DagAccessEntity`, such as TASK_LOGS.
     """
     from airflow.api_fastapi.app import get_auth_manager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,11 @@ def running(images: Mapping[str, Any], **options: Any) -> Iterator[EmbeddedClust
     :param options: of `EmbeddedCluster`.
     :raises ClusterError: it isn't installed, or it doesn't start.
     """
-    _check_installed()
-    import ktrain_embedded
-
+    package = _installed()
     try:
-        with ktrain_embedded.EmbeddedCluster(images, **options) as cluster:
+        with package.EmbeddedCluster(images, **options) as cluster:
             yield cluster
-    except ktrain_embedded.ClusterError as e:
+    except package.ClusterError as e:
         raise ClusterError(str(e)) from None
 
 
@@ -38,10 +37,7 @@ def number_of_gpus() -> int:
 
     :raises ClusterError: the embedded cluster isn't installed.
     """
-    _check_installed()
-    import ktrain_embedded
-
-    return len(ktrain_embedded.devices())
+    return len(_installed().devices())
 
 
 def mpi_api_for(api_version: str) -> str:
@@ -50,10 +46,7 @@ def mpi_api_for(api_version: str) -> str:
     :param api_version: of the job's manifest.
     :raises ClusterError: the embedded cluster isn't installed.
     """
-    _check_installed()
-    import ktrain_embedded
-
-    return ktrain_embedded.mpi_api_for(api_version)
+    return str(_installed().mpi_api_for(api_version))
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -62,14 +55,18 @@ def command(arguments: Sequence[str]) -> int:
     :param arguments: as `ktrain-cluster` gets them.
     :raises ClusterError: it isn't installed.
     """
-    _check_installed()
+    _installed()
     from ktrain_embedded.cli import main
 
     return main(arguments)
 
 
-def _check_installed() -> None:
-    """Raise ClusterError where the provider was installed without its extra `local`."""
+def _installed() -> Any:
+    """The package `ktrain_embedded`.
+
+    :raises ClusterError: the provider was installed without its extra `local`.
+    """
     if importlib.util.find_spec("ktrain_embedded") is None:
         remedy = "run: pip install 'airflow-provider-ktrain[local]'"
         raise ClusterError(f"The embedded cluster (ktrain-cluster) isn't installed; {remedy}")
+    return importlib.import_module("ktrain_embedded")

@@ -92,7 +92,7 @@ class TrainingSupersededError(TrainingJobError):
 
 
 class TrainingReleaseError(TrainingJobError):
-    """The training succeeded, but its pods could not be released and may still hold GPUs.
+    """The training succeeded, but its pods could not be released and may still hold accelerators.
 
     Raised only while a retry is left: the retry doesn't train again, but releases the job and returns the result. With
     no retry left, the task succeeds, and its log names the command that deletes the job.

@@ -41,17 +41,20 @@ LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's follo
 #: to wait for Airflow's answer when a conclusion is stored or read: pods hold GPUs until the release that follows
 CONCLUSION_SECONDS = 10.0
 CONCLUSION = "conclusion"  #: field of the status
+_FIRST, _URGENT, _OTHER = range(3)  #: ranks of what waits to be written: conclusions, new phases, the rest
 
 
 @dataclass(frozen=True)
 class _Waiting:
     """A status that waits to be written, or is.
 
+    :param rank: what is written before others.
     :param stored: of a conclusion: gets whether the write succeeded. Default: None, nobody waits for it.
     """
 
     build: Build
     write: Write
+    rank: int
     stored: asyncio.Future[bool] | None = None
 
 
@@ -67,10 +70,7 @@ class StatusWriter:
         self._questions = 0  # that wait for Airflow's answer
         self._unasked = asyncio.Event()  # set while there is none
         self._unasked.set()
-        # not yet written, oldest first
-        self._conclusions: dict[TaskInstanceId, _Waiting] = {}
-        self._urgent: dict[TaskInstanceId, _Waiting] = {}
-        self._other: dict[TaskInstanceId, _Waiting] = {}
+        self._waiting: dict[TaskInstanceId, _Waiting] = {}  # the oldest first
         self._concluding = asyncio.Event()  # set while a conclusion waits to be written
         self._working: asyncio.Task[None] | None = None
         self._in_flight: tuple[TaskInstanceId, asyncio.Future[object]] | None = None
@@ -84,11 +84,10 @@ class StatusWriter:
         :param write: writes it; it may block, and is called in that thread.
         :param urgent: write it before those that are not. A task that was urgent stays so until it is written.
         """
-        if urgent or key in self._urgent:
-            self._other.pop(key, None)
-            self._urgent[key] = _Waiting(build, write)
-        else:
-            self._other[key] = _Waiting(build, write)
+        before = self._waiting.get(key)
+        if before is None or before.rank != _FIRST:  # a conclusion is written with the latest status
+            is_urgent = urgent or (before is not None and before.rank == _URGENT)
+            self._waiting[key] = _Waiting(build, write, _URGENT if is_urgent else _OTHER)
         self._start()
 
     async def conclude(self, key: TaskInstanceId, build: Build, write: Write) -> bool:
@@ -97,19 +96,17 @@ class StatusWriter:
         It waits at most CONCLUSION_SECONDS. What isn't written by then is offered as an urgent status, so that it
         doesn't delay conclusions that are still waited for.
 
-        :param build: as in `offer`.
-        :param write: as in `offer`.
         :return: whether it was written in time.
         """
         self.withdraw(key)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._conclusions[key] = _Waiting(build, write, answer)
+        self._waiting[key] = _Waiting(build, write, _FIRST, answer)
         self._concluding.set()
         self._start()
         await asyncio.wait([answer], timeout=CONCLUSION_SECONDS)
         stored = answer.done() and answer.result()
         if not stored:
-            self._conclusions.pop(key, None)
+            self.withdraw(key)
             self.offer(key, build, write, urgent=True)
         return stored
 
@@ -121,8 +118,7 @@ class StatusWriter:
 
     def withdraw(self, key: TaskInstanceId) -> None:
         """Write nothing more for the task. A write in flight goes on."""
-        for statuses in (self._conclusions, self._urgent, self._other):
-            statuses.pop(key, None)
+        self._waiting.pop(key, None)
 
     async def written(self, key: TaskInstanceId) -> None:
         """Wait some seconds for the task's write in flight, so that it can't replace a later one."""
@@ -142,11 +138,11 @@ class StatusWriter:
                 self._unasked.set()
 
     async def _work(self) -> None:
-        while self._conclusions or self._urgent or self._other:
+        while self._waiting:
             await self._unasked.wait()
             began = time.monotonic()
             await self._write_next()
-            if not self._conclusions:
+            if all(status.rank != _FIRST for status in self._waiting.values()):
                 self._concluding.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._interval - (time.monotonic() - began)):
@@ -154,16 +150,15 @@ class StatusWriter:
 
     async def _write_next(self) -> None:
         """Write the most urgent status. Log the first write that is slow and the first one that fails."""
-        if not (statuses := self._conclusions or self._urgent or self._other):  # withdrawn meanwhile
+        if not self._waiting:  # withdrawn meanwhile
             return
-        key = next(iter(statuses))
-        status = statuses.pop(key)
+        key = min(self._waiting, key=lambda key: self._waiting[key].rank)
+        status = self._waiting.pop(key)
         stored = False
         try:
             make = status.build()
             # the others are written before the next status of this task, which is offered within REFRESH_SECONDS
-            waiting = (len(self._urgent) + len(self._other)) * self._interval
-            due = round(time.time() + REFRESH_SECONDS + waiting, 1)
+            due = round(time.time() + REFRESH_SECONDS + len(self._waiting) * self._interval, 1)
             writing = in_thread(lambda: status.write({**make(), NEXT_DUE: due}))
             self._in_flight = key, writing
             await asyncio.wait([writing], timeout=self._slow_after)

@@ -39,7 +39,6 @@ class WorkerHost:
     """Runs a `Training` in this process, for one execution of one task. A context manager.
 
     :param hook: hook of the connection, loaded.
-    :param log: the task's logger.
     :param ti: Airflow's task instance, whose try this process runs. Default: None, it owns no job.
     """
 
@@ -176,7 +175,6 @@ class WorkerHost:
     def expect(self, submission: Submission, on_finish_action: OnFinishAction) -> None:
         """From now on, a job of this task may exist.
 
-        :param submission: what to submit.
         :param on_finish_action: what happens to the job when this try ends.
         """
         self._training.job.options = Options(on_finish_action=on_finish_action)
@@ -184,10 +182,7 @@ class WorkerHost:
         self.check()
 
     def submit(self, submission: Submission) -> Submitted:
-        """Create or adopt the job, which `expect` has announced.
-
-        :param submission: what to submit.
-        """
+        """Create or adopt the job, which `expect` has announced."""
         self.check()
         began = time.monotonic()
         submitted = self._run(self._training.submit(submission))

@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         made.error(f"unexpected arguments: {shlex.join(unknown)}{_before_command(words, args, unknown)}")
     args.program = words[program + 1 :]
+    _count_configured_accelerators(made)
     try:
         status = int(args.run(args))
         sys.stdout.flush()
@@ -53,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the stream at its exit
         return 128 + signal.SIGPIPE
     return status
+
+
+def _count_configured_accelerators(made: argparse.ArgumentParser) -> None:
+    """Count as Airflow does what its environment variables add. An invalid one is an error of the command line."""
+    from airflow_provider_ktrain.cli.arguments import ACCELERATORS, DEFAULT_ACCELERATOR, default_accelerator
+    from airflow_provider_ktrain.core.state.accelerators import add_host_rows, configured_rows
+
+    try:
+        rows = configured_rows(os.environ.get(ACCELERATORS, ""), default_accelerator())
+    except ValueError as e:
+        made.error(f"{ACCELERATORS} or {DEFAULT_ACCELERATOR}: {e}")
+    add_host_rows(lambda: rows)
 
 
 def _before_command(words: Sequence[str], args: argparse.Namespace, unknown: Sequence[str]) -> str:

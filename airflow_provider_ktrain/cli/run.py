@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_objects
-from airflow_provider_ktrain.cli.arguments import count, duration, image
+from airflow_provider_ktrain.cli.arguments import DEFAULT_ACCELERATOR, count, default_accelerator, duration, image
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode
 from airflow_provider_ktrain.cli.kubeconfig import Target
@@ -76,7 +76,13 @@ def _add_program_options(group: Any) -> None:
     group.add_argument(
         "--workers", type=count, metavar="N", help="number of Workers (default: the file's; without a file 1)"
     )
-    group.add_argument("--gpus", type=count, metavar="N", help="GPUs of each replica (default: the file's, or none)")
+    group.add_argument(
+        "--gpus",
+        type=count,
+        metavar="N",
+        help="GPUs of each replica, or units of the resource that "
+        f"{DEFAULT_ACCELERATOR} names (default: the file's, or none)",
+    )
 
 
 def _add_local_options(group: Any) -> None:
@@ -196,8 +202,9 @@ def load(args: argparse.Namespace, console: Console) -> tuple[Prepared, Code | N
     """
     code = _code(Path(args.code)) if args.code is not None else None
     options = JobOptions(
-        command=args.program or None, args=[] if args.program else None, workers=args.workers, gpus=args.gpus
-    )
+        command=args.program or None, args=[] if args.program else None, workers=args.workers, gpus=args.gpus,
+        gpu_resource=default_accelerator(),
+    )  # fmt: skip
     if args.file is not None:
         prepared = prepare(job_file.load(args.file), options)
     else:

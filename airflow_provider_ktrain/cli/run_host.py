@@ -165,7 +165,7 @@ class RunHost:
             async with asyncio.timeout(LOOK_SECONDS):
                 read = await read_training(self._api, self._ref)
         except (ApiStatusError, ApiUnavailable, TimeoutError):
-            return f"{title} may still hold GPUs: the API server doesn't respond. To delete it, run `{command}`"
+            return f"{title} may still hold accelerators: the API server doesn't respond. To delete it, run `{command}`"
         job = read.job
         active = [pod for pod in read.pods if not has_ended(pod)]
         amounts = sum((amounts for _, amounts in amounts_of(active, {})), Amounts())

@@ -435,7 +435,7 @@ async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, e
         raise ReleaseError(
             f"{ref} could not be released within {end - began:.0f} s: the API server can't be reached.\n"
             f"{str(e) or 'It did not respond.'}\n"
-            f"Its pods may hold GPUs: run `{ref.delete_command}`"
+            f"Its pods may hold accelerators: run `{ref.delete_command}`"
         ) from None
 
 

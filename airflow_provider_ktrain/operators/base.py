@@ -488,7 +488,7 @@ class TrainingJobOperator(JobParameters):
             unreleased = left if outcome.release_error else ""
         if outcome.succeeded:
             if unreleased and compat.has_retry(context):
-                raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
+                raise TrainingReleaseError(f"the training succeeded, but its pods may hold accelerators: {unreleased}")
             return self._returned(outcome)
         codes = self.skip_on_exit_code
         if not unreleased and outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ()):

@@ -23,7 +23,6 @@ OLD_READS = 3  #: what is this many times as old as the cache may be isn't shown
 class _Read:
     """What was read from the database at one time.
 
-    :param records: the trainings that run.
     :param at: value of `time.monotonic()`.
     :param statuses: of the rows that somebody was shown; they are added later.
     """
@@ -48,10 +47,7 @@ class RunningTrainings:
         self._reading = threading.Lock()
 
     def view(self, user: Any, now: float) -> SimpleNamespace:
-        """The newest MAX_ROWS trainings of DAGs that the user may read, how many there are, and what this is made of.
-
-        :param now: epoch seconds.
-        """
+        """The newest MAX_ROWS trainings of DAGs that the user may read, their number, and what this is made of."""
         last, age = self._last, time.monotonic() - self._last.at
         if age < self._cache_seconds:
             return self._view(last, user, now)

@@ -57,12 +57,9 @@ def training_view(
 
     `data` is what the view was made of: if it is the same as before, at most a minute has passed.
 
-    :param record: of Airflow's database.
     :param status: the XCom `ktrain_status`; None if there is none.
-    :param tries: summaries of the last tries.
     :param with_logs: whether the user may read the task's log; else its lines, and texts that may quote them, are left
         out.
-    :param now: epoch seconds.
     """
     read, key = mapping(status), record.key
     written_at, active = _number(read.get("written_at")), record.state in ACTIVE_STATES

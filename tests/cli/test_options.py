@@ -71,6 +71,12 @@ def test_directory_is_expanded_to_its_files_with_jobs(tmp_path: Path, capsys: py
     assert f"{tmp_path / 'sub' / 'bad.yml'}:2: error manifest at $: invalid YAML" in capsys.readouterr().out
 
 
+def test_an_example_on_tpus_has_no_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = Path(__file__).parents[2] / "example_dags" / "manifests" / "tpu.yaml"
+    assert main(["check", str(manifest)]) == 0
+    assert capsys.readouterr().out == "1 file: 0 errors, 0 warnings\n"
+
+
 def test_a_directory_without_jobs_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "values.yaml").write_text("a: 1")
     assert main(["check", str(tmp_path)]) == 2

@@ -150,7 +150,7 @@ def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_reports_it(
     command.interrupt()
     assert command.end() == 130, command.output
     cluster.admin("clear")
-    assert f"{name} may still hold GPUs: the API server doesn't respond." in command.output
+    assert f"{name} may still hold accelerators: the API server doesn't respond." in command.output
     assert f"run `kubectl delete -n {cluster.namespace} pytorchjobs {name}`" in command.output
     assert left(cluster, "cut-off")
     delete(cluster, name)

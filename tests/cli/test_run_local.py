@@ -46,6 +46,32 @@ def test_containers_run_in_the_working_directory(ktrain: Start, tmp_path: Path, 
     assert not list(temporary.iterdir())
 
 
+def test_gpus_are_units_of_the_default_accelerator(ktrain: Start) -> None:
+    env = {"AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "google.com/tpu"}
+    command = ktrain("run", "--local", "--gpus", "2", "--", "true", env=env)
+    assert command.end() == 0, command.output
+    assert "1 node, 4 simulated TPUs." in command.output
+    assert " on 4 TPUs (" in command.output
+
+
+def test_configured_accelerators_are_counted(ktrain: Start, tmp_path: Path) -> None:
+    env = {
+        "AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "example.com/die",
+        "AIRFLOW__KTRAIN__ACCELERATORS": "example.com/die=die|dice",
+    }
+    command = ktrain("run", "--local", "--gpus", "2", "--workers", "0", "--", "true", env=env)
+    assert command.end() == 0, command.output
+    assert "1 node, 2 simulated dice." in command.output
+
+
+@pytest.mark.parametrize("name", ["DEFAULT_ACCELERATOR", "ACCELERATORS"])
+def test_an_invalid_accelerator_of_the_environment_exits_2(ktrain: Start, name: str) -> None:
+    command = ktrain("run", "--local", "--", "true", env={f"AIRFLOW__KTRAIN__{name}": "tpu"})
+    assert command.end() == 2, command.output
+    assert f"AIRFLOW__KTRAIN__{name}" in command.output
+    assert "expected NAME=UNIT" in command.output
+
+
 def test_an_image_may_have_a_directory_of_its_own(ktrain: Start, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("")

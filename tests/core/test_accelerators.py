@@ -29,6 +29,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     GPU,
     UNKNOWN,
     add_host_rows,
+    configured_rows,
     described,
     is_gpu,
     parse_rows,
@@ -272,6 +273,51 @@ def test_a_claim_that_pods_share_counts_once() -> None:
     assert [row[4] for row in replica_rows(PYTORCHJOB, pods, claims)] == [2, 0]
 
 
+def ended(pod: dict[str, Any], begin: float, end: float | None, uid: str) -> dict[str, Any]:
+    """The same pod with another lifetime."""
+    meta = {**pod["metadata"], "uid": uid, "creationTimestamp": at(begin)}
+    status = json.loads(json.dumps(pod["status"]))
+    status["conditions"][0]["lastTransitionTime"] = at(begin)
+    run = {"startedAt": at(begin), **({} if end is None else {"finishedAt": at(end)})}
+    status["containerStatuses"][0]["state"] = {"running" if end is None else "terminated": run}
+    return {**pod, "metadata": meta, "status": status | ({} if end is None else {"phase": "Failed"})}
+
+
+def test_a_claim_that_pods_share_is_used_as_long_as_one_of_them_exists() -> None:
+    """2 GPUs: the Master fails after 30 s and is replaced at 50 s, the Worker runs from 20 s to 60 s."""
+    claims = {"gpus": read_claim(claim({"device": "gpu-0"}, {"device": "gpu-1"}, users=("a", "b", "c")))}
+    failed, later = (ended(claiming("job-master-0", template=False), *life) for life in ((0, 30, "a"), (50, None, "c")))
+    worker = ended(claiming("job-worker-0", template=False), 20, 60, "b")
+    used = usage([failed, worker, later], NOW, claims=claims)
+    assert (used.gpus, used.held, used.requested) == (2, 200, 200)
+    assert usage([failed, worker], NOW, claims=claims).held == 120
+    assert usage([failed, later], NOW, claims=claims).held == 2 * (30 + 50), "it is free in between"
+    assert usage([failed], NOW, claims={}, counted_with=[worker]).unknown_claims == 0
+
+    history = PodHistory(PYTORCHJOB)
+    history.claims |= claims
+    history.update({"a": failed, "b": worker, "c": later}, (), NOW)
+    history.update({}, ["a"], NOW)
+    assert history.usage(NOW, None).held == 200
+    following = PodHistory(PYTORCHJOB, json.loads(json.dumps(history.handover({}, NOW))))
+    following.claims |= claims
+    following.update({"b": worker, "c": later}, (), NOW)
+    assert following.usage(NOW, None).held == 200, "what the other process counted isn't counted again"
+
+
+def test_usage_of_shared_claims_survives_the_removal_of_old_pods() -> None:
+    """The Master fails 60 times while the Worker runs."""
+    history = PodHistory(PYTORCHJOB)
+    history.claims["gpus"] = read_claim(claim({"device": "gpu-0"}))
+    history.update({"w": ended(claiming("job-worker-0", template=False), 5, None, "w")}, (), NOW)
+    for number in range(60):
+        uid = f"m{number}"
+        history.update({uid: ended(claiming("job-master-0", template=False), number, number + 1, uid)}, (), NOW)
+        history.update({}, [uid], NOW)
+    assert len(history.all) < 60
+    assert history.usage(NOW, None).held == 100
+
+
 def test_devices_that_other_pods_use_are_not_released() -> None:
     claims = {"gpus": read_claim(claim({"device": "gpu-0"}, users=("job-worker-0", "notebook")))}
     one = claiming(template=False)
@@ -390,15 +436,15 @@ def test_an_example_on_tpus_has_no_problems() -> None:
 @pytest.fixture
 def host_rows() -> Iterator[None]:
     before = accelerators._host_rows
-    add_host_rows(lambda: "example.com/npu=NPU, example.com/die-*=die|dice")
+    add_host_rows(lambda: configured_rows("example.com/npu=NPU, example.com/die-*=die|dice", "example.com/wafer"))
     yield
     add_host_rows(before)
 
 
 @pytest.mark.usefixtures("host_rows")
 def test_configuration_adds_rows() -> None:
-    one = pod(limits={"example.com/npu": 1, "example.com/die-2": 2, "nvidia.com/gpu": 4})
-    assert describe_freed([one], True) == "4 GPUs, 1 NPU and 2 dice released, 1 pod deleted."
+    one = pod(limits={"example.com/npu": 1, "example.com/die-2": 2, "nvidia.com/gpu": 4, "example.com/wafer": 3})
+    assert describe_freed([one], True) == "4 GPUs, 1 NPU, 2 dice and 3 wafers released, 1 pod deleted."
 
 
 @pytest.mark.parametrize("text", ["example.com/npu", "=NPU", "npu=NPU", "example.com/npu=", "a/b=X; c/d=Y=|"])

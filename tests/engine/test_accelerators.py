@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,20 +12,25 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_provider_ktrain.core.state.accelerators import UNKNOWN
+from airflow_provider_ktrain.core.state.accelerators import SHARED, TABLE, UNKNOWN
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.job_calls import job_pods
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, api_of, release_job
 
 pytestmark = pytest.mark.embedded
-#: resources of the node, by the row of the table
+#: resources, each with what several units are called: at least one of each row of the table
 ROWS = {
-    "nvidia.com/mig-1g.5gb": "MIG 1g.5gb slices", "nvidia.com/gpu.shared": "shared GPUs", "amd.com/gpu": "GPUs",
+    "nvidia.com/gpu": "GPUs", "nvidia.com/gpu.shared": "shared GPUs", "nvidia.com/mig-1g.5gb": "MIG 1g.5gb slices",
+    "nvidia.com/mig-3g.20gb.shared": "shared MIG 3g.20gb slices", "amd.com/gpu": "GPUs", "amd.com/spx_nps1": "GPUs",
     "amd.com/cpx_nps4": "GPU partitions", "google.com/tpu": "TPUs", "aws.amazon.com/neuron": "Neuron devices",
-    "aws.amazon.com/neuroncore": "Neuron cores", "habana.ai/gaudi": "Gaudi accelerators",
-    "huawei.com/Ascend910": "NPUs", "huawei.com/Ascend910-16c": "vNPUs", "gpu.intel.com/i915": "GPUs",
+    "aws.amazon.com/neurondevice": "Neuron devices", "aws.amazon.com/neuroncore": "Neuron cores",
+    "habana.ai/gaudi": "Gaudi accelerators", "huawei.com/Ascend910": "NPUs", "huawei.com/Ascend310P": "NPUs",
+    "huawei.com/npu": "NPUs", "huawei.com/Ascend910-16c": "vNPUs", "gpu.intel.com/i915": "GPUs",
     "gpu.intel.com/xe": "GPUs", "example.com/gpu": "GPUs",
 }  # fmt: skip
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
@@ -32,8 +38,15 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestCluster]:
-    with clusters.cluster(gpus=4, resources=dict.fromkeys(ROWS, "4")) as reached:
+    others = {name: "4" for name in ROWS if name != clusters.GPUS}
+    with clusters.cluster(gpus=4, resources=others) as reached:
         yield reached
+
+
+def test_each_row_of_the_table_has_a_resource() -> None:
+    whole = [name.removesuffix(SHARED) for name in ROWS]
+    used = {next(row for row in TABLE if re.fullmatch(row.resource, name)) for name in whole}
+    assert used == {*TABLE}
 
 
 @pytest.mark.parametrize("resource", ROWS)
@@ -42,18 +55,28 @@ async def test_each_resource_is_released_by_its_name(task: Task, resource: str) 
     await task.running(ref, 2)
     outcome = await task.ended(ref, limits=Limits(log_stall=0.5))
     assert f" 2 {ROWS[resource]} released, 2 pods deleted." in outcome.released
-    assert outcome.usage["gpus"] == 2
-    assert outcome.usage.get("resource") == (None if ROWS[resource] == "GPUs" else resource)
-    assert f"on 2 {ROWS[resource]} (" in str(task.log)
+    check_usage(outcome, task, 2, resource)
 
 
-async def test_partial_start_names_the_resource(task: Task) -> None:
-    ref = (await task.submit(1, TRAINS, gpus=3, gpu_resource="google.com/tpu", workers=1)).ref
-    outcome = await task.ended(ref, limits=Limits(partial_start=4))
+@pytest.mark.parametrize("resource", ROWS)
+async def test_partial_start_names_the_resource(task: Task, resource: str) -> None:
+    """The Master gets 3 of the 4 units of the node, so none are left for the Worker."""
+    ref = (await task.submit(1, TRAINS, gpus=3, gpu_resource=resource, workers=1)).ref
+    outcome = await task.ended(ref, limits=Limits(partial_start=2))
+    units = ROWS[resource]
     assert outcome.cause is not None
-    assert "held TPUs for 4 s while some of its pods had no node" in outcome.cause["summary"]
-    assert [line for line in task.log.messages if "holds 3 TPUs in 1 pod, but" in line]
-    assert "3 TPUs released, 2 pods deleted." in outcome.released
+    assert f"held {units} for 2 s while some of its pods had no node" in outcome.cause["summary"]
+    assert [line for line in task.log.messages if f"holds 3 {units} in 1 pod, but Worker 0 has no node." in line]
+    assert f"The {units} are idle until all pods have nodes." in str(task.log)
+    assert f" 3 {units} released, 2 pods deleted." in outcome.released
+    check_usage(outcome, task, 3, resource)
+
+
+def check_usage(outcome: Outcome, task: Task, number: int, resource: str) -> None:
+    """The usage counts this resource, and the log names it."""
+    assert outcome.usage["gpus"] == number
+    assert outcome.usage.get("resource") == (None if ROWS[resource] == "GPUs" else resource)
+    assert f" on {number} {ROWS[resource]} (" in str(task.log)
 
 
 async def test_two_kinds_are_listed(task: Task) -> None:
@@ -114,6 +137,20 @@ async def test_devices_of_a_claim_are_released_and_used(task: Task, cluster: Tes
     assert (outcome.usage["gpus"], outcome.usage.get("unknown_claims")) == (3, None)
     assert outcome.usage["held"] > 0
     assert outcome.status["replicas"]["rows"][0][4] == 3
+
+
+async def test_devices_of_the_claim_that_a_template_made_are_counted(task: Task) -> None:
+    await claim(task, "job-gpus-x7k2p", 2)
+    from_template = {"name": "gpus", "resourceClaimTemplateName": "two-gpus"}
+    ref = (await task.submit(gpus=None, pod_override={"spec": {"resourceClaims": [from_template]}})).ref
+    await task.running(ref)
+    (pod,) = await job_pods(task.api, ref)
+    made = {"name": "gpus", "resourceClaimName": "job-gpus-x7k2p"}  # Kubernetes' controller names it so
+    path = f"{api_paths.core(task.namespace, 'pods', pod['metadata']['name'])}/status"
+    await task.api.request("PATCH", path, body={"status": {"resourceClaimStatuses": [made]}})
+    outcome = await task.ended(ref, limits=Limits(log_stall=0.5))
+    assert "2 GPUs released, 1 pod deleted." in outcome.released
+    assert outcome.usage["gpus"] == 2
 
 
 async def test_devices_are_unknown_without_the_right_to_read_the_claim(task: Task, cluster: TestCluster) -> None:

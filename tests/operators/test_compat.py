@@ -32,6 +32,7 @@ from airflow.utils.log.file_task_handler import FileTaskHandler
 
 import airflow_provider_ktrain
 from airflow_provider_ktrain import compat, worker_host
+from airflow_provider_ktrain.core.state.accelerators import add_host_rows, unit_of
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.sensors.training import PyTorchJobSensor
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -298,6 +299,29 @@ def test_secrets_of_connections_are_masked() -> None:
     assert compat.masked("args: s3cret-of-a-connection") == "args: ***", "the log shows secrets of the manifest"
     assert compat.hides("my_password"), "the log shows variables that Airflow hides"
     assert not compat.hides("epochs")
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "default", "unit"),
+    [
+        ("example.com/wafer=wafer", "", "wafers"),
+        ("", "example.com/wafer", "wafers"),
+        ("example.com/wafer", "", "units of example.com/wafer"),
+        ("", "wafer", "units of example.com/wafer"),
+    ],
+)
+def test_configured_accelerators_are_counted_unless_they_are_invalid(
+    accelerators: str, default: str, unit: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__ACCELERATORS", accelerators)
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR", default)
+    add_host_rows(compat._added_accelerators)  # forget what was read before
+    try:
+        assert unit_of("example.com/wafer")[1] == unit
+        assert ("aren't counted" in caplog.text) is unit.startswith("units of")
+    finally:
+        monkeypatch.undo()
+        add_host_rows(compat._added_accelerators)
 
 
 # parameters

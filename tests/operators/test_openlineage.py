@@ -174,6 +174,20 @@ def test_error_in_our_code_leaves_out_the_facet(emit: Emit) -> None:
     assert FACET not in event["run"]["facets"]
 
 
+def test_other_accelerators_are_counted_by_their_names(emit: Emit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR", "google.com/tpu")
+    task = made(PyTorchJobOperator, image="train:1", workers=1, gpus=4)
+    requested = facet(emit(task, TaskInstanceState.RUNNING))
+    assert (requested["gpus"], requested["resource"]) == (8, "google.com/tpu")
+    slices = Usage(requested=2.0, held=2.0, gpus=1, resource="nvidia.com/mig-1g.5gb")
+    used = Usage(6.0, 0.0, 6.0, 0.0, 7, "google.com/tpu", (slices,), 1).as_dict()
+    resumed(task, Outcome("Succeeded", True, usage=used, status=STATUS))
+    found = facet(emit(task, TaskInstanceState.SUCCESS))
+    assert (found["gpus"], found["resource"], found["gpuSeconds"]["held"]) == (7, "google.com/tpu", 6)
+    assert found["otherAccelerators"]["nvidia.com/mig-1g.5gb"]["gpuSeconds"]["held"] == 2
+    assert found["unknownClaims"] == 1
+
+
 def test_complete_event_after_a_deferral_has_what_ran(emit: Emit) -> None:
     task = made(PyTorchJobOperator, image="train:1", workers=2, gpus=1)
     result = {"model_uri": "s3://key:secret@models/mnist/7/?X-Amz-Signature=secret", "loss": 0.1}

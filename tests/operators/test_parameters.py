@@ -27,6 +27,13 @@ def rendered(native: bool = False, **parameters: Any) -> PyTorchJobOperator:
     return task
 
 
+@pytest.mark.parametrize(("configured", "resource"), [("", "nvidia.com/gpu"), ("google.com/tpu", "google.com/tpu")])
+def test_gpus_request_the_default_accelerator(configured: str, resource: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR", configured)
+    (replica,) = rendered(gpus=4).build_manifest(None)["spec"]["pytorchReplicaSpecs"].values()
+    assert replica["template"]["spec"]["containers"][0]["resources"]["limits"] == {resource: 4}
+
+
 @pytest.mark.parametrize("native", [False, True])
 def test_numbers_can_be_templates(native: bool) -> None:
     task = rendered(

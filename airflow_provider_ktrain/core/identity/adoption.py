@@ -31,7 +31,6 @@ class Action(enum.Enum):
 class Decision:
     """What a task does with a job that it finds under its name, and why.
 
-    :param action: what it does.
     :param reason: a clause for the log.
     :param detail: a sentence that explains the reason. Default: "".
     """
@@ -64,10 +63,8 @@ def decide(
 ) -> Decision:
     """What to do with a job that has our name.
 
-    :param found: the existing job.
     :param first_try: the result of `first_try_since_clear`.
     :param reattach: `if_unchanged` replaces an unfinished job whose manifest differs from this try's.
-    :param changed: whether the manifests differ.
     """
     owner = Owner.of(found)
     if owner is None:

@@ -25,7 +25,6 @@ def describe_existing(job: str, decision: Decision) -> str:
     """The message about a job that has our name: why it exists, and what this try does with it.
 
     :param job: kind, namespace and name.
-    :param decision: what this try does.
     """
     detail = f"\n{decision.detail}" if decision.detail else ""
     return f"{job} exists: {decision.reason}. {_NEXT_STEPS[decision.action]}{detail}"
@@ -36,7 +35,6 @@ def what_differs(job: str, manifest: Mapping[str, Any], found: Mapping[str, Any]
 
     :param job: kind, namespace and name.
     :param manifest: of this try, stamped.
-    :param found: the job that is adopted.
     :param invalid: why the manifest can't be submitted. Default: empty, it can.
     """
     if invalid:

@@ -49,10 +49,7 @@ class OnFinishAction(enum.StrEnum):
             return cls.KEEP_JOB
 
     def deletes(self, *, succeeded: bool) -> bool:
-        """Whether a job that has ended is deleted; for an unfinished one see `core.ending.deletes`.
-
-        :param succeeded: whether the job succeeded.
-        """
+        """Whether a job that has ended is deleted; for an unfinished one see `core.ending.deletes`."""
         return self is OnFinishAction.DELETE_JOB or (self is OnFinishAction.DELETE_SUCCEEDED_JOB and succeeded)
 
 
@@ -60,9 +57,6 @@ class OnFinishAction(enum.StrEnum):
 class TaskInstanceId:
     """A task instance of one Airflow.
 
-    :param dag_id: id of the DAG.
-    :param run_id: id of the run.
-    :param task_id: id of the task.
     :param map_index: index of a mapped task. Default: -1, it is not mapped.
     """
 

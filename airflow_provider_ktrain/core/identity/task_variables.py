@@ -15,9 +15,6 @@ UNHASHED_VARIABLES = (*TASK_VARIABLES, ATTEMPT)
 def task_variables(dag_id: str, run_id: str, task_id: str, map_index: int, try_number: int) -> dict[str, str]:
     """The variables of a job, by name.
 
-    :param dag_id: id of the DAG.
-    :param run_id: id of the DAG run.
-    :param task_id: id of the task.
     :param map_index: index of a mapped task; -1 if the task isn't mapped.
     :param try_number: of the try that creates the job. A later try that adopts the job can't change it.
     """

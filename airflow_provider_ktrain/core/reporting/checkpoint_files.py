@@ -19,11 +19,7 @@ def is_url(directory: str) -> bool:
 
 
 def describe_files(files: Mapping[str, Mapping[str, Any]], root: str) -> str:
-    """How many files there are, their size, and the newest one.
-
-    :param files: of fsspec's `find`: details by path.
-    :param root: path of the directory.
-    """
+    """How many files there are, their size, and the newest one."""
     if not files:
         return "has no files"
     size = sum(int(details.get("size") or 0) for details in files.values())

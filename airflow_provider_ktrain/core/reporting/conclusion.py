@@ -25,7 +25,6 @@ IDENTITY = ("uid", "owner", "submission")  #: fields that are never shortened
 class Conclusion:
     """Why a job that has not ended is released.
 
-    :param uid: uid of the job.
     :param owner: `JobRef.owner`, the id of the task instance that concludes.
     :param submission: `JobRef.submission`.
     :param event: name of the event that ended the job, for example `limit`. Default: "".

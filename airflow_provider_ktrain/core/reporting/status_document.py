@@ -6,12 +6,11 @@ each write costs the triggerer time. docs/reference/formats.md describes its fie
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, json_size
 from airflow_provider_ktrain.core.kinds import Kind
@@ -23,21 +22,28 @@ from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES
 from airflow_provider_ktrain.core.text.output import shown
 
 Pod = Mapping[str, Any]
-T = TypeVar("T", bound=Sequence[Any])
 MAX_BYTES = 16 * 1024  #: of the document's JSON
 MAX_REPLICAS = 64  #: shown one by one; of more, only those that are not fine, and counts
 MAX_STATES = 12  #: that are counted, the most frequent ones
 MAX_STATE_CHARS = 40  #: of a state that is counted
 MAX_LINES = 16  #: replicas whose last line is shown
-MIN_LINES = 4  #: for which there is room, however many replicas are shown
 MAX_LINE_CHARS = 120  #: of a last line
 MAX_PHASES = 20  #: the latest ones
 MAX_TEXT_CHARS = 500  #: of each text of the cause and the queue
-MIN_SERIES_BYTES = 2 * 1024  #: for which there is room, however many replicas and lines are shown
-MIN_ROOM = 6 * 1024  #: for replicas, lines and series
 FINE = (RUNNING, SUCCEEDED)  #: states of replicas that need no attention
 #: columns of `replicas.rows`
 COLUMNS = ("role", "index", "pod", "node", "gpus", "state", "restarts")
+#: bytes of the series, last lines, replicas, characters of each text, and whether last and best values of the metrics
+#: are included: what is tried in turn until the document fits
+_LIMITS = (
+    (MAX_SERIES_BYTES, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS, True),
+    (6 * 1024, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS, True),
+    (2 * 1024, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS, True),
+    (2 * 1024, 4, MAX_REPLICAS, MAX_TEXT_CHARS, True),
+    (2 * 1024, 4, 16, MAX_TEXT_CHARS // 2, True),
+    (0, 4, 8, MAX_TEXT_CHARS // 5, False),
+    (0, 0, 0, MAX_TEXT_CHARS // 10, False),
+)
 
 
 @dataclass(frozen=True)
@@ -80,28 +86,16 @@ class TrainingStatus:
     def to_dict(self) -> dict[str, Any]:
         """As JSON types of at most MAX_BYTES, as it is shown: without secrets.
 
-        What doesn't fit is left out: points of the series, down to MIN_SERIES_BYTES, then last lines, down to
-        MIN_LINES, then replicas. Texts are shortened if the rest of the document leaves less than MIN_ROOM.
+        What doesn't fit is left out: points of the series, then last lines, then replicas. Texts are shortened.
         """
-        document = self._document(*_TEXTS[0])
-        for chars, with_metrics in _TEXTS[1:]:
-            if json_size(document) > MAX_BYTES - MIN_ROOM:
-                document = self._document(chars, with_metrics=with_metrics)
-        rows, lines = self._listed_rows(), self._listed_lines()
-        room = MAX_BYTES - json_size(document)
-        left = room - sum(map(_cost, (*rows, *lines)))
-        series = self._series(min(max(left, MIN_SERIES_BYTES), MAX_SERIES_BYTES))
-        room -= json_size(series)
-        rows = _beginning(rows, room - sum(map(_cost, lines[:MIN_LINES])))
-        lines = _beginning(lines, room - sum(map(_cost, rows)))
-        document["replicas"]["rows"] = rows
-        return document | {"last_lines": dict(lines), "series": series}
+        for limits in _LIMITS:
+            document = self._document(*limits)
+            if json_size(document) <= MAX_BYTES:
+                break
+        return document
 
-    def _document(self, chars: int, with_metrics: bool) -> dict[str, Any]:
-        """The document without rows, lines and series.
-
-        :param with_metrics: whether last and best values of the metrics are included.
-        """
+    def _document(self, points: int, lines: int, replicas: int, chars: int, with_metrics: bool) -> dict[str, Any]:
+        """The document with these limits: see `_LIMITS`."""
         phase, since = self.phases[-1] if self.phases else ("", self.written_at)
         states = Counter[str]()
         for state, count in Counter(str(row[-2]) for row in self.rows).items():
@@ -120,11 +114,11 @@ class TrainingStatus:
                     "count": len(self.rows),
                     **stored(sum((_amounts(row[4]) for row in self.rows), Amounts())),
                     "states": dict(states.most_common(MAX_STATES)),
-                    "rows": [],
+                    "rows": self._listed_rows()[:replicas],
                 },
-                "last_lines": {},
+                "last_lines": {name: shown(line)[:MAX_LINE_CHARS] for name, line in [*self.last_lines.items()][:lines]},
                 "metrics": self.metrics.summary() if with_metrics else {},
-                "series": {},
+                "series": self.metrics.points(points) if points else {},
                 "usage": dict(self.usage),
                 "limits": [dict(limit) for limit in self.limits],
                 "queue": shown(self.queue)[:chars],
@@ -139,35 +133,7 @@ class TrainingStatus:
         rows = self.rows
         if len(rows) > MAX_REPLICAS:
             rows = [row for row in rows if row[-2] not in FINE or row[-1]]
-        return [shown([*row[:4], _cell(row[4]), *row[5:]]) for row in rows[:MAX_REPLICAS]]
-
-    def _listed_lines(self) -> list[tuple[str, str]]:
-        listed = list(self.last_lines.items())[:MAX_LINES]
-        return [(shown(name), shown(line)[:MAX_LINE_CHARS]) for name, line in listed]
-
-    def _series(self, max_bytes: int) -> dict[str, Any]:
-        """The series in `max_bytes`; of very many long names, the first ones."""
-        found = self.metrics.points(max_bytes)
-        while json_size(found) > max_bytes:
-            found.popitem()
-        return found
-
-
-#: characters of each text, and whether last and best values of the metrics are included: what is tried in turn
-_TEXTS = (
-    (MAX_TEXT_CHARS, True), (MAX_TEXT_CHARS // 2, True), (MAX_TEXT_CHARS // 5, False), (MAX_TEXT_CHARS // 10, False),
-)  # fmt: skip
-
-
-def _cost(item: Sequence[Any]) -> int:
-    """Bytes that a row or line takes in its list or object, with the separators."""
-    return json_size(item) + len(", ")
-
-
-def _beginning(items: list[T], room: int) -> list[T]:
-    """The first items, as many as fit into `room` bytes."""
-    costs = itertools.accumulate(map(_cost, items))
-    return items[: sum(cost <= room for cost in costs)]
+        return [[*row[:4], _cell(row[4]), *row[5:]] for row in rows]
 
 
 def _short_cause(cause: Mapping[str, Any], chars: int) -> dict[str, Any]:
@@ -189,8 +155,6 @@ def _cell(cell: Any) -> int | str:
 def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyType({})) -> list[list[Any]]:
     """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts.
 
-    :param kind: of the job.
-    :param pods: all pods.
     :param claims: their ResourceClaims. Default: none was read.
     """
     newest: dict[tuple[str, int], Pod] = {}

@@ -15,7 +15,6 @@ from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], now: datetime) -> str:
     """One line for the log: the job, its run time and its replicas.
 
-    :param ref: the job's reference.
     :param now: the current time, used if the job has no completionTime.
     """
     status = job.get("status") or {}

@@ -29,7 +29,6 @@ def gauges(
 ) -> Iterator[Sample]:
     """The gauges at the end of a try.
 
-    :param usage: of `core.state.usage`.
     :param metrics: what the followers of the job measured, by name.
     :param training_metrics: what the program reported: see `core.state.training_metrics`.
     """
@@ -51,7 +50,6 @@ def gauges(
 def counts(usage: Mapping[str, Any], cause: Mapping[str, Any] | None) -> Iterator[Sample]:
     """What a try that has ended adds to the counters. They are integers, which all of Airflow's backends accept.
 
-    :param usage: of `core.state.usage`.
     :param cause: why the training failed: a `core.diagnosis.model.Cause` as a dict; None if it succeeded.
     """
     if cause is None:

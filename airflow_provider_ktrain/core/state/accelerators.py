@@ -87,13 +87,13 @@ COMMON_NAMES = (
     "gpu.intel.com/xe",
 )  # fmt: skip
 
-_host_rows: Callable[[], str] = str
+_host_rows: Callable[[], list[Accelerator]] = list
 
 
-def add_host_rows(read: Callable[[], str]) -> None:
+def add_host_rows(read: Callable[[], list[Accelerator]]) -> None:
     """Let this process count what its host's configuration adds to the table.
 
-    :param read: returns `[ktrain] accelerators`: see `parse_rows`. It is called when an amount is first counted.
+    :param read: returns rows, such as those of `configured_rows`. It is called when an amount is first counted.
     """
     global _host_rows
     _host_rows = read
@@ -117,9 +117,21 @@ def parse_rows(text: str) -> list[Accelerator]:
     return rows
 
 
+def configured_rows(text: str, default: str) -> list[Accelerator]:
+    """The rows of `parse_rows`, and one for the default resource unless the table has it.
+
+    :param text: `[ktrain] accelerators`.
+    :param default: `[ktrain] default_accelerator`.
+    :raises ValueError: an entry or the default has another form.
+    """
+    rows = parse_rows(text)
+    known = any(re.fullmatch(row.resource, default) for row in (*rows, *TABLE))
+    return rows if known else [*rows, *parse_rows(f"{default}={default.rpartition('/')[2]}")]
+
+
 @functools.cache
 def _table() -> tuple[Accelerator, ...]:
-    return (*parse_rows(_host_rows()), *TABLE)
+    return (*_host_rows(), *TABLE)
 
 
 @functools.lru_cache(maxsize=512)
@@ -147,8 +159,6 @@ def accelerator_of(resource: str) -> str | None:
 def accelerator_of_device(driver: str, device: str, *, is_share: bool = False) -> str:
     """The name under which a device of a ResourceClaim is counted: that of a resource, or of its driver.
 
-    :param driver: of the device.
-    :param device: its name.
     :param is_share: whether other claims may have other parts of it. Default: False.
     """
     resource = next((of for name, devices, of in DRIVERS if name == driver and re.fullmatch(devices, device)), driver)
@@ -211,11 +221,7 @@ def counted_units(number: int, name: str) -> str:
 
 
 def described(amounts: Mapping[str, int], none: str) -> str:
-    """The amounts by kind: `8 GPUs and 2 MIG 1g.5gb slices`.
-
-    :param amounts: what is counted.
-    :param none: the text if that is nothing.
-    """
+    """The amounts by kind: `8 GPUs and 2 MIG 1g.5gb slices`."""
     names = ordered(name for name, number in amounts.items() if number)
     same = Counter(unit_of(name) for name in names)
     texts = [counted_units(amounts[name], name) + (f" ({name})" if same[unit_of(name)] > 1 else "") for name in names]

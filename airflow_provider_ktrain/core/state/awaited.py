@@ -21,7 +21,6 @@ def look_for(job: Mapping[str, Any] | None, conditions: Collection[str]) -> Awai
     """Whether the job has one of the conditions.
 
     :param job: as it was read. None: it doesn't exist yet.
-    :param conditions: types of conditions.
     """
     if job is None:
         return Awaited.NOT_YET

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
-from airflow_provider_ktrain.core.state.pods.objects import Json, condition_of, created_at, is_being_deleted, node_of
+from airflow_provider_ktrain.core.state.pods.objects import Json, created_at, is_being_deleted, node_of, resumed_at
 from airflow_provider_ktrain.core.state.pods.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, runs_on, wants_suspension
@@ -41,7 +41,7 @@ class Limits:
     :param schedule: a pod has no node, or can't be created because of a quota.
     :param startup: a pod has a node but its containers don't run yet (image pull, mounts, init containers), or no
         operator has reconciled the job.
-    :param partial_start: some pods hold GPUs while others have no node; see `partial_start.py`.
+    :param partial_start: some pods hold accelerators while others have no node; see `partial_start.py`.
     :param log_stall: the job runs, and no replica writes a log line.
     :param progress: the job runs, and no replica reports a higher step; see `progress.py`.
     :param max_restarts: number of restarts of containers, and of pods recreated after a failure (ExitCode).
@@ -62,9 +62,7 @@ class Limits:
 class Clock:
     """A running time limit.
 
-    :param limit: the limit.
     :param due: when it is exceeded, in epoch seconds.
-    :param seconds: its length.
     """
 
     limit: Limit
@@ -86,8 +84,6 @@ def clocks(
 ) -> Iterator[Clock]:
     """The time limits that run in the job's present state. Of those of pods, the first one of each state of a pod.
 
-    :param groups: its existing pods.
-    :param limits: the task's limits.
     :param deadline: when the whole execution must end (`core/manifest/deadline.py`), in epoch seconds; None: never.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param progress_since: from when on the job makes no progress, in epoch seconds: see `progress.py`. Default: None,
@@ -109,7 +105,7 @@ def clocks(
         yield from _pod_clocks(pod, limits)
     if limits.partial_start is not None:
         yield from _clock(Limit.PARTIAL_START, limits.partial_start, partial_start_since(job, groups))
-    resumed = _resumed_at(job)
+    resumed = resumed_at(job)
     reconciled = groups.pods or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
     if not reconciled and phase is Phase.PENDING and not wants_suspension(job):
         rejected = has_events or resumed is not None
@@ -137,12 +133,6 @@ def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:
         yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod))
     else:
         yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod))
-
-
-def _resumed_at(job: Json) -> float | None:
-    """When a queue last let the job run; None if it was never suspended."""
-    suspended = condition_of(job, "Suspended")
-    return epoch_seconds(suspended.get("lastTransitionTime")) if str(suspended.get("status")) == "False" else None
 
 
 def _queued_since(job: Json) -> float | None:

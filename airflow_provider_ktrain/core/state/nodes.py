@@ -21,8 +21,6 @@ _AUTOSCALER_REASONS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 class Node:
     """What selects a node.
 
-    :param name: its name.
-    :param labels: its labels.
     :param resources: the names of its resources, with or without capacity.
     :param is_of_pool: whether more nodes may be created on demand, as far as this one shows: it is of a cloud, whose
         node pools may be empty, or has labels or annotations of an autoscaler.

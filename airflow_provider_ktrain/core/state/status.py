@@ -119,7 +119,6 @@ def seen_in(job: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]) ->
     """What a read of the job and its pods shows, as the rules of `core/ending.py` know it.
 
     :param job: as it was read. None: it doesn't exist.
-    :param pods: the pods that existed then.
     """
     if job is None:
         return Seen.GONE

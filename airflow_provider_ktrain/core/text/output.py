@@ -43,18 +43,12 @@ def shown(value: T) -> T:
 
 
 def add_host_masker(masker: Callable[[str], str]) -> None:
-    """Let this process hide what its host knows to be secret, such as passwords of Airflow's connections.
-
-    :param masker: returns a text without these secrets.
-    """
+    """Let this process hide what its host knows to be secret, such as passwords of Airflow's connections."""
     _host_maskers.append(masker)
 
 
 def shown_log(name: str) -> logging.Logger:
-    """A logger of this process whose records are `shown`, for what belongs to no task. A traceback becomes their text.
-
-    :param name: of the module.
-    """
+    """A logger of this process whose records are `shown`, for what belongs to no task. Tracebacks become text."""
     log = logging.getLogger(name)
     log.addFilter(_show)
     return log

@@ -51,8 +51,6 @@ _NAME_HINTS = (
 class Rule(NamedTuple):
     """How one form of a secret is recognized.
 
-    :param before: what comes before the secret.
-    :param secret: what is hidden.
     :param example: a text with `SECRET` in the place of the secret.
     :param hints: each text that contains such a secret contains one of these words, case folded. To look for them costs
         a thousandth of what the rule costs, and most texts have none of them.

@@ -18,9 +18,6 @@ def parse_timestamp(text: Any) -> datetime | None:
 
 
 def epoch_seconds(text: Any) -> float | None:
-    """The same in seconds since the epoch.
-
-    :param text: as for `parse_timestamp`.
-    """
+    """The same in seconds since the epoch."""
     time = parse_timestamp(text)
     return None if time is None else time.timestamp()

@@ -35,10 +35,7 @@ def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def storable_outputs(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The items of a dict whose keys can be keys of XComs (`multiple_outputs`), and a warning for each other item.
-
-    :param values: what `storable` returned.
-    """
+    """The items of a dict whose keys can be keys of XComs (`multiple_outputs`), and a warning for each other item."""
     unfit = [key for key in values if not XCOM_KEY.match(key)]
     warnings = [
         f"{_shown(key)} is left out: a key of multiple_outputs has 1 to 512 characters, none of them ? or #"

@@ -98,13 +98,22 @@ def amounts_of(pods: Iterable[Json], claims: Claims) -> Iterator[tuple[Json, Amo
     :param claims: those that were read; the devices of others are UNKNOWN.
     """
     counted = set[str]()
-    for pod in sorted(pods, key=lambda pod: (created(pod), uid_of(pod))):
-        amounts = _of_containers(pod.get("spec") or {})
-        for name, excepted in claims_of(pod).items() if node_of(pod) else ():
-            if name not in counted:
-                counted.add(name)
-                amounts.update(_devices(claims.get(name), excepted))
-        yield pod, amounts
+    for pod in sorted(pods, key=age):
+        by_claim = amounts_by_claim(pod, claims)
+        yield pod, sum((amounts for name, amounts in by_claim.items() if name not in counted), Amounts())
+        counted |= by_claim.keys() - {""}
+
+
+def amounts_by_claim(pod: Json, claims: Claims) -> dict[str, Amounts]:
+    """The accelerators that a pod requests: as resources under "", and once it has a node those of each claim."""
+    held = claims_of(pod).items() if node_of(pod) else ()
+    devices = {name: _devices(claims.get(name), excepted) for name, excepted in held}
+    return {"": _of_containers(pod.get("spec") or {}), **devices}
+
+
+def age(pod: Json) -> tuple[str, str]:
+    """By which pods are sorted, the oldest first."""
+    return created(pod), uid_of(pod)
 
 
 def claims_of(pod: Json) -> dict[str, frozenset[str]]:

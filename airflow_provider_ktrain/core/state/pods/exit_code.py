@@ -27,7 +27,6 @@ class EndedPrimary:
     """The end of the primary replica's main container, which the job's status may not show yet.
 
     :param replica: for example `Master 0`.
-    :param exit_code: with which it ended.
     :param finished_at: as the kubelet reports it.
     """
 

@@ -104,8 +104,6 @@ def note(job: Json, found: Sequence[Interruption]) -> str | None:
 
     An interruption is noted when it is first seen, and once more when the program has ended with exit code 0 and the
     job goes on: that counts until the job ends. One of a pod that was replaced is only removed for such a reason.
-
-    :param found: of `find_interruptions`.
     """
     noted, found = noted_interruptions(job), [one for one in found if one.uid][:MAX_INTERRUPTIONS]
     before, now = ({(one.uid, one.has_ended) for one in ones} for ones in (noted, found))
@@ -186,17 +184,11 @@ def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Interru
 
 def _counts(job: Json, earlier: Interruption) -> bool:
     """Whether what an earlier process saw says something about the end of the job."""
-    if earlier.at and earlier.at <= _resumed_at(job):
-        return False
+    if earlier.at and earlier.at <= (objects.resumed_at(job) or 0.0):
+        return False  # the job has other pods since
     end = epoch_seconds(ended_at(job))
     # a job that succeeds long after that has done so by a pod that nobody saw
     return end is None or (earlier.at < end and (earlier.has_ended or end <= earlier.ends_by))
-
-
-def _resumed_at(job: Json) -> float:
-    """When the job was resumed last: it has other pods since. 0 if it was not."""
-    suspension = objects.condition_of(job, "Suspended")
-    return (epoch_seconds(suspension.get("lastTransitionTime")) or 0.0) if suspension.get("status") == "False" else 0.0
 
 
 def _end_of(kind: Kind, job: Json, pod: Json) -> Json:
@@ -215,7 +207,7 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     ended, disrupted = _end_of(kind, job, pod), _disrupted_at(pod)
     at = min((time for time in (disrupted, requested) if time is not None), default=None)
     finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
-    if at is None or _has_failed(kind, job, pod) or at <= _resumed_at(job):
+    if at is None or _has_failed(kind, job, pod) or at <= (objects.resumed_at(job) or 0.0):
         return None
     # clean-ups after the end delete pods in the same second, too, but they evict none
     if job_end is not None and (at > job_end or (at == job_end and at != disrupted)):

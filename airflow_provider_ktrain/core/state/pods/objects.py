@@ -96,6 +96,12 @@ def has_condition(obj: Json, type_: str) -> bool:
     return str(condition_of(obj, type_).get("status")) == "True"
 
 
+def resumed_at(job: Json) -> float | None:
+    """When a suspended job was last resumed, in epoch seconds; None if it was not."""
+    suspended = condition_of(job, "Suspended")
+    return epoch_seconds(suspended.get("lastTransitionTime")) if str(suspended.get("status")) == "False" else None
+
+
 def scheduling(pod: Json) -> Json:
     """The condition PodScheduled; empty if there is none."""
     return condition_of(pod, "PodScheduled")
@@ -196,8 +202,6 @@ def was_ended_by_deletion(terminated: Json, pod: Json) -> bool:
     with any exit code. If a container exits in the same second in which the deletion is requested, its exit may be the
     reason for the deletion, so only SIGTERM counts then. When the kubelet removes the object, it sets the grace period
     to 0, and the time of the request is lost (recorded): then every SIGKILL and SIGTERM counts.
-
-    :param terminated: the terminated state of the run.
     """
     deadline, requested = parse_timestamp(metadata_of(pod).get("deletionTimestamp")), deletion_requested_at(pod)
     finished, code = parse_timestamp(terminated.get("finishedAt")), terminated.get("exitCode")

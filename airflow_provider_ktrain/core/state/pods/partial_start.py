@@ -33,7 +33,6 @@ class PartialStart:
 
     :param since: when both began: a pod had a node and another one had none, in epoch seconds.
     :param held: accelerators of the pods that have a node.
-    :param holding: number of pods that hold them.
     :param waiting: the replicas without a node, such as `Worker 3`, in order.
     :param reason: the scheduler's message about the first of them; empty if there is none.
     """

@@ -33,14 +33,10 @@ MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started 
 class State(NamedTuple):
     """What decisions depend on. Pods of one group have the same.
 
-    :param role: of the replica.
     :param phase: of the pod; Pending if it has none yet.
-    :param has_node: whether it is scheduled.
-    :param is_terminating: whether it is being deleted.
     :param is_gated: whether a queue holds it back.
     :param has_accelerators: whether it has any: see `holds_accelerators`.
     :param is_later_attempt: whether it belongs to a later attempt of the job: see `Kind.is_restarting`.
-    :param restarted_often: see `restarted_often`.
     """
 
     role: str
@@ -56,7 +52,6 @@ class State(NamedTuple):
 class PodGroups:
     """The existing pods of one job. Each change costs the same, however many pods there are.
 
-    :param pods: the pods at the beginning. Default: none.
     :param claims: their ResourceClaims. `put` a pod again when its claim was read. Default: none was read.
     """
 

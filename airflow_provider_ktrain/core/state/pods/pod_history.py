@@ -33,7 +33,6 @@ class PodHistory:
 
     For each replica the latest pods are kept. Of older ones only their restarts and their usage are kept.
 
-    :param kind: kind of the job.
     :param handed_over: what the previous process counted, as `handover` returned it. Default: None.
     """
 
@@ -56,8 +55,6 @@ class PodHistory:
         """Record changes of the pods that exist.
 
         :param changed: new pods, and pods that have changed, by uid.
-        :param removed: uids of pods that no longer exist.
-        :param now: the current time.
         """
         self._known |= changed
         for pod in changed.values():
@@ -82,10 +79,7 @@ class PodHistory:
         self.stopped_version += at is not None or has_condition(pod, "DisruptionTarget")
 
     def interruptions(self, job: Pod) -> list[Interruption]:
-        """The replicas that were stopped from outside although their end counts as success.
-
-        :param job: as last seen.
-        """
+        """The replicas that were stopped from outside although their end counts as success."""
         earlier = [*self._interrupted, *noted_interruptions(job)]
         return find_interruptions(self._kind, job, self.all, self._requested, earlier)
 
@@ -144,11 +138,11 @@ class PodHistory:
     def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
         """For the next process: restarts, device-seconds and interruptions that the pods that exist don't show.
 
-        :param job: as last seen.
         :param spans: when the job was suspended by a queue. Default: never.
         """
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
-        seconds = (self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims)).as_dict()
+        spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims, self.live)
+        seconds = spent.as_dict()
         seconds.pop("gpus", None)
         interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_INTERRUPTIONS]]
         restarts = float(self.restarts - self._count(self.live))
@@ -159,13 +153,15 @@ class PodHistory:
         return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(_failed, replaced))
 
     def _drop_old_pods(self, now: datetime) -> None:
+        dropped = list[Pod]()
         for replaced in self._replaced(self.all):
             deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self.groups.pods]
             for pod in deleted[:-MAX_REPLACED_PODS]:
                 del self._known[pod["metadata"]["uid"]]
                 self._requested.pop(pod["metadata"]["uid"], None)
                 self._dropped_restarts += sum(restarts_of(pod)) + _failed(pod)
-                self._dropped_usage += usage([pod], now, evicted=self._evicted, claims=self.claims)
+                dropped.append(pod)
+        self._dropped_usage += usage(dropped, now, None, self._evicted, (), self.claims, self.all)
         named = {name for pod in self._known.values() for name in claims_of(pod)}
         for name in self.claims.keys() - named:
             del self.claims[name]

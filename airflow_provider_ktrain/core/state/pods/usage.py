@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.state.accelerators import GPU, UNKNOWN, counted_units, ordered, unit_of
+from airflow_provider_ktrain.core.state.accelerators import GPU, UNKNOWN, Amounts, counted_units, ordered, unit_of
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
+from airflow_provider_ktrain.core.state.pods.devices import Claims, age, amounts_by_claim, claims_of
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
@@ -127,6 +127,7 @@ def unknown_devices(claims: int) -> str:
 
 NO_USAGE = Usage()  #: shared by the jobs that wait
 Span = tuple[datetime, datetime]
+_NO_TIME = timedelta()
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
@@ -137,8 +138,9 @@ def usage(
     evicted: Container[str] = (),
     in_queue: Sequence[Span] = (),
     claims: Claims = MappingProxyType({}),
+    counted_with: Iterable[Json] = (),
 ) -> Usage:
-    """The time for which a job's pods used accelerators.
+    """The time for which a job's pods used accelerators. A ResourceClaim is used as long as one of its pods exists.
 
     :param pods: the pods, each as last seen, deleted ones included.
     :param now: the current time, until which existing pods are counted.
@@ -147,32 +149,47 @@ def usage(
     :param in_queue: when the job was queued. Who counts all devices of the job then has counted those of evicted pods
         that still existed, too: so they are subtracted from `queued`. Default: never.
     :param claims: ResourceClaims of the pods. Default: none was read.
+    :param counted_with: pods that are counted by themselves, from their creation on with their claims. Default: none.
     """
+    elsewhere: dict[str, str] = {}  # by claim, from when on it is counted with other pods
+    for pod in sorted(counted_with, key=age, reverse=True):
+        elsewhere |= dict.fromkeys(claims_of(pod), objects.created(pod))
+    until: dict[str, datetime] = {}  # by claim, until when it is counted
     spent: dict[str, list[float]] = {}  # requested, queued, held and wasted, by kind
     numbers: dict[str, dict[str, int]] = {}  # by kind and name of the pod
     unknown = 0
-    for pod, amounts in amounts_of(pods, claims):
-        meta, unclear = objects.metadata_of(pod), amounts.pop(UNKNOWN, 0)
+    for pod in sorted(pods, key=age):
+        meta, by_claim = objects.metadata_of(pod), amounts_by_claim(pod, claims)
         created = parse_timestamp(meta.get("creationTimestamp"))
-        unknown += unclear
-        if not amounts or created is None:
+        counted = until.keys() | elsewhere.keys()
+        first = sum((amounts for claim, amounts in by_claim.items() if claim not in counted), Amounts())
+        unknown += first.pop(UNKNOWN, 0)
+        if created is None or not any(by_claim.values()):
             continue
         end = max(created, min(now, _ended(pod) or now))
         placed = _clamped(created, _placed(pod), end)
         started = end if meta.get("uid") in evicted else _clamped(placed, _started(pod), end)
         idle_from = _clamped(started, job_ended, end)
-        before = created + objects.TIMESTAMP_RESOLUTION
-        twice = ((min(end, to) - since).total_seconds() for since, to in in_queue if before < since < end)
-        queued, held, wasted = (
-            span.total_seconds() for span in (placed - created, end - placed, (started - placed) + (end - idle_from))
-        )
-        queued -= sum(twice)
-        for name, count in amounts.items():
+        soonest = created + objects.TIMESTAMP_RESOLUTION
+        in_queue_twice = sum((min(end, to) - since).total_seconds() for since, to in in_queue if soonest < since < end)
+        for name, count in first.items():
             if placed < end or objects.node_of(pod):
                 of_kind = numbers.setdefault(name, {})
                 of_kind[objects.name_of(pod)] = max(count, of_kind.get(objects.name_of(pod), 0))
-            seconds = (count * s for s in (queued + held, queued, held, wasted))
-            spent[name] = [a + b for a, b in zip(spent.get(name, [0.0] * 4), seconds, strict=True)]
+        for claim, amounts in by_claim.items():
+            low, high = until.get(claim, created), end
+            if claim:
+                high = min(end, parse_timestamp(elsewhere.get(claim)) or end)
+                until[claim] = max(low, end)
+            queued, held, before, after = (
+                max(min(to, high) - max(since, low), _NO_TIME).total_seconds()
+                for since, to in ((created, placed), (placed, end), (placed, started), (idle_from, end))
+            )
+            queued -= 0 if claim else in_queue_twice
+            for name, count in amounts.items():
+                seconds = (count * s for s in (queued + held, queued, held, before + after))
+                spent[name] = [a + b for a, b in zip(spent.get(name, [0.0] * 4), seconds, strict=True)]
+    spent.pop(UNKNOWN, None)
     each = {
         name: Usage(requested, queued, held, wasted, sum(numbers.get(name, {}).values()))
         for name, (requested, queued, held, wasted) in spent.items()

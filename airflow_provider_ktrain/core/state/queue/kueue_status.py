@@ -89,7 +89,6 @@ class Eviction:
 class QueueStatus:
     """What the queue does with a job.
 
-    :param phase: what it does.
     :param why: why the job isn't admitted, in plain words without a full stop; "" if there is nothing to say.
     :param queue: the LocalQueue that the job names.
     :param admission: the ClusterQueue that has admitted the job, with flavors, and with pods if only some are admitted.

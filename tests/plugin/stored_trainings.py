@@ -1,0 +1,104 @@
+"""Run by test_stored_trainings in a process with a database of its own: stores trainings, and reads them as pages do.
+
+Tables and rows are those of Airflow's own models. It prints what was read, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow import models, settings
+from airflow.models.base import Base
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.utils.session import create_session
+from airflow.utils.state import TaskInstanceState
+from airflow.utils.types import DagRunType
+from sqlalchemy import event, insert, update
+
+from airflow_provider_ktrain import compat_server
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.core.identity.names import TaskInstanceId
+
+START = datetime(2026, 11, 21, 10, tzinfo=UTC)
+#: newest last: 48 runs of a task, two mapped ones of another DAG, and one whose stored value is not an object
+KEYS = [
+    *(TaskInstanceId("team-a", f"run-{n}", "train") for n in range(48)),
+    *(TaskInstanceId("team's 100%", "manual__2026-11-21T10:00:00+00:00", "group.train", n) for n in range(2)),
+    TaskInstanceId("team-b", "run-0", "train"),
+]
+WITHOUT_STATUS = TaskInstanceId("team-b", "run-0", "prepare")
+ENDED = TaskInstanceId("team-b", "run-0", "earlier")
+
+
+def status_of(key: TaskInstanceId) -> Any:
+    return "none" if key == KEYS[-1] else {"phase": "Running", "who": f"{key.run_id} ü {key.map_index}", "gpus": 0.5}
+
+
+def fill() -> None:
+    models.import_all_models()  # type: ignore[no-untyped-call]
+    Base.metadata.create_all(settings.engine)
+    with create_session() as session:
+        for dag_id, run_id in dict.fromkeys((key.dag_id, key.run_id) for key in KEYS):
+            run = {"dag_id": dag_id, "run_id": run_id, "run_type": DagRunType.MANUAL, "run_after": START}
+            session.execute(insert(DagRun).values(run))
+        for number, key in enumerate((*KEYS, WITHOUT_STATUS, ENDED)):
+            of_task = {
+                **vars(key), "state": TaskInstanceState.SUCCESS if key == ENDED else TaskInstanceState.DEFERRED,
+                "try_number": 2, "pool": "default_pool", "start_date": START + timedelta(seconds=number),
+            }  # fmt: skip
+            session.execute(insert(TaskInstance).values(of_task))
+    with create_session() as session:
+        for key in (*KEYS, ENDED):
+            for name, value in ((STATUS_XCOM, status_of(key)), ("job", {"phase": "of another XCom"})):
+                serialized = BaseXCom.serialize_value(value)
+                XComModel.set(name, serialized, **vars(key), serialize=False, session=session)  # as its API does
+
+
+@contextmanager
+def counted_queries() -> Iterator[list[str]]:
+    queries: list[str] = []
+
+    def note(*given: Any) -> None:
+        queries.append(given[2])
+
+    event.listen(settings.engine, "before_cursor_execute", note)
+    yield queries
+    event.remove(settings.engine, "before_cursor_execute", note)
+
+
+def main() -> None:
+    fill()
+    assert settings.engine is not None
+    records = compat_server.active_trainings()
+    with counted_queries() as queries:
+        found = compat_server.read_statuses([*KEYS, WITHOUT_STATUS])
+    with create_session() as session:  # the next status of a training replaces the one before
+        changed = update(XComModel).where(XComModel.key == STATUS_XCOM, XComModel.run_id == "run-3")
+        session.execute(changed.values(value={"phase": "Failed"}))
+    readable = KEYS[:-1]
+    print(
+        json.dumps(
+            {
+                "database": settings.engine.dialect.name,
+                "newest_first": [record.key for record in records] == KEYS[::-1],
+                "record": [records[0].state, records[0].try_number, records[0].started_at == START.timestamp() + 50],
+                "queries": len(queries),
+                "right": found == {key: status_of(key) for key in readable},
+                "as_single": all(compat_server.read_status(key) == found.get(key) for key in KEYS if key != KEYS[3]),
+                "changed": [(compat_server.read_statuses([KEYS[3]]) or {}).get(KEYS[3]), found[KEYS[3]]["phase"]],
+                "none": compat_server.read_statuses([WITHOUT_STATUS]),
+                "not_active": [key.task_id for key in (WITHOUT_STATUS, ENDED) if key in {r.key for r in records}],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
