@@ -6,10 +6,12 @@ A clock starts at a timestamp of the cluster, so it is the same for every proces
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
+from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
 from airflow_provider_ktrain.core.state.pods.objects import Json, condition_of, created_at, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.pods.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
@@ -65,11 +67,14 @@ class Clock:
     :param limit: the limit.
     :param due: when it is exceeded, in epoch seconds.
     :param seconds: its length.
+    :param unchanged_since: the transition time of the condition that shows the job's present state, in epoch seconds:
+        it proves that nothing has changed since, also while nobody could look. Default: none does.
     """
 
     limit: Limit
     due: float
     seconds: float
+    unchanged_since: float = math.inf
 
 
 def clocks(
@@ -98,9 +103,9 @@ def clocks(
     """
     created = created_at(job)
     if deadline is not None:
-        yield Clock(Limit.EXECUTION, deadline, deadline - (created or deadline))
+        yield Clock(Limit.EXECUTION, deadline, seconds_to_deadline(job) or deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
-        yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job))
+        yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job), _transition(job, "Suspended", "True"))
         return
     if phase in (Phase.RUNNING, Phase.RESTARTING):
         yield from _silence(job, limits.log_stall, last_line)
@@ -109,7 +114,7 @@ def clocks(
         yield from _pod_clocks(pod, limits)
     if limits.partial_start is not None:
         yield from _clock(Limit.PARTIAL_START, limits.partial_start, partial_start_since(job, groups))
-    resumed = _resumed_at(job)
+    resumed = _transition(job, "Suspended", "False")  # when a queue last let the job run
     reconciled = groups.pods or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
     if not reconciled and phase is Phase.PENDING and not wants_suspension(job):
         rejected = has_events or resumed is not None
@@ -117,9 +122,17 @@ def clocks(
         yield from _clock(limit, seconds, resumed or created)
 
 
-def _clock(limit: Limit, seconds: float | None, since: float | None) -> Iterator[Clock]:
+def _clock(
+    limit: Limit, seconds: float | None, since: float | None, unchanged_since: float | None = None
+) -> Iterator[Clock]:
     if seconds is not None and since is not None:
-        yield Clock(limit, since + seconds, seconds)
+        yield Clock(limit, since + seconds, seconds, math.inf if unchanged_since is None else unchanged_since)
+
+
+def _transition(obj: Json, type_: str, status: str) -> float | None:
+    """Since when the condition has this status, in epoch seconds; None if it has another one, or if that isn't known."""
+    condition = condition_of(obj, type_)
+    return epoch_seconds(condition.get("lastTransitionTime")) if str(condition.get("status")) == status else None
 
 
 def _silence(job: Json, seconds: float | None, last_line: float) -> Iterator[Clock]:
@@ -134,15 +147,10 @@ def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:
     if (pod.get("status") or {}).get("phase", "Pending") != "Pending" or is_being_deleted(pod):
         return
     if node_of(pod):
-        yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod))
+        yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod), _transition(pod, "Ready", "False"))
     else:
-        yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod))
-
-
-def _resumed_at(job: Json) -> float | None:
-    """When a queue last let the job run; None if it was never suspended."""
-    suspended = condition_of(job, "Suspended")
-    return epoch_seconds(suspended.get("lastTransitionTime")) if str(suspended.get("status")) == "False" else None
+        unplaced_since = _transition(pod, "PodScheduled", "False")
+        yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod), unplaced_since)
 
 
 def _queued_since(job: Json) -> float | None:
