@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import BACKSTOP_ANNOTATION
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds
+from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds, seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pods.objects import restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
@@ -77,8 +77,12 @@ def test_deadline_names_the_seconds_that_the_task_allows() -> None:
     annotated = job(("Running", CREATED))
     annotated["metadata"]["annotations"] = {BACKSTOP_ANNOTATION: str(int(backstop_seconds(20)))}
     groups = PodGroups(PYTORCHJOB, [])
-    (clock,) = clocks(annotated, groups, Phase.RUNNING, Limits(), deadline=T0 + 21, last_line=T0)
+    seconds = seconds_to_deadline(annotated)
+    (clock,) = clocks(
+        annotated, groups, Phase.RUNNING, Limits(), deadline=T0 + 21, deadline_seconds=seconds, last_line=T0
+    )
     assert (clock.limit, clock.seconds) == (Limit.EXECUTION, 20)
+    assert seconds_to_deadline(job()) is None
 
 
 def test_only_the_queue_clock_runs_for_a_suspended_job() -> None:

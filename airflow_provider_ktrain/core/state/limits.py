@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
-from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
 from airflow_provider_ktrain.core.state.pods.objects import Json, condition_of, created_at, is_being_deleted, node_of
 from airflow_provider_ktrain.core.state.pods.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
@@ -84,6 +83,7 @@ def clocks(
     limits: Limits,
     *,
     deadline: float | None,
+    deadline_seconds: float | None = None,
     last_line: float,
     progress_since: float | None = None,
     has_events: bool = False,
@@ -94,6 +94,7 @@ def clocks(
     :param groups: its existing pods.
     :param limits: the task's limits.
     :param deadline: when the whole execution must end (`core/manifest/deadline.py`), in epoch seconds; None: never.
+    :param deadline_seconds: from the submission to the deadline. Default: None, from the job's creation.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param progress_since: from when on the job makes no progress, in epoch seconds: see `progress.py`. Default: None,
         this doesn't count.
@@ -103,7 +104,7 @@ def clocks(
     """
     created = created_at(job)
     if deadline is not None:
-        yield Clock(Limit.EXECUTION, deadline, seconds_to_deadline(job) or deadline - (created or deadline))
+        yield Clock(Limit.EXECUTION, deadline, deadline_seconds or deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
         yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job), _transition(job, "Suspended", "True"))
         return
@@ -130,7 +131,7 @@ def _clock(
 
 
 def _transition(obj: Json, type_: str, status: str) -> float | None:
-    """Since when the condition has this status, in epoch seconds; None if it has another one, or if that isn't known."""
+    """Since when the condition has this status, in epoch seconds; None if it has another one, or no time."""
     condition = condition_of(obj, type_)
     return epoch_seconds(condition.get("lastTransitionTime")) if str(condition.get("status")) == status else None
 

@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
 from airflow_provider_ktrain.core.text.output import shown_log
@@ -219,6 +220,7 @@ class Following:
                 state.phase or Phase.PENDING,
                 options.limits,
                 deadline=options.deadline,
+                deadline_seconds=seconds_to_deadline(state.job or {}),
                 last_line=output.last_line_at,
                 progress_since=None if options.limits.progress is None else output.progress_since(),
                 has_events=output.evidence.events.exist,
