@@ -423,26 +423,19 @@ def count(name: str, value: int, **tags: str) -> None:
     Stats.incr(name, value, tags=tags)
 
 
-def trigger_log_hint(ti: Any) -> str:
+def trigger_log_hint() -> str:
     """Where the log lines of a trigger are visible; an empty string if Airflow shows them like those of a worker.
 
     Airflow uploads a trigger's log file when the trigger ends; until then, only the triggerer's log server has it. From
     CloudWatch, Airflow only reads the worker's log stream (apache/airflow#70317).
-
-    :param ti: the task instance that is about to defer.
     """
     if not configuration.conf.getboolean("logging", "remote_logging", fallback=False):
         return ""
     folder = _setting("logging", "remote_base_log_folder")
     if folder.startswith("cloudwatch://"):
-        try:
-            stream = _log_path(ti).replace(":", "_")
-        except Exception:  # the template may use values that only Airflow's log handler has
-            stream = "<path of the task's log>"
         return (
             "Airflow does not show a trigger's log lines from CloudWatch after the trigger has ended "
-            "(apache/airflow#70317). They stay in the log stream of this name, with the triggerer's job id:\n"
-            f"{stream}.trigger.<id>.log"
+            "(apache/airflow#70317). They stay in the log stream <path of the task's log>.trigger.<id>.log."
         )
     if folder.startswith(UPLOADED_LOGS):
         return (
@@ -450,15 +443,6 @@ def trigger_log_hint(ti: Any) -> str:
             "They appear live only if the API server can reach the triggerer's log server."
         )
     return ""
-
-
-def _log_path(ti: Any) -> str:
-    """The path of a task's log below the log folder, by `[logging] log_filename_template`."""
-    from jinja2 import Template
-
-    return str(
-        Template(configuration.conf.get("logging", "log_filename_template")).render(ti=ti, try_number=ti.try_number)
-    )
 
 
 def has_retry(context: Context) -> bool:

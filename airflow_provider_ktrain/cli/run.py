@@ -274,7 +274,7 @@ async def _follow(
 
 
 def _report(outcome: Any, console: Console) -> int:
-    """Print the result, or the cause in one line: its details were logged before the release. Returns the exit code.
+    """Print the metrics and the result. The cause was logged before the release. Returns the exit code.
 
     :param outcome: `engine.follow.outcome.Outcome`.
     """
@@ -286,9 +286,9 @@ def _report(outcome: Any, console: Console) -> int:
         if outcome.result is not None:
             console.info(f"Result: {json.dumps(outcome.result)}")
         return ExitCode.CLUSTER if outcome.release_error else ExitCode.SUCCEEDED
-    cause = outcome.cause or {}
-    console.error(cause.get("summary") or "The training did not succeed.")
-    return exit_codes.of_cause(cause)
+    if not outcome.cause:
+        console.error("The training did not succeed.")
+    return exit_codes.of_cause(outcome.cause or {})
 
 
 def _metric(name: str, values: Mapping[str, Any]) -> str:

@@ -239,7 +239,7 @@ class OwnedJob:
         return await read_training(await self.api(), self.known_ref)
 
     async def write(self, rule: Rule, read: JobRead, *, verify: bool = True) -> Result:
-        """Release the job as a rule says, which was found by what was read.
+        """Release the job as a rule says, which was found by what was read. The caller logs what was released.
 
         :param verify: wait until its pods are gone. Default: True.
         :raises JobChanged: the job has changed since.
@@ -277,23 +277,23 @@ class OwnedJob:
         result = await self._released(
             release_others(await self.api(), self.known_ref, mode, timeout=timeout, say=self._log.info)
         )
-        if result == (None, "") and rule is not None:
+        released, error = result
+        if released is not None:
+            self._log.info(released.text)
+        elif not error and rule is not None:
             self._log.info(self.text(rule, event))
         return result
 
     async def _released(self, releasing: Awaitable[Released | None]) -> Result:
-        """The result of a release, which nothing may cut off, logged."""
+        """The result of a release, which nothing may cut off."""
         self.is_changing = True
         try:
-            released = await releasing
+            return await releasing, ""
         except ReleaseError as e:
             self._log.warning(str(e))
             return None, str(e)
         finally:
             self.is_changing = False
-        if released is not None:
-            self._log.info(released.text)
-        return released, ""
 
     async def release_at_once(self, rule: Rule, seconds: float) -> Released:
         """Release the job by one request, fenced by what was seen last.

@@ -10,6 +10,7 @@ is gone last, after one in the background (TrainJob) its pods are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import time
@@ -62,7 +63,8 @@ LATE_PODS_SECONDS = 2.0  #: in which an operator may create a pod of a job that 
 REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
 WAIT_NOTICE_SECONDS = 3.0  #: of waiting for pods after which it is logged why
 WAIT_NOTICE_INTERVAL = 15.0  #: seconds after which that is logged again
-WAITING_POD_SECONDS = 1  #: grace period of a pod whose program hasn't begun: it waits for the Master of an ended job
+#: grace period of a pod whose program hasn't begun: it waits for the Master of a job that has ended or is deleted
+WAITING_POD_OPTIONS = {"gracePeriodSeconds": 1}
 GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
 UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
 
@@ -85,6 +87,7 @@ class Released:
     :param held: the accelerators that these pods held: pods that were seen on a node and not finished.
     :param seconds: time from the first request until all pods were gone.
     :param text: message for the log.
+    :param freed: the part of it about pods and accelerators. Default: empty, all pods had ended, or none was read.
     """
 
     mode: Mode
@@ -92,6 +95,7 @@ class Released:
     held: Amounts
     seconds: float
     text: str
+    freed: str = ""
 
 
 def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mode:
@@ -161,14 +165,14 @@ async def release(
             f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     ended = bool(pods) and all(map(has_ended, pods))
-    freed = "" if ended else f" {describe_freed(pods, verify, claims)}{f' ({seconds:.1f} s)' * verify}"
-    text = f"{ref} {what}.{freed}"
+    freed = "" if ended else f"{describe_freed(pods, verify, claims)}{f' ({seconds:.1f} s)' * verify}"
+    text = f"{ref} {what}. {freed}".rstrip()
     text += f"\n{why}" * bool(why)
     held, shared = _held(pods, claims, pods)
     text += f"\nOther pods still use the devices of {counted(shared, 'ResourceClaim')}." if shared else ""
     text += f"\n{STILL_DELETED}" * (not gone)
     released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
-    return Released(done, len(released), held, round(seconds, 3), text)
+    return Released(done, len(released), held, round(seconds, 3), text, freed)
 
 
 async def release_now(
@@ -343,11 +347,22 @@ class _Release:
         if time.monotonic() < self._deletes_pods_from:
             return
         for pod in pods:
-            grace = pod["metadata"].get("deletionGracePeriodSeconds", math.inf)  # a deletion by somebody else sets it
-            waits = grace > WAITING_POD_SECONDS and only_waits(pod, kind_of(self._ref.kind).behavior.waiting_container)
+            waits = self._only_waits(pod)
             if waits or not (is_being_deleted(pod) or (self._job and has_ended(pod))):
-                options = {"gracePeriodSeconds": WAITING_POD_SECONDS} if waits else {}
+                options = WAITING_POD_OPTIONS if waits else {}
                 await self._ask(functools.partial(_delete_pod, self._api, self._ref.namespace, pod, options))
+
+    def _only_waits(self, pod: Object) -> bool:
+        """Whether a pod only waits for another one, and would use a longer grace period for nothing."""
+        grace = pod["metadata"].get("deletionGracePeriodSeconds", math.inf)  # a deletion by somebody else sets it
+        longer = grace > WAITING_POD_OPTIONS["gracePeriodSeconds"]
+        return longer and only_waits(pod, kind_of(self._ref.kind).behavior.waiting_container)
+
+    async def _end_waiting_pods(self) -> None:
+        """Shorten the grace period of pods of a deleted job that only wait for another one. It may fail."""
+        for pod in filter(self._only_waits, self._pods):
+            with contextlib.suppress(ApiStatusError, ApiUnavailable):
+                await _delete_pod(self._api, self._ref.namespace, pod, WAITING_POD_OPTIONS)
 
     # the wait
 
@@ -360,6 +375,8 @@ class _Release:
         :return: the pods left at the end, and whether the job is gone if it must be.
         """
         gone = mode is not Mode.DELETE
+        if not gone and self._job is not None:
+            await self._end_waiting_pods()
         late = mode is Mode.DELETE_PODS and kind_of(self._ref.kind).behavior.may_create_pods_late(self._job or {})
         settled = self.began + LATE_PODS_SECONDS * late
         pause = FIRST_POLL_SECONDS if mode is not Mode.DELETE_PODS or any(map(_is_left, self._pods)) else 0.0

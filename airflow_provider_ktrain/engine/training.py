@@ -17,19 +17,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Action, Event, Ownership, Rule, decide, deletes
+from airflow_provider_ktrain.core.ending import LIMITS, Action, Event, Rule, decide, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.adoption import may_have_begun
 from airflow_provider_ktrain.core.identity.names import JobRef
-from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
-from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note_of_proof
 from airflow_provider_ktrain.core.state.pods.objects import has_ended
 from airflow_provider_ktrain.core.state.status import Seen
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
+from airflow_provider_ktrain.engine.decisions import Decisions
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
@@ -39,8 +36,10 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.job_notes import JobNotes
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.stopping import Stopping
+from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit.create_or_adopt import CodeRefusedError, Submitted
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
@@ -50,14 +49,9 @@ RETRY_SECONDS = 5.0  #: between two attempts to follow a job
 PATIENCE_RESET_SECONDS = 1200.0
 REST_SECONDS = 1.0  #: until a rule that a read didn't confirm is looked at again
 UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its deferral or release has failed
-CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
-#: events after which nothing is ended
-NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD)
-NOTE_SECONDS = 10.0  #: to note a stopped pod on a job that goes on: following waits for that
 MARK_SECONDS = 60.0  #: to write on a job that its success is doubtful, before its pods are released
 MARK_AGAIN_SECONDS = 600.0  #: after that, if the deadline isn't sooner
-STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
 
 
 class Stopped(KtrainError):
@@ -83,15 +77,12 @@ class Training:
         self.job = OwnedJob(connect, host, log)
         self.handover = Handover()
         self._host, self._log, self._stop = host, log, stop
+        self._notes = JobNotes(self.job, log)
         self._stopping = Stopping(self.job, host, self._positions, log)
         self.cursor: Cursor | None = None  #: positions in the logs, updated in place
         self._concluded: JobRead | None = None  # the read by which an ended job was concluded
-        #: time.monotonic() at which a decision about an event first saw this end of the primary
-        self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
-        self._unread_logged = False  # whether it was logged that the job can't be read
-        self._unnoted_logged = False  # whether it was logged that a stopped pod can't be noted
-        self._stored_cause: Cause | None = None  # why an earlier process of this try has released the job
-        self._unanswered_since: float | None = None  # when Airflow did not answer about a stored cause
+        self._store = ConclusionStore(host.policy.status_sink, log)
+        self._decisions = Decisions(self.job, self._store, log)
         self._looks_again = False  # whether the last decision was to look again
 
     def _positions(self) -> Cursor:
@@ -277,7 +268,7 @@ class Training:
 
     async def _settle(self, following: Following, noticed: Noticed) -> Outcome | Handover | _StartOver | None:
         """Decide on what was noticed, and carry it out. None: the job is followed on."""
-        rule, read = await self._decide(following, noticed)
+        rule, read = await self._decisions.decide(following, noticed)
         return await self._carry_out(rule, read, following, noticed)
 
     async def _carry_out(
@@ -289,7 +280,8 @@ class Training:
                 following.rest(noticed, UNREAD_REST_SECONDS if read is None else REST_SECONDS)
                 return None
             case Action.NOTE:
-                await self._note(following, noticed)
+                if not await self._notes.note(following):
+                    following.rest(noticed, UNREAD_REST_SECONDS)
                 return None
             case Action.HAND_OVER:
                 return await following.closing.hand_over()
@@ -322,48 +314,6 @@ class Training:
         """
         await self._stopping.interrupted(event)
 
-    # decide
-
-    async def _decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
-        """The rule that applies, and the read by which it was found; None if nothing was read."""
-        event, job = noticed.event, self.job
-        unread = job.situation(event, None)
-        if unread.owner is Ownership.FOREIGN or event in NEEDS_NO_READ:
-            return decide(unread), None
-        try:
-            read = await job.read()
-            seen = await following.observe(read)
-            holds = await following.still_holds(noticed) if event in LIMITS and seen in ALIVE else True
-        except (ApiStatusError, ApiUnavailable) as e:
-            self._log_unread(noticed, e)
-            return decide(unread), None
-        self._unread_logged = False
-        if holds is None:
-            return decide(unread), None
-        may_wait = self._may_wait(event, following)
-        situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=may_wait)
-        if situation.owner is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
-            known = event is Event.RELEASE_FAILED or await self._find_stored_cause()
-            if known is None:
-                return decide(unread), None
-            situation = replace(situation, cause_stored=known)
-        return decide(situation), read
-
-    def _may_wait(self, event: Event, following: Following) -> bool:
-        """Whether there is time to look again: a job's status shows its end some seconds after its program's."""
-        if following.state.seen is not Seen.PRIMARY_ENDED:
-            return True
-        since = self._near_end.setdefault((event, following.state.ended_primary), time.monotonic())
-        return time.monotonic() - since < STATUS_LAG_SECONDS
-
-    def _log_unread(self, noticed: Noticed, error: Exception) -> None:
-        """Log once per outage that nothing is decided."""
-        if not self._unread_logged:
-            what = noticed.limit or noticed.event
-            ref = self.job.ref
-            self._log.warning(f"{ref} can't be read now ({what}). Nothing is done until it is.\n{error}")
-        self._unread_logged = True
-
     # carry out
 
     async def _report(self, following: Following, noticed: Noticed) -> Outcome:
@@ -382,41 +332,6 @@ class Training:
         closing.report_failure(cause)
         return await closing.outcome(cause)
 
-    async def _note(self, following: Following, noticed: Noticed) -> None:
-        """Note on the job that a pod was stopped: only this process may have seen it, and the job may succeed."""
-        state = following.state
-        read = JobRead(state.known_job, [])
-        try:
-            async with asyncio.timeout(NOTE_SECONDS):
-                read, why = await self.job.annotate(read, state.note, NOTE_SECONDS)
-        except TimeoutError:
-            why = f"no answer within {NOTE_SECONDS:.0f} s"
-        if read.job is not None and not why:
-            following.wrote(read.job)
-            return
-        following.rest(noticed, UNREAD_REST_SECONDS)
-        if why and read.job is not None and not self._unnoted_logged:
-            self._unnoted_logged = True
-            self._log.warning(
-                f"A pod of {state.ref} was stopped, and that could not be noted on the job.\n"
-                f"If this process ends now, the next one may take an incomplete training for a success.\n{why}"
-            )
-
-    async def _mark(self, following: Following, read: JobRead, seconds: float) -> tuple[JobRead, str]:
-        """Write on a job that has succeeded why that is doubtful, so that no later try takes it for a success.
-
-        If it isn't doubtful, what says so is removed, and that a result proves it is noted: the next process may find
-        neither pods nor logs.
-
-        :return: the job as it is now, and why that failed.
-        """
-        why = following.state.interruption
-        notes = {INTERRUPTED_ANNOTATION: why}
-        if following.seen is not Seen.INTERRUPTED:
-            proof = note_of_proof(following.state.known_job) if why else ""
-            notes = {INTERRUPTED_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
-        return await self.job.annotate(read, notes, seconds)
-
     async def _conclude(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
         job, closing, seen = self.job, following.closing, following.seen
@@ -428,7 +343,7 @@ class Training:
         await closing.read_rest_of_ended_job(releases=True)
         seen, unmarked = following.seen, ""
         if seen in (Seen.SUCCEEDED, Seen.INTERRUPTED):
-            read, unmarked = await self._mark(following, read, MARK_SECONDS)
+            read, unmarked = await self._notes.mark(following, read, MARK_SECONDS)
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
@@ -437,15 +352,17 @@ class Training:
         except JobChanged:
             result = await job.release_by_rule(Event.CONCLUDED)
         if unmarked and seen is Seen.INTERRUPTED:  # Airflow stores a success before a retry could look at the job
-            read, unmarked = await self._mark(following, read, self._seconds_left(MARK_AGAIN_SECONDS))
+            read, unmarked = await self._notes.mark(following, read, self._seconds_left(MARK_AGAIN_SECONDS))
             if unmarked:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
         await closing.read_rest_after_release(deleted=result[0] is not None)
-        outcome = await closing.outcome(cause)
-        if result[0] is not None:  # running pods are gone: the deletion of the job must not count them again
+        released = result[0]
+        kept = read.job is not None and deletes(job.options.on_finish_action, seen)
+        said = "" if released is None else released.freed if kept else released.text
+        outcome = await closing.outcome(cause, released=said)
+        if released is not None:  # running pods are gone: the deletion of the job must not count them again
             self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
         job.let_go()
-        kept = read.job is not None and deletes(job.options.on_finish_action, seen)
         return _with_release(outcome, result, kept=ref if kept else None)
 
     def _seconds_left(self, seconds: float) -> float:
@@ -457,13 +374,13 @@ class Training:
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
     ) -> Outcome | Handover | _StartOver | None:
         """An earlier process of this try has released the job, or has begun to: complete that."""
-        cause = noticed.cause or self._stored_cause or await following.closing.cause_of_end()
+        cause = noticed.cause or self._store.found or await following.closing.cause_of_end()
         try:
             result = await self.job.write(rule, read)
         except JobChanged:
             return await self._settle(following, noticed)
         following.closing.report_failure(cause)
-        outcome = await following.closing.outcome(cause)
+        outcome = await following.closing.outcome(cause, released=_text(result))
         self.job.let_go()
         return _with_release(outcome, result)
 
@@ -471,7 +388,7 @@ class Training:
         """A rule ends a job that has not ended: find the cause, read again, store the cause, release the job."""
         job, closing = self.job, following.closing
         cause = await following.cause_of(noticed)  # the logs are read, which takes seconds
-        rule, read = await self._decide(following, noticed)
+        rule, read = await self._decisions.decide(following, noticed)
         stored = False
         async with following.stack_reader(noticed, read) as stacks:
             while rule.action in (Action.RELEASE, Action.RELEASE_NOW) and read is not None:
@@ -480,7 +397,8 @@ class Training:
                     waits = rule.action is Action.RELEASE and stacks.are_expected
                     if not waits:
                         closing.report_failure(cause)
-                    await self._store(noticed, cause)
+                    if noticed.event is not Event.RELEASE_FAILED:  # the process whose release failed has stored it
+                        await self._store.put(job.known_ref, noticed, cause)
                     stored = True
                 try:
                     if waits:
@@ -488,16 +406,15 @@ class Training:
                     else:
                         result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
                 except JobChanged:
-                    rule, read = await self._decide(following, noticed)
+                    rule, read = await self._decisions.decide(following, noticed)
                     continue
-                outcome = await closing.outcome(cause)
+                outcome = await closing.outcome(cause, released=_text(result))
                 job.let_go()
                 return _with_release(outcome, result)
-        sink = self._host.policy.status_sink
         # an unanswered deletion may be the reason for which the job is gone, being deleted, or can't be read
         is_kept = read is not None and read.job is not None and not following.state.is_being_released
-        if stored and sink is not None and is_kept:
-            sink.retract()
+        if stored and is_kept:
+            self._store.retract()
         ended = await self._carry_out(rule, read, following, noticed)
         if ended is not None:
             return ended
@@ -533,37 +450,6 @@ class Training:
         finally:
             reporting.cancel()
 
-    async def _store(self, noticed: Noticed, cause: Cause) -> None:
-        """Store why the job is released, for the next process of this try. GPUs come first: the wait is short."""
-        sink, ref = self._host.policy.status_sink, self.job.known_ref
-        if sink is None or noticed.event is Event.RELEASE_FAILED:  # the process whose release failed has stored it
-            return
-        conclusion = Conclusion(
-            ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
-            summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
-            limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
-        )  # fmt: skip
-        if not await sink.conclude(conclusion.to_dict()):
-            self._log.warning(
-                "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
-            )
-
-    async def _find_stored_cause(self) -> bool | None:
-        """Find why an earlier process of this try has released this job; returns whether it is stored.
-
-        :return: None: Airflow doesn't answer, and is to be asked again.
-        """
-        sink = self._host.policy.status_sink
-        document = {} if sink is None else await sink.concluded()
-        if document is None:
-            self._unanswered_since = self._unanswered_since or time.monotonic()
-            return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
-        self._unanswered_since = None
-        stored = Conclusion.from_dict(document)
-        ours = stored is not None and stored.belongs_to(self.job.known_ref)
-        self._stored_cause = cause_of(Outcome("Gone", False, cause=stored.cause())) if stored and ours else None
-        return ours
-
     # after the end
 
     async def outcome_stored(self, ref: JobRef, event: Event) -> str:
@@ -593,6 +479,11 @@ class _StartOver:
     """The job is followed on, from the handover."""
 
 
+def _text(result: Result) -> str:
+    """What was released; empty if nothing was."""
+    return "" if result[0] is None else result[0].text
+
+
 def _with_release(outcome: Outcome, result: Result, *, kept: JobRef | None = None) -> Outcome:
     """The outcome with what was released.
 
@@ -601,7 +492,7 @@ def _with_release(outcome: Outcome, result: Result, *, kept: JobRef | None = Non
     released, error = result
     return replace(
         outcome,
-        released="" if released is None else released.text,
+        released=_text(result),
         release_error=error,
         kept=None if kept is None else kept.to_dict(),
         metrics={**outcome.metrics, **({} if released is None else {"seconds.release": released.seconds})},

@@ -13,9 +13,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
-from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
-from airflow_provider_ktrain.core.text.output import clipped, with_short_first_line
+from airflow_provider_ktrain.core.text.output import clipped
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
 
@@ -120,9 +119,8 @@ class TrainingJobOperator(JobParameters):
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
         for all tries of one run of the task, and different for each run, each mapped task and, without
-        `resume_on_clear`, each clear. It is a path in the pods or a URL. In `s3://CONNECTION@bucket/path`, the worker
-        uses the connection to list the directory, and the program doesn't get it. Templated. Default: None, the
-        variable is not set.
+        `resume_on_clear`, each clear. It is a path in the pods or a URL. Templated. Default: None, the variable is
+        not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
     :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed
@@ -238,7 +236,7 @@ class TrainingJobOperator(JobParameters):
             f"Lines of {deferral.job} may be repeated if its trigger fails: its arguments were not stored."
         ):
             task_store.write_deferral(context, deferral)
-        if hint := compat.trigger_log_hint(context["ti"]):
+        if hint := compat.trigger_log_hint():
             self.log.info(hint)
         trigger = TrainingJobTrigger(**deferral.to_dict())
         timeout = deferral_timeout(deferral.options.deadline, time.time(), self.defer_padding)
@@ -417,50 +415,19 @@ class TrainingJobOperator(JobParameters):
         :param host: which has followed it in this process. Default: None, another process did.
         """
         from airflow_provider_ktrain.core.ending import Event
-        from airflow_provider_ktrain.operators import task_store
+        from airflow_provider_ktrain.operators import reported_outcome, task_store
 
         stored = False
         with self._only_logged("The outcome could not be stored in the task store."):
             stored = outcome.superseded or task_store.write_outcome(context, outcome)
-        self._note_failed_nodes(outcome, context)
-        with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
-            self._count(outcome, context)
-        proven = stored or not outcome.succeeded
-        return self._conclude(outcome, context, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
-
-    def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
-        """Store the nodes on which this try failed, if later tries are to avoid them."""
-        from airflow_provider_ktrain.operators import task_store
-
-        nodes = (outcome.cause or {}).get("failed_nodes")
         with self._only_logged("The failed nodes could not be stored in the task store."):
+            nodes = (outcome.cause or {}).get("failed_nodes")
             if nodes and self.avoid_failed_nodes and task_store.add_failed_nodes(context, nodes):
                 self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
-
-    def _count(self, outcome: Outcome, context: Context) -> None:
-        """Add this try to the counters of Airflow's metrics, unless another try owns the job now."""
-        from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts
-        from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE
-
-        if outcome.superseded:
-            return
-        ti, cause = context["ti"], None if outcome.succeeded else outcome.cause or UNKNOWN_CAUSE
-        for name, value, tags in counts(outcome.usage, cause):
-            compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
-
-    def _push_outcome(self, outcome: Outcome, context: Context) -> None:
-        """Push usage, metrics, and the last status for the training page, and set the gauges of Airflow's metrics."""
-        from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, gauges
-
-        xcoms = {STATUS_XCOM: outcome.status}
-        if self.do_xcom_push:
-            xcoms |= {"usage": outcome.usage, "metrics": outcome.training_metrics}
-        for key, fields in xcoms.items():
-            if fields:
-                compat.push(context, key, fields)
-        ti = context["ti"]
-        for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
-            compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+        with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
+            reported_outcome.count(outcome, context)
+        proven = stored or not outcome.succeeded
+        return self._conclude(outcome, context, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
 
     def _conclude(self, outcome: Outcome, context: Context, event: Event, host: WorkerHost | None = None) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
@@ -470,13 +437,13 @@ class TrainingJobOperator(JobParameters):
         """
         from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
-        from airflow_provider_ktrain.operators import asset_events
+        from airflow_provider_ktrain.operators import asset_events, reported_outcome
 
         self._outcome = outcome = self._with_fit_result(outcome)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
-            self._push_outcome(outcome, context)
+            reported_outcome.push(outcome, context, all_xcoms=self.do_xcom_push)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
             if self.outlets:
@@ -524,23 +491,9 @@ class TrainingJobOperator(JobParameters):
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
         """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
-        from airflow_provider_ktrain.core.text.xcom_values import storable_outputs
+        from airflow_provider_ktrain.operators import reported_outcome
 
-        if not outcome.succeeded:
-            return outcome
-        for line in outcome.result_error.splitlines():
-            self.log.warning("%s", with_short_first_line(f"The training succeeded. {line}"))
-        if not self.multiple_outputs or outcome.result is None:
-            return outcome
-        if not isinstance(outcome.result, dict):
-            kind = type(outcome.result).__name__
-            self.log.warning("multiple_outputs: found a %s, expected a dict. Only return_value is pushed.", kind)
-            self.multiple_outputs = False
-            return outcome
-        result, warnings = storable_outputs(outcome.result)
-        for warning in warnings:
-            self.log.warning("The training succeeded, but in its result, %s.", warning)
-        return replace(outcome, result=result)
+        return reported_outcome.fit(outcome, self)
 
     def _host_for_existing_job(self, context: Context) -> WorkerHost:
         from airflow_provider_ktrain.worker_host import WorkerHost

@@ -85,7 +85,7 @@ def main():
     dist.barrier()
 
     first = mean_loss(model, x, y)
-    say(f"epoch {begin} loss {first:.4f}")
+    say(f"initial loss {first:.4f}")
     for epoch in range(begin + 1, args.epochs + 1):
         started = time.monotonic()
         if epoch == args.fail_at_epoch and os.environ.get("KTRAIN_ATTEMPT", "1") == "1":

@@ -72,10 +72,10 @@ def test_success_prints_log_and_result_and_deletes_the_job(run: Start, cluster: 
     command = run(job(f"{metric}; echo 'KTRAIN_RESULT {{\"loss\": 0.5}}'; sleep 5", name="success", workers=1))
     assert command.end() == 0, command.output
     assert "loss: 0.25 at step 3" in command.output
-    assert re.search(r"succeeded after .* with 2 replicas\.\n *GPU time: ", command.output)
+    assert re.search(r"succeeded after .* with 2 replicas\.\n( *1 GPU released, .*\n)? *GPU time: ", command.output)
     assert '[Master 0] KTRAIN_RESULT {"loss": 0.5}' in command.output
     assert "[Worker 0] " in command.output
-    assert "succeeded after" in command.output
+    assert not re.search(r"kept without running pods| deleted\.$", command.output, re.MULTILINE)
     assert 'Result: {"loss": 0.5}' in command.output
     assert not left(cluster, "success")
     assert not pods_left(cluster, "success")
@@ -86,7 +86,7 @@ def test_failure_prints_the_cause_and_exits_1(run: Start, cluster: TestCluster) 
     assert command.end() == 1, command.output
     errors = [line for line in command.lines if " error: " in line]
     assert "Master 0 failed: ValueError: bad learning rate (exit code 3)" in errors[0]
-    assert errors[-1].endswith("Master 0 failed: ValueError: bad learning rate (exit code 3)")
+    assert command.output.count("Master 0 failed") == 1
     assert not left(cluster, "failure")
 
 
@@ -179,7 +179,7 @@ def test_the_timeout_ends_the_job_and_sets_its_backstop(run: Start, cluster: Tes
     (submitted,) = left(cluster, "late")
     assert submitted["spec"]["runPolicy"]["activeDeadlineSeconds"] == 30 + 300
     assert command.end() == 124, command.output
-    assert re.search(r"did not finish within \d+ s of its creation \(--timeout\): 1/1 Running", command.output)
+    assert "did not finish within 30 s of its creation (--timeout): 1/1 Running" in command.output
     assert not left(cluster, "late")
     assert not pods_left(cluster, "late")
 

@@ -60,8 +60,8 @@ def test_command_runs_in_the_code_of_a_job_without_a_manifest(ktrain: Start) -> 
 def test_a_file_that_the_code_lacks_is_named_relative_to_it(ktrain: Start) -> None:
     command = ktrain("run", "--local", "--code", "training", "--", "python3", "trian.py")
     assert command.end() == 1, command.output
-    assert "can't open file 'trian.py': [Errno 2]" in command.lines[-2]
-    assert "Master 0 can't find its program in the code that was sent" in command.lines[-2]
+    (cause,) = [line for line in command.lines if "Master 0 can't find its program in the code that was sent" in line]
+    assert "can't open file 'trian.py': [Errno 2]" in cause
     assert "it is relative to the directory of `code` or --code" in command.output
 
 

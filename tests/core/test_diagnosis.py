@@ -912,3 +912,12 @@ def test_message_before_an_older_line_of_the_other_stream_is_quoted() -> None:
 )
 def test_lines_stay_in_their_order_otherwise(lines: list[tuple[str, str]]) -> None:
     assert in_order(lines) == [text for _, text in lines]
+
+
+def test_last_line_is_one_of_the_program() -> None:
+    """Neither a marker, nor what the init container of a Worker prints until its Master's name resolves."""
+    metric = 'KTRAIN_METRIC {"step": 3}'
+    assert read_tail(["cannot open data", metric, 'KTRAIN_RESULT {"loss": 1}']).last_line == "cannot open data"
+    resolved = ["nslookup: can't resolve", "Server:    10.96.0.10", "Name:      master-0", "Address: 10.1.2.3"]
+    assert read_tail(resolved).last_line == "nslookup: can't resolve"
+    assert read_tail([metric]).last_line == ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from airflow_provider_ktrain.core.identity.names import BACKSTOP_ANNOTATION
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds, seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pods.objects import restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
@@ -46,6 +49,40 @@ def due(
     )
     running = clocks(job, groups, phase, limits, deadline=deadline, last_line=last_line, has_events=has_events)
     return {clock.limit: clock.due - T0 for clock in running}
+
+
+def unchanged_since(job: Any, pods: list[Any], phase: Phase) -> dict[Limit, float]:
+    groups = PodGroups(PYTORCHJOB, ({**pod, "metadata": {"uid": "1", **pod["metadata"]}} for pod in pods))
+    return {c.limit: c.unchanged_since - T0 for c in clocks(job, groups, phase, ALL, deadline=None, last_line=T0)}
+
+
+def test_condition_proves_since_when_nothing_has_changed() -> None:
+    waits = {"spec": {"runPolicy": {"suspend": True}}}
+    assert unchanged_since(job(("Suspended", SUSPENDED)) | waits, [], Phase.QUEUED) == {Limit.QUEUE: 10}
+    assert unchanged_since(job() | waits, [], Phase.QUEUED) == {Limit.QUEUE: math.inf}, "no condition, no proof"
+
+    def with_condition(type_: str, node: str) -> dict[str, Any]:
+        unmet = {"type": type_, "status": "False", "lastTransitionTime": SUSPENDED}
+        waiting = pod(node)
+        return {**waiting, "status": {"phase": "Pending", "conditions": [*waiting["status"]["conditions"], unmet]}}
+
+    created = job(("Created", CREATED))
+    assert unchanged_since(created, [with_condition("PodScheduled", "")], Phase.PENDING) == {Limit.SCHEDULE: 10}
+    assert unchanged_since(created, [with_condition("Ready", "node")], Phase.STARTING) == {Limit.STARTUP: 10}
+    assert unchanged_since(created, [pod("node")], Phase.STARTING) == {Limit.STARTUP: math.inf}
+
+
+def test_deadline_names_the_seconds_that_the_task_allows() -> None:
+    """The job's creation has whole seconds, its deadline is rounded: their difference may be a second more."""
+    annotated = job(("Running", CREATED))
+    annotated["metadata"]["annotations"] = {BACKSTOP_ANNOTATION: str(int(backstop_seconds(20)))}
+    groups = PodGroups(PYTORCHJOB, [])
+    seconds = seconds_to_deadline(annotated)
+    (clock,) = clocks(
+        annotated, groups, Phase.RUNNING, Limits(), deadline=T0 + 21, deadline_seconds=seconds, last_line=T0
+    )
+    assert (clock.limit, clock.seconds) == (Limit.EXECUTION, 20)
+    assert seconds_to_deadline(job()) is None
 
 
 def test_only_the_queue_clock_runs_for_a_suspended_job() -> None:

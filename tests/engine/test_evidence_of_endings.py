@@ -19,6 +19,8 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
+from tests.engine import fakekube
+from tests.engine.small_api import stamp
 from tests.engine.staged import NAME, staged
 from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until
 
@@ -193,3 +195,28 @@ async def test_success_during_a_suspension_that_an_earlier_process_began() -> No
         outcome = await training.follow(Options(on_finish_action=OnFinishAction.KEEP_JOB, drain_timeout=0.5))
         assert outcome.succeeded, outcome.cause
         assert "hang" not in str(training.log)
+
+
+async def test_job_that_somebody_else_suspends_is_followed_to_its_end() -> None:
+    """A user or a queue may suspend a running job: nothing is changed, and it succeeds after it was resumed."""
+    async with staged() as training:
+        pod = training.pod(0)
+        training.running()
+        training.api.change(training.kind.plural, NAME, lambda job: job["status"].update(startTime=stamp(50.0)))
+        following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
+        await fakekube.until(lambda: " is Running" in str(training.log))
+        training.spec(**training.kind.form.suspension(True))
+        training.api.remove("pods", pod)
+        training.condition("Suspended")
+        await fakekube.until(lambda: " is Suspended" in str(training.log))
+        training.spec(**training.kind.form.suspension(False))
+        training.pod(0)
+        training.running()
+        await fakekube.until(lambda: str(training.log).count(" is Running") == 2)
+        assert training.api.writes() == []
+        assert not following.done()
+        training.pod(0, "Succeeded")
+        training.ended()
+        outcome = await following
+    assert outcome.succeeded
+    assert not outcome.cause

@@ -29,18 +29,20 @@ from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_AN
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
-from airflow_provider_ktrain.engine import owned_job, stopping
+from airflow_provider_ktrain.engine import decisions, owned_job, stopping
 from airflow_provider_ktrain.engine import release as releasing
 from airflow_provider_ktrain.engine import training as owning
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead
+from airflow_provider_ktrain.engine.decisions import STATUS_LAG_SECONDS, Decisions
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 from airflow_provider_ktrain.engine.release import release_others
 from airflow_provider_ktrain.engine.stopping import Stopping
+from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
-from airflow_provider_ktrain.engine.training import STATUS_LAG_SECONDS, Training
+from airflow_provider_ktrain.engine.training import Training
 from tests.engine.model_airflow import OVER, RETRIES, Airflow
 from tests.engine.model_cluster import (
     KEY,
@@ -614,31 +616,62 @@ MUTATED_RULES = {
 @pytest.mark.parametrize("name", MUTATED_RULES)
 def test_a_mutation_of_the_rules_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutated = functools.partial(decide, rules=MUTATED_RULES[name])
-    for module in (owning, owned_job, stopping):
+    for module in (owning, decisions, owned_job, stopping):
         monkeypatch.setattr(module, "decide", mutated)
     assert find_broken(_seeds(name), Training, monkeypatch)
+
+
+class WatchDecisions(Decisions):
+    """Decisions on the job and the pods as the watches have shown them."""
+
+    async def decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
+        state = following.state
+        read = JobRead(None if state.gone else state.job, [dict(pod) for pod in state.pods.live])
+        return decide(self._job.situation(noticed.event, read, seen=state.seen)), read
 
 
 class DecidesOnTheWatch(Training):
     """Decides on the job and the pods as the watches have shown them."""
 
-    async def _decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
-        state = following.state
-        read = JobRead(None if state.gone else state.job, [dict(pod) for pod in state.pods.live])
-        return decide(self.job.situation(noticed.event, read, seen=state.seen)), read
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._decisions = WatchDecisions(self.job, self._store, self._log)
+
+
+class NothingStored(ConclusionStore):
+    """Stores no cause."""
+
+    def __init__(self, store: ConclusionStore) -> None:
+        super().__init__(store._sink, store._log)
+
+    async def put(self, ref: JobRef, noticed: Noticed, cause: Cause) -> None: ...
+
+
+class NothingFound(NothingStored):
+    """Stores causes, and finds none."""
+
+    put = ConclusionStore.put
+
+    async def find(self, ref: JobRef) -> bool:
+        return False
 
 
 class StoresNoCause(Training):
     """Releases a job before the cause is stored."""
 
-    async def _store(self, noticed: Noticed, cause: Cause) -> None: ...
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._store = NothingStored(self._store)
+        self._decisions._store = self._store
 
 
 class ReadsNoConclusion(Training):
     """Doesn't look for the cause that an earlier process has stored."""
 
-    async def _find_stored_cause(self) -> bool:
-        return False
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._store = NothingFound(self._store)
+        self._decisions._store = self._store
 
 
 @pytest.mark.parametrize("mutation", [DecidesOnTheWatch, StoresNoCause, ReadsNoConclusion])

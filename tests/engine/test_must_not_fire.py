@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.queue.kueue_status import FAILS_AFTER_SECONDS
 from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.watch import informer
 from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged, writes_of
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.timed
 
 LEFT = 3.0  # seconds until a limit passes, from the beginning of the following
 AWAY = 6.0  # seconds for which the API server is away, more than is left of a limit
+OUTAGE = 12.0  # of an API server, at the beginning of the following
 GRACE = 2.0  # of each startup rule in this test
 LIMIT_SECONDS = LEFT + 8  # until a limit has been decided on, also if a read has failed
 RULE_SECONDS = 42.0  # likewise: startup rules are looked at after 15 s, and again after 22 s
@@ -372,6 +375,48 @@ async def test_unhealthy_job_is_ended(kind: Kind) -> None:
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+async def seconds_until_ended(case: Case) -> float:
+    """After how many seconds a job is ended that doesn't change during an outage of OUTAGE seconds, the first ones."""
+    async with staged(KINDS[0]) as training:
+        following = await followed(training, case)
+        began = time.monotonic()
+        training.api.away = True
+        await asyncio.sleep(OUTAGE)
+        training.api.away = False
+        outcome = await asyncio.wait_for(following, 240)
+        assert case.text in str(outcome.cause)
+        return time.monotonic() - began
+
+
+async def test_outage_counts_if_a_condition_is_unchanged_since_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each limit passes 2 * OUTAGE seconds from the beginning: then the cluster had time to recover as well."""
+    monkeypatch.setattr(informer, "BACKOFF_SECONDS", (0.05, 0.5))  # the end of the outage is noticed at once
+    since = 30.0 - 2 * OUTAGE
+
+    def queued(training: Staged) -> None:
+        training.spec(**training.kind.form.suspension(True))
+        training.condition("Suspended", since=since)
+
+    def waiting(condition: str, node: str) -> Change:
+        def change(training: Staged) -> None:
+            training.condition("Created")
+            name = training.pod(0, "Pending", node=node, since=since)
+            unmet = {"type": condition, "status": "False", "lastTransitionTime": stamp(since)}
+            training.api.change("pods", name, lambda pod: pod["status"]["conditions"].append(unmet))
+
+        return change
+
+    proven = (
+        Case({"queue": 30}, queued, admitted, "queue_timeout"),
+        Case({"schedule": 30}, waiting("PodScheduled", ""), starts, "schedule_timeout"),
+        Case({"startup": 30}, waiting("Ready", "node-1"), starts, "startup_timeout"),
+    )
+    unproven = Case({"startup": 30}, waiting("Other", "node-1"), starts, "startup_timeout")
+    *counted, later = await asyncio.gather(*map(seconds_until_ended, (*proven, unproven)))
+    assert later > 2.9 * OUTAGE
+    assert all(2 * OUTAGE - 2 < seconds < 2.9 * OUTAGE for seconds in counted), counted
 
 
 async def outcome_of_exceeded(kind: Kind, case: Case, fault: Any) -> str:

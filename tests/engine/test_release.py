@@ -676,6 +676,24 @@ async def test_worker_that_waits_for_the_master_of_an_ended_job_has_a_second(del
     assert bodies == [{"gracePeriodSeconds": 1, "preconditions": {"uid": "w-Pending"}}]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_worker_that_waits_for_the_master_of_a_deleted_job_has_a_second(refused: bool) -> None:
+    """After Ctrl-C the command would wait for the whole grace period, of 30 s by default."""
+    bodies: list[Object] = []
+
+    class Recording(RecordedApi):
+        def _delete_pods(self, name: str, body: Any) -> None:
+            bodies.append(body)
+            if refused:
+                raise ApiStatusError(403, "Forbidden", "no right to delete pods")
+
+    api = Recording(ended_job("Running"))
+    api.pods["w"] = waiting_pod(deleted=False)
+    done = await release_job(api, REF, Mode.DELETE)
+    assert done.text.startswith(f"{REF} deleted.")
+    assert bodies == [{"gracePeriodSeconds": 1, "preconditions": {"uid": "w-Pending"}}]
+
+
 async def test_waiting_for_a_grace_period_is_logged(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releasing, "WAIT_NOTICE_SECONDS", 1.0)
     ref = (await task.submit(1, STUBBORN, grace=3)).ref

@@ -25,7 +25,8 @@ class Tail:
         NCCL's own message. Default: "", none found.
     :param crash_line: without an exception, the line by which a library or the C library explains why it ended the
         process. Default: "".
-    :param last_line: the last line that contains a letter or digit. Default: "".
+    :param last_line: the last line that contains a letter or digit, without markers and the answers of nslookup.
+        Default: "".
     :param is_peer_loss: whether the program failed only because it lost a peer: the cause is another replica.
     :param child_exit_code: exit code of the process that torchrun or mpirun reports as the first to fail; negative for
         a signal. Default: None, no report.
@@ -47,6 +48,8 @@ class Tail:
 
 
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
+#: markers for this provider, and what nslookup of an init container prints for a name that resolves
+_NOISE = re.compile(r"KTRAIN_[A-Z_]+ |(Server|Name|Address):\s+\S+$")
 _WARNING = re.compile(r"(?i)\bwarn(ing)?\b")
 _DASHED_LINE = re.compile(r"-{20,}\s*$")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -133,7 +136,9 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     return Tail(
         exception=exception,
         crash_line="" if exception else crash_line,
-        last_line=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
+        last_line=next(
+            (line.strip() for line in reversed(own) if re.search(r"\w", line) and not _NOISE.match(line)), ""
+        ),
         is_peer_loss=not causes and not crashed and bool(lost if found else any(map(reports_peer_loss, last))),
         child_exit_code=child,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),

@@ -48,6 +48,13 @@ def deadline_of(job: Mapping[str, Any]) -> float | None:
     return None
 
 
+def seconds_to_deadline(job: Mapping[str, Any]) -> float | None:
+    """What `run_seconds` was when the job was created, in whole seconds; None if its annotation doesn't show that."""
+    with contextlib.suppress(ValueError, TypeError):
+        return int(annotation(job, BACKSTOP_ANNOTATION) or "") - BACKSTOP_SECONDS
+    return None
+
+
 def backstops_of(job: Mapping[str, Any]) -> frozenset[int]:
     """What a task has set as activeDeadlineSeconds of a job and of its pods, where the manifest had nothing less."""
     with contextlib.suppress(ValueError):

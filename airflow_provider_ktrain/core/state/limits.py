@@ -6,6 +6,7 @@ A clock starts at a timestamp of the cluster, so it is the same for every proces
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -63,11 +64,14 @@ class Clock:
     """A running time limit.
 
     :param due: when it is exceeded, in epoch seconds.
+    :param unchanged_since: the transition time of the condition that shows the job's present state, in epoch seconds:
+        it proves that nothing has changed since, also while nobody could look. Default: none does.
     """
 
     limit: Limit
     due: float
     seconds: float
+    unchanged_since: float = math.inf
 
 
 def clocks(
@@ -77,6 +81,7 @@ def clocks(
     limits: Limits,
     *,
     deadline: float | None,
+    deadline_seconds: float | None = None,
     last_line: float,
     progress_since: float | None = None,
     has_events: bool = False,
@@ -85,6 +90,7 @@ def clocks(
     """The time limits that run in the job's present state. Of those of pods, the first one of each state of a pod.
 
     :param deadline: when the whole execution must end (`core/manifest/deadline.py`), in epoch seconds; None: never.
+    :param deadline_seconds: from the submission to the deadline. Default: None, from the job's creation.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param progress_since: from when on the job makes no progress, in epoch seconds: see `progress.py`. Default: None,
         this doesn't count.
@@ -94,9 +100,9 @@ def clocks(
     """
     created = created_at(job)
     if deadline is not None:
-        yield Clock(Limit.EXECUTION, deadline, deadline - (created or deadline))
+        yield Clock(Limit.EXECUTION, deadline, deadline_seconds or deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
-        yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job))
+        yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job), _transition(job, "Suspended", "True"))
         return
     if phase in (Phase.RUNNING, Phase.RESTARTING):
         yield from _silence(job, limits.log_stall, last_line)
@@ -113,9 +119,17 @@ def clocks(
         yield from _clock(limit, seconds, resumed or created)
 
 
-def _clock(limit: Limit, seconds: float | None, since: float | None) -> Iterator[Clock]:
+def _clock(
+    limit: Limit, seconds: float | None, since: float | None, unchanged_since: float | None = None
+) -> Iterator[Clock]:
     if seconds is not None and since is not None:
-        yield Clock(limit, since + seconds, seconds)
+        yield Clock(limit, since + seconds, seconds, math.inf if unchanged_since is None else unchanged_since)
+
+
+def _transition(obj: Json, type_: str, status: str) -> float | None:
+    """Since when the condition has this status, in epoch seconds; None if it has another one, or no time."""
+    condition = condition_of(obj, type_)
+    return epoch_seconds(condition.get("lastTransitionTime")) if str(condition.get("status")) == status else None
 
 
 def _silence(job: Json, seconds: float | None, last_line: float) -> Iterator[Clock]:
@@ -130,9 +144,10 @@ def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:
     if (pod.get("status") or {}).get("phase", "Pending") != "Pending" or is_being_deleted(pod):
         return
     if node_of(pod):
-        yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod))
+        yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod), _transition(pod, "Ready", "False"))
     else:
-        yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod))
+        unplaced_since = _transition(pod, "PodScheduled", "False")
+        yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod), unplaced_since)
 
 
 def _queued_since(job: Json) -> float | None:

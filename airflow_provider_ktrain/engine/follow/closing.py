@@ -232,10 +232,11 @@ class Closing:
         report = await drain(SHORT_DRAIN_SECONDS, longest)
         self._warn_about_missing_lines(report, time.monotonic() - began)
 
-    async def outcome(self, cause: Cause | None, *, full: bool = True) -> Outcome:
-        """How the training ended; the log gets a summary. The owner adds what was released.
+    async def outcome(self, cause: Cause | None, *, full: bool = True, released: str = "") -> Outcome:
+        """How the training ended; the log gets one summary. The owner adds what was released.
 
         :param cause: why it failed. None: it succeeded.
+        :param released: what the summary says about the release. Default: nothing.
         :param full: with usage, result and last status; False after a kill, which leaves no time. Default: True.
         """
         state, job, now = self._state, self._state.job or {}, utc_now()
@@ -246,7 +247,8 @@ class Closing:
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
         spent = state.pods.usage(now, completed, state.queued_seconds(), state.spans_in(Phase.QUEUED))
         summary = f"{summary_of_success(state.ref, state.kind, job, now)}\n" if cause is None else ""
-        self._log.info(f"{summary}{spent}")
+        freed = f"{released}\n" if released else ""
+        self._log.info(f"{summary}{freed}{spent}")
         steps = self._output.training_metrics.steps
         repeated = steps.usage(spent.gpus, spent.held)
         if line := steps.describe(repeated, unit_of(spent.resource)[0]):

@@ -18,6 +18,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
 from airflow_provider_ktrain.core.text.output import shown_log
@@ -190,19 +191,20 @@ class Following:
         return Noticed(Event.CRASH_LOOP, Limit.CRASH_LOOP, loop=loop)
 
     def _clocks(self) -> list[Clock]:
-        """The limits that run, later by the time in which the API server was away, and not before their rest is over.
+        """The limits that run, later by the time in which nothing could be observed, and not before their rest is over.
 
-        Nothing can change the job's status while the API server is away, so that time doesn't count. The deadline
-        always counts.
+        Time in which the API server was away doesn't count, unless a condition is unchanged since before. Even then
+        the cluster has some seconds to change it afterwards. The deadline always counts.
         """
-        postponed = []
+        away_since, postponed = self._observer.seconds_away_since, []
         for clock in self._running_clocks():
             event = Event.LIMIT
             due = clock.due
             if clock.limit is Limit.EXECUTION:
                 event = Event.DEADLINE
             elif clock.limit not in LOG_LIMITS:  # a read of the logs covers that time
-                due += self._observer.seconds_away_since(clock.due - clock.seconds)
+                due += away_since(clock.due - clock.seconds) - away_since(clock.unchanged_since)
+                due = max(due, self._observer.recovered_at)
             due = max(due, self._not_before.get((event, clock.limit), 0.0))
             postponed.append(replace(clock, due=due))
         return postponed
@@ -217,6 +219,7 @@ class Following:
                 state.phase or Phase.PENDING,
                 options.limits,
                 deadline=options.deadline,
+                deadline_seconds=seconds_to_deadline(state.job or {}),
                 last_line=output.last_line_at,
                 progress_since=None if options.limits.progress is None else output.progress_since(),
                 has_events=output.evidence.events.exist,

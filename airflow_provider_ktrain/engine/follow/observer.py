@@ -270,6 +270,11 @@ class Observer:
         """For how long the watches could not reach the API server since `at`, in epoch seconds."""
         return max(informer.seconds_away_since(at) for informer in self._informers)
 
+    @property
+    def recovered_at(self) -> float:
+        """When the cluster has had the time to do what it could not do in the last outage, in epoch seconds."""
+        return max(informer.recovered_at for informer in self._informers)
+
 
 def is_older(obj: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
     """Whether an object that a watch shows is older than what was read. resourceVersions of one kind are ordered."""

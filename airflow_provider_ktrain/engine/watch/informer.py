@@ -49,6 +49,7 @@ BACKOFF_SECONDS = (0.05, 30.0)  #: first and longest pause after a failure
 STABLE_STREAM_SECONDS = 1.0  #: a stream that ends earlier counts as a failure, so that the informer pauses
 RELIST_AFTER_FAILURES = 5  #: failures in a row after which it lists again: the server may have been replaced
 MAX_OUTAGES = 64  #: that are remembered
+RECOVERY_SECONDS = 30.0  #: after an outage, for the cluster to do what it could not do meanwhile
 MAX_UNAUTHORIZED = 3  #: responses 401 in a row after which subscriptions get the error
 
 
@@ -187,6 +188,14 @@ class SharedInformer:
         now = time.time()
         present = () if self.unreachable_since is None else ((now - (time.monotonic() - self.unreachable_since), now),)
         return math.fsum(max(ended - max(began, at), 0.0) for began, ended in (*self._away, *present))
+
+    @property
+    def recovered_at(self) -> float:
+        """When the cluster has had as much time as the last outage took, at most RECOVERY_SECONDS, in epoch seconds."""
+        if self.unreachable_since is not None:
+            return time.time() + RECOVERY_SECONDS
+        began, ended = self._away[-1] if self._away else (0.0, 0.0)
+        return ended + min(ended - began, RECOVERY_SECONDS)
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""

@@ -1,0 +1,61 @@
+"""What a process notes on a job about pods that were stopped from outside: the job may succeed nevertheless."""
+
+from __future__ import annotations
+
+import asyncio
+
+from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note_of_proof
+from airflow_provider_ktrain.core.state.status import Seen
+from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
+from airflow_provider_ktrain.engine.follow.following import Following
+from airflow_provider_ktrain.engine.owned_job import OwnedJob
+
+NOTE_SECONDS = 10.0  #: to note a stopped pod on a job that goes on: following waits for that
+
+
+class JobNotes:
+    """Writes the annotations of one job.
+
+    :param job: for which this process is responsible.
+    :param log: the task's logger.
+    """
+
+    def __init__(self, job: OwnedJob, log: Log) -> None:
+        self._job, self._log = job, log
+        self._failure_logged = False
+
+    async def note(self, following: Following) -> bool:
+        """Note that a pod was stopped: only this process may have seen it. Returns whether that was written."""
+        state = following.state
+        read = JobRead(state.known_job, [])
+        try:
+            async with asyncio.timeout(NOTE_SECONDS):
+                read, why = await self._job.annotate(read, state.note, NOTE_SECONDS)
+        except TimeoutError:
+            why = f"no answer within {NOTE_SECONDS:.0f} s"
+        if read.job is not None and not why:
+            following.wrote(read.job)
+            return True
+        if why and read.job is not None and not self._failure_logged:
+            self._failure_logged = True
+            self._log.warning(
+                f"A pod of {state.ref} was stopped, and that could not be noted on the job.\n"
+                f"If this process ends now, the next one may take an incomplete training for a success.\n{why}"
+            )
+        return False
+
+    async def mark(self, following: Following, read: JobRead, seconds: float) -> tuple[JobRead, str]:
+        """Write on a job that has succeeded why that is doubtful, so that no later try takes it for a success.
+
+        If it isn't doubtful, what says so is removed, and that a result proves it is noted: the next process may find
+        neither pods nor logs.
+
+        :return: the job as it is now, and why that failed.
+        """
+        why = following.state.interruption
+        notes = {INTERRUPTED_ANNOTATION: why}
+        if following.seen is not Seen.INTERRUPTED:
+            proof = note_of_proof(following.state.known_job) if why else ""
+            notes = {INTERRUPTED_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
+        return await self._job.annotate(read, notes, seconds)

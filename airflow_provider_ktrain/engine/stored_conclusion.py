@@ -1,0 +1,62 @@
+"""Why a process has released a job, stored for the next process of the same try."""
+
+from __future__ import annotations
+
+import time
+
+from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
+from airflow_provider_ktrain.engine.api.job_calls import Log
+from airflow_provider_ktrain.engine.follow.following import Noticed
+from airflow_provider_ktrain.engine.follow.options import StatusSink
+from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
+
+CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
+
+
+class ConclusionStore:
+    """Stores and finds the cause of a job that was released before it had ended.
+
+    :param sink: where it is stored; None: nowhere.
+    :param log: the task's logger.
+    """
+
+    def __init__(self, sink: StatusSink | None, log: Log) -> None:
+        self.found: Cause | None = None  #: why an earlier process of this try has released the job
+        self._sink, self._log = sink, log
+        self._unanswered_since: float | None = None  # when Airflow did not answer
+
+    async def put(self, ref: JobRef, noticed: Noticed, cause: Cause) -> None:
+        """Store why the job is released. GPUs come first: the wait is short."""
+        if self._sink is None:
+            return
+        conclusion = Conclusion(
+            ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
+            summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
+            limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
+        )  # fmt: skip
+        if not await self._sink.conclude(conclusion.to_dict()):
+            self._log.warning(
+                "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
+            )
+
+    def retract(self) -> None:
+        """The job was not released after all."""
+        if self._sink is not None:
+            self._sink.retract()
+
+    async def find(self, ref: JobRef) -> bool | None:
+        """Find why an earlier process of this try has released this job; returns whether it is stored.
+
+        :return: None: Airflow doesn't answer, and is to be asked again.
+        """
+        document = {} if self._sink is None else await self._sink.concluded()
+        if document is None:
+            self._unanswered_since = self._unanswered_since or time.monotonic()
+            return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
+        self._unanswered_since = None
+        stored = Conclusion.from_dict(document)
+        ours = stored is not None and stored.belongs_to(ref)
+        self.found = cause_of(Outcome("Gone", False, cause=stored.cause())) if stored and ours else None
+        return ours

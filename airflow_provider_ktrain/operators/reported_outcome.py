@@ -1,0 +1,60 @@
+"""What Airflow gets of an outcome: counters and gauges, XComs, and a result that it can store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts, gauges
+from airflow_provider_ktrain.core.text.output import with_short_first_line
+from airflow_provider_ktrain.core.text.xcom_values import storable_outputs
+from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE, Outcome
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator, Context
+
+
+def count(outcome: Outcome, context: Context) -> None:
+    """Add this try to the counters of Airflow's metrics, unless another try owns the job now."""
+    if outcome.superseded:
+        return
+    ti, cause = context["ti"], None if outcome.succeeded else outcome.cause or UNKNOWN_CAUSE
+    for name, value, tags in counts(outcome.usage, cause):
+        compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+
+
+def push(outcome: Outcome, context: Context, *, all_xcoms: bool) -> None:
+    """Push usage, metrics, and the last status for the training page, and set the gauges of Airflow's metrics.
+
+    :param all_xcoms: False: only the status (`do_xcom_push`).
+    """
+    xcoms = {STATUS_XCOM: outcome.status}
+    if all_xcoms:
+        xcoms |= {"usage": outcome.usage, "metrics": outcome.training_metrics}
+    for key, fields in xcoms.items():
+        if fields:
+            compat.push(context, key, fields)
+    ti = context["ti"]
+    for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
+        compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+
+
+def fit(outcome: Outcome, operator: BaseOperator) -> Outcome:
+    """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
+    if not outcome.succeeded:
+        return outcome
+    for line in outcome.result_error.splitlines():
+        operator.log.warning("%s", with_short_first_line(f"The training succeeded. {line}"))
+    if not operator.multiple_outputs or outcome.result is None:
+        return outcome
+    if not isinstance(outcome.result, dict):
+        kind = type(outcome.result).__name__
+        operator.log.warning("multiple_outputs: found a %s, expected a dict. Only return_value is pushed.", kind)
+        operator.multiple_outputs = False
+        return outcome
+    result, warnings = storable_outputs(outcome.result)
+    for warning in warnings:
+        operator.log.warning("The training succeeded, but in its result, %s.", warning)
+    return replace(outcome, result=result)
