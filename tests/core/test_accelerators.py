@@ -43,6 +43,7 @@ from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partia
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.usage import Usage, usage
 from airflow_provider_ktrain.engine.release import describe_freed
+from tests.factories import replica_pod
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
 NOW = START + timedelta(seconds=100)
@@ -88,18 +89,14 @@ def pod(
     name: str = "job-worker-0", *, node: bool = True, limits: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """A pod that runs since its creation; without a node, one that waits for it."""
-    role, index = name.split("-")[-2:]
-    labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": index}
+    job, role, index = name.rsplit("-", 2)
     container = {"name": "pytorch", "resources": {"limits": dict(limits)}}
-    scheduled = {"type": "PodScheduled", "status": str(node), "lastTransitionTime": at(0)}
-    return {
-        "metadata": {"name": name, "uid": name, "creationTimestamp": at(0), "labels": labels},
-        "spec": {"containers": [container], **({"nodeName": "n"} if node else {})},
-        "status": {
-            "phase": "Running" if node else "Pending", "conditions": [scheduled],
-            "containerStatuses": [{"name": "pytorch", "state": {"running": {"startedAt": at(0)}}}] if node else [],
-        },
-    }  # fmt: skip
+    return replica_pod(
+        role, index, job=job, meta={"creationTimestamp": at(0)},
+        spec={"containers": [container], **({"nodeName": "n"} if node else {})}, phase="Running" if node else "Pending",
+        conditions=[{"type": "PodScheduled", "status": str(node), "lastTransitionTime": at(0)}],
+        containerStatuses=[{"name": "pytorch", "state": {"running": {"startedAt": at(0)}}}] if node else [],
+    )  # fmt: skip
 
 
 CLAIM = "job-worker-0-gpus-x7k2p"  #: which a template made

@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.diagnosis.crash_loop import (
 )
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.state.pods.objects import uid_of
+from tests.factories import replica_pod
 
 RECORDINGS = Path(__file__).parent / "data" / "restarts"
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -49,8 +50,6 @@ def pod(
     **status: Any,
 ) -> Any:
     """One pod: `running` since a time, or `ended`, or else waiting. `before` is the previous run."""
-    role, index = replica.split("-")
-    prefix = "training.kubeflow.org"
     state = {"running": {"startedAt": at(running)}} if running is not None else {"waiting": {}}
     container = {
         "name": "pytorch",
@@ -58,16 +57,10 @@ def pod(
         "state": {"terminated": ended} if ended else state,
         "lastState": {"terminated": before} if before else {},
     }
-    return {
-        "metadata": {
-            "name": f"train-{replica}",
-            "uid": uid or replica,
-            "creationTimestamp": at(created),
-            "labels": {f"{prefix}/replica-type": role, f"{prefix}/replica-index": index},
-        },
-        "spec": {"containers": [{"name": "pytorch"}]},
-        "status": {"phase": "Running", "containerStatuses": [container], **status},
-    }
+    meta = {"uid": uid or replica, "creationTimestamp": at(created)}
+    return replica_pod(
+        *replica.split("-"), meta=meta, **{"phase": "Running", "containerStatuses": [container], **status}
+    )
 
 
 def by_uid(*pods: Any) -> Pods:

@@ -19,6 +19,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, MAX_LINE_CHARS, clean
+from tests.factories import replica_pod
 
 RECORDINGS = Path(__file__).parent / "recordings"
 CONTAINERD = "dial tcp: lookup registry.example.invalid on 10.255.255.53:53: no such host"
@@ -302,24 +303,13 @@ def pod(role: str, index: int, *, code: int | None = None, at: int = 0, uid: str
     if code is not None:
         state = {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": time(at)} | more.pop("end", {})}
     container = {"name": "pytorch", "image": "train:1", "restartCount": more.pop("restarts", 0), "state": state}
-    labels = {"training.kubeflow.org/replica-type": role.lower(), "training.kubeflow.org/replica-index": str(index)}
-    name = f"train-{role.lower()}-{index}"
-    return {
-        "metadata": {
-            "name": name,
-            "uid": uid or name,
-            "labels": labels,
-            "creationTimestamp": more.pop("created", time(0)),
-            **more.pop("metadata", {}),
-        },
-        "spec": {"nodeName": "n"},
-        "status": {
-            "phase": "Failed" if code else "Running",
-            "containerStatuses": [container],
-            "conditions": more.pop("conditions", []),
-            **more,
-        },
+    meta = {
+        "creationTimestamp": more.pop("created", time(0)),
+        **({"uid": uid} if uid else {}),
+        **more.pop("metadata", {}),
     }
+    status = {"phase": "Failed" if code else "Running", "containerStatuses": [container], "conditions": [], **more}
+    return replica_pod(role, index, meta=meta, spec={"nodeName": "n"}, **status)
 
 
 def failed(at: int = 600, reason: str = "PyTorchJobFailed", message: str = "job failed") -> dict[str, Any]:

@@ -27,7 +27,9 @@ from airflow_provider_ktrain.core.identity.names import (
 )
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note, true_conditions
 from tests.core.trainjobs import trainjob
+from tests.factories import owned_job
 
+DELETED = "2026-11-21T10:00:00Z"
 KEY = TaskKey("prod", "mnist", "train", "manual__2026-11-21T10:00:00+00:00")
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
@@ -99,17 +101,10 @@ def test_labels_name_deployment_submission_and_mapped_index() -> None:
 # owners
 
 
-def job(owner: Owner | None = None, condition: str = "Running", deleting: bool = False) -> dict[str, Any]:
-    meta: dict[str, Any] = {"annotations": {OWNER_ANNOTATION: owner.annotation()} if owner else {}}
-    if deleting:
-        meta["deletionTimestamp"] = "2026-11-21T10:00:00Z"
-    return {"metadata": meta, "status": {"conditions": [{"type": condition, "status": "True"}]}}
-
-
 @given(keys, st.integers(1, 99), st.uuids(), st.none() | st.integers(0, 99))
 def test_owner_is_restored_from_its_annotation(key: TaskKey, number: int, ti_id: object, max_tries: int | None) -> None:
     owner = Owner(key, number, str(ti_id), max_tries)
-    found = Owner.of(job(owner))
+    found = Owner.of(owned_job(owner))
     assert found == owner
     assert found is not None
     assert found.max_tries == max_tries
@@ -156,7 +151,9 @@ def test_decision_about_the_job_of_an_earlier_try(
     owner_try: int, first_try: int, condition: str, changed: bool, action: Action
 ) -> None:
     me = Owner(KEY, 3, "me")
-    assert decide(job(Owner(KEY, owner_try, "before"), condition), me, first_try, changed=changed).action is action
+    assert (
+        decide(owned_job(Owner(KEY, owner_try, "before"), condition), me, first_try, changed=changed).action is action
+    )
 
 
 def test_a_failed_job_is_replaced_also_after_its_condition_has_vanished() -> None:
@@ -185,7 +182,7 @@ CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Fai
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_job_that_is_being_deleted_is_waited_for(condition: str) -> None:
     """Its success isn't repeated, unless the task was cleared."""
-    found = job(Owner(KEY, 1, "before"), condition, deleting=True)
+    found = owned_job(Owner(KEY, 1, "before"), condition, deletionTimestamp=DELETED)
     expected = Action.TAKE_RESULT if condition == "Succeeded" else Action.WAIT
     assert decide(found, Owner(KEY, 2, "me"), 1).action is expected
     assert decide(found, Owner(KEY, 2, "me"), 2).action is Action.WAIT
@@ -205,7 +202,9 @@ def test_job_that_is_being_deleted_is_waited_for(condition: str) -> None:
     ids=["nobody", "deployment", "run", "mapped", "later try"],
 )
 def test_foreign_job_is_refused_and_its_owner_named(owner: Owner | None, deleting: bool, condition: str) -> None:
-    decision = decide(job(owner, condition, deleting), Owner(KEY, 2, "me"), 1)
+    decision = decide(
+        owned_job(owner, condition, deletionTimestamp=DELETED if deleting else None), Owner(KEY, 2, "me"), 1
+    )
     assert decision.action is Action.REFUSE
     assert decision.reason
     if owner is not None and owner.key != KEY:
@@ -215,16 +214,16 @@ def test_foreign_job_is_refused_and_its_owner_named(owner: Owner | None, deletin
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_job_of_the_same_try_with_another_id_is_refused(condition: str) -> None:
     """The owner belongs to another Airflow with our deployment id, or to a run that was deleted and created again."""
-    decision = decide(job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
+    decision = decide(owned_job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
     assert decision.action is (Action.REPLACE if condition in ("Succeeded", "Failed") else Action.REFUSE)
     assert "the same [ktrain] deployment_id" in decision.detail
-    going = job(Owner(KEY, 1, "theirs"), condition, deleting=True)
+    going = owned_job(Owner(KEY, 1, "theirs"), condition, deletionTimestamp=DELETED)
     assert decide(going, Owner(KEY, 1, "me"), 1).action is Action.WAIT
 
 
 @pytest.mark.parametrize("condition", ["Created", "Running", "Suspended"])
 def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) -> None:
-    found, me = job(Owner(KEY, 1, "before"), condition), Owner(KEY, 2, "me")
+    found, me = owned_job(Owner(KEY, 1, "before"), condition), Owner(KEY, 2, "me")
     assert decide(found, me, 1, reattach="if_unchanged", changed=True).action is Action.REPLACE
     assert decide(found, me, 1, reattach="if_unchanged", changed=False).action is Action.ADOPT
 
@@ -232,15 +231,17 @@ def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) 
 def test_job_that_this_try_created_is_adopted() -> None:
     """The response to a create can get lost; the second create then reports that the job exists."""
     me = Owner(KEY, 2, "me")
-    assert decide(job(me), me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
-    assert decide(job(me), me, 2).action is Action.ADOPT
+    assert decide(owned_job(me), me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
+    assert decide(owned_job(me), me, 2).action is Action.ADOPT
 
 
 def test_decisions_are_consistent_for_every_combination() -> None:
     for owner_try, first, condition, deleting, changed, reattach in itertools.product(
         (1, 2, 3), (1, 2, 3), CONDITIONS, (False, True), (False, True), get_args(Reattach)
     ):
-        found = job(Owner(KEY, owner_try, f"ti-{owner_try}"), condition, deleting)
+        found = owned_job(
+            Owner(KEY, owner_try, f"ti-{owner_try}"), condition, deletionTimestamp=DELETED if deleting else None
+        )
         decision = decide(found, Owner(KEY, 2, "ti-2"), first, reattach=reattach, changed=changed)
         if decision.action in (Action.ADOPT, Action.TAKE_RESULT):
             assert owner_try >= first, "never across a clear"
@@ -284,14 +285,14 @@ def test_only_a_clear_moves_max_tries(before: int | None, now: int, retries: int
     owner, me = Owner(KEY, 1, "before", before), Owner(KEY, 2, "me", now)
     first = first_try_since_clear(now, retries)
     assert cleared(owner, me, first) is clear
-    assert decide(job(owner), me, first).action is (Action.REPLACE if clear else Action.ADOPT)
+    assert decide(owned_job(owner), me, first).action is (Action.REPLACE if clear else Action.ADOPT)
 
 
 def test_a_clear_while_running_looks_like_a_retry() -> None:
     """Airflow doesn't change max_tries: the job is adopted, unless the kill has released it. This is documented."""
     retries, max_tries = 2, 2
     first = first_try_since_clear(max_tries, retries)
-    assert decide(job(Owner(KEY, 1, "killed")), Owner(KEY, 2, "me"), first).action is Action.ADOPT
+    assert decide(owned_job(Owner(KEY, 1, "killed")), Owner(KEY, 2, "me"), first).action is Action.ADOPT
 
 
 # differences and references

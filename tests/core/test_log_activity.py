@@ -9,6 +9,7 @@ import pytest
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.activity import containers_to_read, timed_lines
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from tests.factories import replica_pod
 
 T0 = epoch_seconds("2026-11-21T10:00:00Z") or 0.0
 RUNNING = {"running": {"startedAt": "2026-11-21T09:00:00Z"}}
@@ -16,17 +17,9 @@ ENDED = {"terminated": {"startedAt": "2026-11-21T09:00:00Z", "finishedAt": "2026
 
 
 def pod(role: str, index: int, state: dict[str, Any] = RUNNING, **status: Any) -> dict[str, Any]:
-    labels = {"training.kubeflow.org/replica-type": role.lower(), "training.kubeflow.org/replica-index": str(index)}
-    name = f"{role.lower()}-{index}"
-    return {
-        "metadata": {"name": name, "uid": name, "labels": labels},
-        "spec": {"containers": [{"name": "sidecar"}, {"name": "pytorch"}], "initContainers": [{"name": "fetch"}]},
-        "status": {
-            "phase": "Running",
-            "containerStatuses": [{"name": "sidecar", "state": RUNNING}, {"name": "pytorch", "state": state}],
-            **status,
-        },
-    }
+    spec = {"containers": [{"name": "sidecar"}, {"name": "pytorch"}], "initContainers": [{"name": "fetch"}]}
+    states = [{"name": "sidecar", "state": RUNNING}, {"name": "pytorch", "state": state}]
+    return replica_pod(role, index, spec=spec, **{"phase": "Running", "containerStatuses": states, **status})
 
 
 def selected(pods: list[dict[str, Any]], since: float = T0) -> list[str]:

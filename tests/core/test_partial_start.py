@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.state.pods.partial_start import PartialStart, 
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from tests.factories import replica_pod
 
 from .test_diagnosis import time
 
@@ -30,24 +31,13 @@ def job(**spec: Any) -> dict[str, Any]:
 
 def pod(role: str, index: int = 0, *, node: bool, at: int = 0, gpus: int = 8, **more: Any) -> dict[str, Any]:
     """A pod that was created `at` seconds after the job; with a node, it got the node 10 s later."""
-    labels = {"training.kubeflow.org/replica-type": role.lower(), "training.kubeflow.org/replica-index": str(index)}
     condition = {"type": "PodScheduled", "status": str(node), "lastTransitionTime": time(at + 10 * node)}
     container = {"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": gpus} if gpus else {}}}
-    return {
-        "metadata": {
-            "name": f"{role}-{index}",
-            "uid": f"{role}-{index}",
-            "labels": labels,
-            "creationTimestamp": time(at),
-            **more.pop("meta", {}),
-        },
-        "spec": {"containers": [container], **({"nodeName": "n1"} if node else {}), **more.pop("spec", {})},
-        "status": {
-            "phase": "Pending",
-            "conditions": [condition | ({} if node else {"message": NO_NODE, "reason": "Unschedulable"})],
-            **more,
-        },
-    }
+    name = f"{role}-{index}"
+    meta = {"name": name, "uid": name, "creationTimestamp": time(at), **more.pop("meta", {})}
+    spec = {"containers": [container], **({"nodeName": "n1"} if node else {}), **more.pop("spec", {})}
+    conditions = [condition | ({} if node else {"message": NO_NODE, "reason": "Unschedulable"})]
+    return replica_pod(role, index, meta=meta, spec=spec, **{"phase": "Pending", "conditions": conditions, **more})
 
 
 def found(*pods: dict[str, Any], **spec: Any) -> PartialStart:

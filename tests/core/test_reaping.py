@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import pytest
 
 from airflow_provider_ktrain.core.identity.names import (
     FINISH_ANNOTATION,
-    OWNER_ANNOTATION,
     SUSPENDED_ANNOTATION,
     Owner,
     TaskKey,
 )
 from airflow_provider_ktrain.core.identity.reaping import is_kept, judge
+from tests.factories import owned_job
 
 OWNER = Owner(TaskKey("prod", "dag", "train", "run-1"), 1, "ti-1")
 ENDED_STATES = ["success", "failed", "upstream_failed", "skipped", "removed", "absent"]
@@ -23,12 +23,7 @@ ACTIVE_STATES = [
 ]  # fmt: skip
 
 
-def job(condition: str = "Running", owner: Owner | None = OWNER, **metadata: Any) -> dict[str, Any]:
-    notes = {**({OWNER_ANNOTATION: owner.annotation()} if owner else {}), **metadata.pop("annotations", {})}
-    return {
-        "metadata": {"annotations": notes, **metadata},
-        "status": {"conditions": [{"type": condition, "status": "True"}]},
-    }
+job = functools.partial(owned_job, OWNER)
 
 
 @pytest.mark.parametrize("state", ENDED_STATES)
@@ -47,7 +42,7 @@ def test_a_job_is_not_orphaned_while_its_task_is_active(state: str, condition: s
 
 @pytest.mark.parametrize("owner", [None, Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "ti-1")])
 def test_jobs_of_other_deployments_are_never_orphaned(owner: Owner | None) -> None:
-    assert not judge(job(owner=owner), "prod", "failed", held=2).orphan
+    assert not judge(owned_job(owner), "prod", "failed", held=2).orphan
 
 
 def test_a_job_that_is_being_deleted_is_not_orphaned() -> None:

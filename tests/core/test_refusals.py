@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_star
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.exceptions import failure
+from tests.factories import replica_pod
 
 Object = dict[str, Any]
 START = datetime.fromisoformat("2026-11-21T10:00:00Z")
@@ -110,12 +111,8 @@ def event(name: str, first: float = 0) -> Object:
 
 
 def pod(role: str, state: Object) -> Object:
-    labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/job-role": role}
     container = {"name": "pytorch", "state": state}
-    return {
-        "metadata": {"name": f"train-{role}-0", "labels": labels, "creationTimestamp": at(0)},
-        "status": {"phase": "Running", "containerStatuses": [container]},
-    }
+    return replica_pod(role, meta={"creationTimestamp": at(0)}, phase="Running", containerStatuses=[container])
 
 
 def given_up(seen: Object, pods: list[Object], events: list[Object], seconds: float, *, has_run: bool = False) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
+from tests.factories import replica_pod
 
 NOW = datetime(2026, 11, 21, 10, 0, 26, tzinfo=UTC)
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 3}}}}
@@ -17,15 +18,10 @@ RUNS = {"phase": "Running", "containerStatuses": [{"name": "pytorch", "state": {
 
 
 def pod(role: str, index: int, status: dict[str, Any], scheduled: str = "True", reason: str = "") -> dict[str, Any]:
-    labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
     condition = {
         "type": "PodScheduled", "status": scheduled, "reason": reason, "lastTransitionTime": "2026-11-21T10:00:00Z",
     }  # fmt: skip
-    return {
-        "metadata": {"uid": f"{role}-{index}", "labels": labels},
-        "spec": {"nodeName": "n", "containers": [{"name": "pytorch"}]},
-        "status": {"conditions": [condition], **status},
-    }
+    return replica_pod(role, index, spec={"nodeName": "n"}, **{"conditions": [condition], **status})
 
 
 def waiting(reason: str) -> dict[str, Any]:

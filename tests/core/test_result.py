@@ -22,17 +22,14 @@ from airflow_provider_ktrain.core.logs.result import (
     keep_result_line,
 )
 from airflow_provider_ktrain.core.text.xcom_values import MAX_DEPTH
+from tests.factories import replica_pod
 
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
 
 
 def pod(message: str, role: str = "master", exit_code: int = 0) -> dict[str, Any]:
-    labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": "0"}
     terminated = {"exitCode": exit_code, "message": message}
-    return {
-        "metadata": {"labels": labels},
-        "status": {"containerStatuses": [{"state": {"terminated": terminated}}]},
-    }
+    return replica_pod(role, containerStatuses=[{"name": "pytorch", "state": {"terminated": terminated}}])
 
 
 def result(*pods: dict[str, Any], line: str = "") -> tuple[Any, str]:

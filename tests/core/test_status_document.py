@@ -20,18 +20,14 @@ from airflow_provider_ktrain.core.reporting.status_document import (
     replica_rows,
 )
 from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
+from tests.factories import replica_pod
 
 JOB = {"kind": "PyTorchJob", "namespace": "train", "name": "mnist", "uid": "u1"}
 
 
 def pod(role: str, index: int, **status: Any) -> dict[str, Any]:
-    labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
-    gpus = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
-    return {
-        "metadata": {"name": f"mnist-{role}-{index}", "labels": labels},
-        "spec": {"nodeName": "n1", "containers": [{"name": "pytorch", **gpus}]},
-        "status": status,
-    }
+    container = {"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    return replica_pod(role, index, job="mnist", spec={"nodeName": "n1", "containers": [container]}, **status)
 
 
 def status(**fields: Any) -> TrainingStatus:

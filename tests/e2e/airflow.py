@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from signal import Signals
 from typing import Any, TypeVar
 
+from tests import factories
 from tests.clusters import IMAGE, TestCluster
 from tests.e2e import database
 from tests.e2e.database import free_port
@@ -51,14 +52,7 @@ LOCKED_FOR = 120.0  # seconds that a request is repeated while SQLite is locked
 
 def wait_for(what: str, look: Callable[[], T | None], timeout: float = WITHIN) -> T:
     """Wait until `look` returns a true value; returns that value."""
-    end = time.monotonic() + timeout
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {timeout:.0f} s; last seen: {found!r}")
-        time.sleep(TICK)
+    return factories.wait_for(what, look, timeout, TICK)
 
 
 class Airflow:

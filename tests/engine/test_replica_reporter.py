@@ -14,6 +14,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.replicas import MIN_INTERVAL_SECONDS, ReplicaReporter
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.engine.tasks import Lines
+from tests.factories import replica_pod
 
 REPLICAS = 256
 NO_HANDOVER = Handover()
@@ -29,12 +30,11 @@ def observed(running: int, phase: Phase = Phase.STARTING, handover: Handover = N
 
 
 def observe(state: JobState, running: int) -> None:
-    def pod(index: int) -> dict[str, Any]:
-        labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": str(index)}
-        meta = {"uid": f"u{index}", "name": f"train-worker-{index}", "labels": labels}
-        return {"metadata": meta, "spec": {}, "status": {"phase": "Running" if index < running else "Pending"}}
-
-    state.pods.update({f"u{index}": pod(index) for index in range(REPLICAS)}, (), utc_now())
+    pods = {
+        f"u{index}": replica_pod("worker", index, phase="Running" if index < running else "Pending")
+        for index in range(REPLICAS)
+    }
+    state.pods.update(pods, (), utc_now())
 
 
 def reporter_of(state: JobState, log: Lines) -> ReplicaReporter:

@@ -12,6 +12,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.engine.tasks import Lines
+from tests.factories import replica_pod
 
 
 class NoEvents:
@@ -20,13 +21,12 @@ class NoEvents:
 
 
 def pod(uid: str, created: str, reason: str) -> dict[str, Any]:
-    label = "training.kubeflow.org"
-    labels = {f"{label}/replica-type": "worker", f"{label}/replica-index": "1", f"{label}/job-name": "job"}
-    metadata = {"name": "job-worker-1", "uid": uid, "creationTimestamp": created, "labels": labels}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": created}
     container = {"name": "pytorch", "image": "image", "state": {"waiting": {"reason": reason}}}
-    status = {"phase": "Pending", "conditions": [scheduled], "containerStatuses": [container]}
-    return {"metadata": metadata, "spec": {"nodeName": "node", "containers": [{"name": "pytorch"}]}, "status": status}
+    return replica_pod(
+        "worker", 1, job="job", meta={"uid": uid, "creationTimestamp": created}, spec={"nodeName": "node"},
+        phase="Pending", conditions=[scheduled], containerStatuses=[container],
+    )  # fmt: skip
 
 
 async def test_image_error_of_a_pod_that_was_replaced_does_not_end_the_job() -> None:

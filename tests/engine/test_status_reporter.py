@@ -21,6 +21,7 @@ from airflow_provider_ktrain.engine.follow.options import FollowPolicy
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from tests.engine.tasks import Lines
+from tests.factories import replica_pod
 
 REPLICAS = 1000
 SECRET = " token=hunter2-is-mine "
@@ -44,25 +45,13 @@ class Queue:
 
 
 def pod(index: int, phase: str) -> dict[str, Any]:
-    labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": str(index)}
+    container = {"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": 8}}}
     state = {"running": {"startedAt": "2026-11-22T10:00:06Z"}}
-    return {
-        "metadata": {
-            "name": f"train-worker-{index}",
-            "uid": str(index),
-            "labels": labels,
-            "creationTimestamp": "2026-11-22T10:00:00Z",
-        },
-        "spec": {
-            "nodeName": f"node-{index // 8}",
-            "containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
-        },
-        "status": {
-            "phase": phase,
-            "startTime": "2026-11-22T10:00:05Z",
-            "containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": state}],
-        },
-    }
+    return replica_pod(
+        "worker", index, meta={"uid": str(index), "creationTimestamp": "2026-11-22T10:00:00Z"},
+        spec={"nodeName": f"node-{index // 8}", "containers": [container]}, phase=phase,
+        startTime="2026-11-22T10:00:05Z", containerStatuses=[{"name": "pytorch", "restartCount": 0, "state": state}],
+    )  # fmt: skip
 
 
 def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState, TrainingMetrics]:

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from airflow_provider_ktrain.exceptions import TrainingConfigurationError, Train
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 from tests import clusters
 from tests.clusters import TestCluster
+from tests.factories import wait_for
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance, Supervisor, supervised
 from tests.operators.test_reaper import look
@@ -52,13 +51,6 @@ def train(instance: Instance, folder: Path, **parameters: Any) -> Any:
     instance.folder = str(folder)
     options = {"code": "training", "command": ["python3", "train.py"], "gpus": None, "deferrable": False}
     return instance.execute(**{**options, **parameters})
-
-
-def wait_for(what: str, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def config_maps(instance: Instance) -> list[Any]:

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
-from airflow_provider_ktrain.core.state.pods.objects import Json, created_at, is_being_deleted, node_of, resumed_at
+from airflow_provider_ktrain.core.state.pods.objects import (
+    Json,
+    condition_of,
+    created_at,
+    is_being_deleted,
+    node_of,
+    resumed_at,
+)
 from airflow_provider_ktrain.core.state.pods.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, runs_on, wants_suspension
