@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -63,8 +64,8 @@ def cluster(
 
 
 def require(cluster: TestCluster, kind: Kind, version: str) -> None:
-    """Skip the test if the cluster doesn't serve this version of a kind."""
-    if not serves(cluster, kind.group, version, kind.plural):
+    """Skip the test if a real cluster doesn't serve this version of a kind."""
+    if REAL and not serves(cluster, kind.group, version, kind.plural):
         pytest.skip(f"the cluster doesn't serve {kind.plural} of {kind.group}/{version}")
 
 
@@ -77,11 +78,20 @@ def serves(cluster: TestCluster, group: str, version: str, plural: str) -> bool:
 def _served(kubeconfig: Path, group: str, version: str) -> frozenset[str]:
     api = client.CustomObjectsApi(config.new_client_from_config(str(kubeconfig)))
     try:
-        return frozenset(resource.name for resource in api.get_api_resources(group, version).resources)
+        found = json.loads(api.get_api_resources(group, version, _preload_content=False).data)
+        return frozenset(resource["name"] for resource in found["resources"])
     except client.ApiException as e:
         if e.status != 404:
             raise
         return frozenset()
+
+
+def most_gpus(cluster: TestCluster, *, pods: int) -> int:
+    """GPUs of a pod, so many that only this number of pods has a node."""
+    nodes = [int(node.status.allocatable.get(GPUS, 0)) for node in core(cluster.kubeconfig).list_node().items]
+    if max(nodes) < sum(nodes):
+        pytest.skip("several nodes have GPUs")
+    return sum(nodes) // (pods + 1) + 1
 
 
 def core(kubeconfig: Path) -> client.CoreV1Api:

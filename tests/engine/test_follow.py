@@ -23,7 +23,8 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
-from tests.clusters import GPUS, REAL, TestCluster, core
+from tests import clusters
+from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import (
     TRAINS,
     Lines,
@@ -303,17 +304,9 @@ async def test_each_limit_ends_the_job(
     assert await task.job() is None
 
 
-def most_gpus(cluster: TestCluster) -> int:
-    """More than half of the cluster's GPUs: the second pod that requests as many has no node."""
-    nodes = [int(node.status.allocatable.get(GPUS, 0)) for node in core(cluster.kubeconfig).list_node().items]
-    if max(nodes) < sum(nodes):
-        pytest.skip("several nodes have GPUs")
-    return sum(nodes) // 2 + 1
-
-
 @of_each_kind
 async def test_partially_scheduled_job_is_released_after_a_warning(task: Task, cluster: TestCluster) -> None:
-    most = most_gpus(cluster)
+    most = clusters.most_gpus(cluster, pods=1)
     ref = (await task.submit(1, TRAINS, gpus=most, workers=1)).ref
     outcome = await task.ended(ref, limits=Limits(partial_start=6))
     assert outcome.cause is not None
@@ -326,7 +319,7 @@ async def test_partially_scheduled_job_is_released_after_a_warning(task: Task, c
 
 
 async def test_sensor_ignores_a_partial_allocation(task: Task, cluster: TestCluster) -> None:
-    ref = (await task.submit(1, TRAINS, gpus=most_gpus(cluster), workers=1)).ref
+    ref = (await task.submit(1, TRAINS, gpus=clusters.most_gpus(cluster, pods=1), workers=1)).ref
     await task.follow(ref, limits=Limits(partial_start=2), release=False, until=soon(1.5))
     assert not [line for line in task.log.messages if "GPUs in 1 pod, but" in line]
 
