@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt scripts/bootstrap.py
 
-.PHONY: demo test lint test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
+.PHONY: demo test lint test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -18,6 +18,13 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# tests as on a real cluster: they reach another embedded one by its kubeconfig only. FOLDERS=tests/cli for some
+OTHER := tests/engine tests/operators tests/job_control tests/cli tests/hooks embedded_cluster/tests/conformance
+test-other-cluster: $(VENV)/.test
+	@failed=0; for folder in $(or $(FOLDERS),$(OTHER)); do \
+		$(BIN)/python -m tests.other_cluster $$folder -n 4 -q -rs || failed=1; \
+	done; exit $$failed
 
 # the training page in the system's Chromium, driven by Playwright; skipped where there is no browser.
 # QUICK=1 for the page of one training alone

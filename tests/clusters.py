@@ -1,13 +1,16 @@
 """The cluster of the tests, accessed only by HTTP: the embedded one, or a real one given by KTRAIN_TEST_KUBECONFIG.
 
 On a real cluster each session has its own namespace, KTRAIN_TEST_IMAGE replaces `scratch` (an image with sh and
-python3), and the first node is patched to have GPUs, as Kubernetes documents for extended resources. Tests that need
-the fault switches or the images of `examples/` are marked `embedded` and skipped there.
+python3), and a node is patched to have GPUs if none has any, as Kubernetes documents for extended resources. Tests that
+need the fault switches or the images of `examples/` are marked `embedded` and skipped there, and so are those of kinds
+that the cluster doesn't serve. `tests/other_cluster.py` runs tests in this way without a real cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -15,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from kubernetes import client, config
 
+from airflow_provider_ktrain.core.kinds import Kind
 from ktrain_embedded import EmbeddedCluster
 
 REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
@@ -56,6 +61,37 @@ def cluster(
         return
     with EmbeddedCluster(images={IMAGE: None, **(images or {})}, gpus_per_node=gpus, **embedded) as started:
         yield TestCluster(started.kubeconfig, "default", started)
+
+
+def require(cluster: TestCluster, kind: Kind, version: str) -> None:
+    """Skip the test if a real cluster doesn't serve this version of a kind."""
+    if REAL and not serves(cluster, kind.group, version, kind.plural):
+        pytest.skip(f"the cluster doesn't serve {kind.plural} of {kind.group}/{version}")
+
+
+def serves(cluster: TestCluster, group: str, version: str, plural: str) -> bool:
+    """Whether the cluster serves a resource."""
+    return plural in _served(cluster.kubeconfig, group, version)
+
+
+@functools.cache
+def _served(kubeconfig: Path, group: str, version: str) -> frozenset[str]:
+    api = client.CustomObjectsApi(config.new_client_from_config(str(kubeconfig)))
+    try:
+        found = json.loads(api.get_api_resources(group, version, _preload_content=False).data)
+        return frozenset(resource["name"] for resource in found["resources"])
+    except client.ApiException as e:
+        if e.status != 404:
+            raise
+        return frozenset()
+
+
+def most_gpus(cluster: TestCluster, *, pods: int) -> int:
+    """GPUs of a pod, so many that only this number of pods has a node."""
+    nodes = [int(node.status.allocatable.get(GPUS, 0)) for node in core(cluster.kubeconfig).list_node().items]
+    if max(nodes) < sum(nodes):
+        pytest.skip("several nodes have GPUs")
+    return sum(nodes) // (pods + 1) + 1
 
 
 def core(kubeconfig: Path) -> client.CoreV1Api:

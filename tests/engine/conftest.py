@@ -16,6 +16,13 @@ def cluster() -> Iterator[TestCluster]:
 
 
 @pytest.fixture
+def without_kueue(cluster: TestCluster) -> None:
+    """Skip the test if Kueue would suspend its job, which names a queue."""
+    if clusters.serves(cluster, "kueue.x-k8s.io", "v1beta2", "workloads"):
+        pytest.skip("Kueue runs in the cluster")
+
+
+@pytest.fixture
 async def task(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[Task]:
     """A task with a unique job name. `of_each_kind`, or `TASK` in the test's module, sets its class.
 
@@ -24,6 +31,7 @@ async def task(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIte
     of_module = getattr(request.module, "TASK", Task)
     async with api_of(cluster) as api:
         task = getattr(request, "param", of_module)(api, cluster.namespace)
+        clusters.require(cluster, task.kind, task.version)
         try:
             yield task
         finally:

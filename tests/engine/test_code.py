@@ -23,11 +23,20 @@ from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.engine.tasks import MeddledApi, Task, api_of, of_each_kind, release_job, submit, torch_runtime, until
+from tests.engine.tasks import (
+    TRAINS,
+    MeddledApi,
+    Task,
+    api_of,
+    of_each_kind,
+    release_job,
+    submit,
+    torch_runtime,
+    until,
+)
 from tests.engine.test_rbac import token_with
 
 Object = dict[str, Any]
-WAITS = "echo started; sleep 600 & wait"
 
 
 def code_of(program: str) -> Code:
@@ -111,11 +120,11 @@ async def test_config_map_is_owned_by_the_job_and_deleted_with_it(task: Task) ->
 
 
 async def test_config_map_of_a_kept_job_stays(task: Task) -> None:
-    submitted = await run(task, 1, code_of(WAITS))
+    submitted = await run(task, 1, code_of(TRAINS))
     await task.running(submitted.ref)
     await release_job(task.api, submitted.ref, Mode.SUSPEND)
     assert await config_map(task, submitted) is not None
-    again = await run(task, 2, code_of(WAITS))
+    again = await run(task, 2, code_of(TRAINS))
     assert again.ref.uid == submitted.ref.uid
     await task.running(again.ref)
     await release_job(task.api, again.ref, Mode.DELETE)
@@ -143,11 +152,11 @@ async def test_retry_replaces_a_job_that_waits_for_code_that_has_changed(cluster
 
 
 async def test_retry_adopts_a_job_with_the_code_it_began_with(task: Task) -> None:
-    first = await run(task, 1, code_of(WAITS))
+    first = await run(task, 1, code_of(TRAINS))
     await task.running(first.ref)
     second = await run(task, 2, code_of("echo new"))
     assert second.ref.uid == first.ref.uid
-    old, new = code_of(WAITS).hash, code_of("echo new").hash
+    old, new = code_of(TRAINS).hash, code_of("echo new").hash
     assert f"Changed: code (hash {old}, now {new})" in str(task.log)
     third = await run(task, 3, code_of("echo new"), reattach="if_unchanged")
     assert third.created, "changed code is a changed job"
@@ -155,14 +164,14 @@ async def test_retry_adopts_a_job_with_the_code_it_began_with(task: Task) -> Non
 
 async def test_running_job_whose_config_map_was_deleted_is_kept(task: Task) -> None:
     """This does not prove that the job has not begun."""
-    first = await run(task, 1, code_of(WAITS))
+    first = await run(task, 1, code_of(TRAINS))
     await task.running(first.ref)
     name = config_map_name(first.ref.name, first.ref.submission)
     await task.api.request("DELETE", api_paths.core(task.namespace, "configmaps", name))
     second = await run(task, 2, code_of("echo new"))
     assert second.ref.uid == first.ref.uid
     assert "is missing. This try can't send it.\nPods that start from now on wait for the code" in str(task.log)
-    third = await run(task, 3, code_of(WAITS))
+    third = await run(task, 3, code_of(TRAINS))
     assert third.ref.uid == first.ref.uid
     assert await config_map(task, third) is not None
 

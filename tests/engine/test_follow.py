@@ -23,6 +23,7 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
+from tests import clusters
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import (
     TRAINS,
@@ -308,22 +309,22 @@ async def test_each_limit_ends_the_job(
 
 
 @of_each_kind
-async def test_partially_scheduled_job_is_released_after_a_warning(task: Task) -> None:
-    """Each pod requests more than half of the cluster's GPUs, so one of them has no node."""
-    ref = (await task.submit(1, TRAINS, gpus=40, workers=1)).ref
+async def test_partially_scheduled_job_is_released_after_a_warning(task: Task, cluster: TestCluster) -> None:
+    most = clusters.most_gpus(cluster, pods=1)
+    ref = (await task.submit(1, TRAINS, gpus=most, workers=1)).ref
     outcome = await task.ended(ref, limits=Limits(partial_start=6))
     assert outcome.cause is not None
     assert outcome.cause["category"] == "scheduling"
     assert "partial_start_timeout" in outcome.cause["summary"]
-    (warned,) = [line for line in task.log.messages if "holds 40 GPUs in 1 pod, but" in line]
+    (warned,) = [line for line in task.log.messages if f"holds {most} GPUs in 1 pod, but" in line]
     assert "has no node" in warned
     (released,) = [line for line in task.log.messages if outcome.released in line]
     assert task.log.messages.index(warned) < task.log.messages.index(released)
     assert await task.job() is None
 
 
-async def test_sensor_ignores_a_partial_allocation(task: Task) -> None:
-    ref = (await task.submit(1, TRAINS, gpus=40, workers=1)).ref
+async def test_sensor_ignores_a_partial_allocation(task: Task, cluster: TestCluster) -> None:
+    ref = (await task.submit(1, TRAINS, gpus=clusters.most_gpus(cluster, pods=1), workers=1)).ref
     await task.follow(ref, limits=Limits(partial_start=2), release=False, until=soon(1.5))
     assert not [line for line in task.log.messages if "GPUs in 1 pod, but" in line]
 

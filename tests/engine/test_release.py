@@ -225,6 +225,7 @@ async def test_failed_job_whose_pods_are_recreated_is_suspended(monkeypatch: pyt
     assert not completed.job["spec"]
 
 
+@pytest.mark.usefixtures("without_kueue")
 @of_each_kind
 async def test_unfinished_job_of_a_kueue_queue_is_deleted(task: Task) -> None:
     """Kueue would resume it: its Workload is still admitted."""
@@ -236,6 +237,7 @@ async def test_unfinished_job_of_a_kueue_queue_is_deleted(task: Task) -> None:
     assert await task.job() is None
 
 
+@pytest.mark.usefixtures("without_kueue")
 async def test_finished_job_of_a_kueue_queue_is_kept(task: Task) -> None:
     ref = (await task.submit(1, "true", queue="team-a")).ref
     await task.condition("Succeeded")
@@ -356,8 +358,10 @@ async def test_job_that_a_finalizer_keeps_is_reported(task: Task, monkeypatch: p
     monkeypatch.setattr(releasing, "GRACE_MARGIN_SECONDS", -29)
     ref = (await task.submit(1, "true")).ref
     await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
-    done = await release_job(task.api, ref, timeout=1)
-    await task.patch({"metadata": {"finalizers": None}})
+    try:
+        done = await release_job(task.api, ref, timeout=1)
+    finally:  # else the namespace of the tests would stay, too
+        await task.patch({"metadata": {"finalizers": None}})
     assert "something keeps it, such as a finalizer" in done.text
 
 

@@ -14,7 +14,7 @@ from kubernetes import client, config
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, kind_of
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from tests.clusters import IMAGE, TestCluster
+from tests.clusters import IMAGE, TestCluster, require
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Jobs:
         configuration = client.Configuration()
         config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
         api = client.ApiClient(configuration)
-        self.namespace = cluster.namespace
+        self._cluster, self.namespace = cluster, cluster.namespace
         self.kubeconfig = cluster.kubeconfig
         self._api, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
         self._made: list[Object] = []
@@ -57,6 +57,7 @@ class Jobs:
     def submit(self, manifest: Object | None = None, *, owned: bool = False, **how: Any) -> Object:
         """Submit a job: with `owned` as a task's job, otherwise without an owner."""
         manifest = copy.deepcopy(manifest) if manifest else self.build(**how)
+        require(self._cluster, kind_of(manifest["kind"]), manifest["apiVersion"].rpartition("/")[2])
         if owned:
             owner = Owner(TaskKey("elsewhere", "dag", "train", "run"), 1, "ti")
             manifest["metadata"]["annotations"] = {OWNER_ANNOTATION: owner.annotation()}

@@ -19,6 +19,7 @@ from airflow_provider_ktrain.operators.job_control import (
     ScaleTrainingJobOperator,
     SuspendTrainingJobOperator,
 )
+from tests.clusters import TestCluster, most_gpus
 from tests.job_control.following import connect
 from tests.job_control.jobs import WAIT, Jobs, Object, wait_for
 
@@ -93,8 +94,8 @@ def test_bounds_of_an_mpijob_come_from_horovodrun(jobs: Jobs) -> None:
         run(ScaleTrainingJobOperator, job, workers=4)
 
 
-def test_scale_fails_if_workers_stay_unscheduled(jobs: Jobs) -> None:
-    job = jobs.submit(workers=1, gpus=4)
+def test_scale_fails_if_workers_stay_unscheduled(jobs: Jobs, cluster: TestCluster) -> None:
+    job = jobs.submit(workers=1, gpus=most_gpus(cluster, pods=2))
     jobs.wait_pods(job, 2)
     with pytest.raises(TrainingJobError, match="after 1 s, the number of running Workers is still not 2"):
         run(ScaleTrainingJobOperator, job, workers=2, timeout=1)

@@ -106,7 +106,9 @@ class Instance:
     def __init__(self, cluster: TestCluster, kind: Kind = PYTORCHJOB, version: str | None = None) -> None:
         self.cluster = cluster
         self.kind = kind
-        self._resource = kind.group, version or kind.versions[0], cluster.namespace, kind.plural
+        version = version or kind.versions[0]
+        clusters.require(cluster, kind, version)
+        self._resource = kind.group, version, cluster.namespace, kind.plural
         self.run_id = uuid.uuid4().hex[:8]
         self.store = Store()
         self.has_state = True  # False: as in Airflow below 3.3
@@ -214,10 +216,9 @@ class Instance:
         return list(found["items"])
 
     def everything(self) -> set[str]:
-        """The uids of all jobs and pods."""
-        group, version, _, plural = self._resource
-        jobs = self._custom.list_cluster_custom_object(group, version, plural)["items"]
-        pods = self._core.list_pod_for_all_namespaces().items
+        """The uids of all jobs and pods in the namespace of the tests."""
+        jobs = self._custom.list_namespaced_custom_object(*self._resource)["items"]
+        pods = self._core.list_namespaced_pod(self.cluster.namespace).items
         return {j["metadata"]["uid"] for j in jobs} | {p.metadata.uid for p in pods}
 
     @property

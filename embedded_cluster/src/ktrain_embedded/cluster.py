@@ -43,9 +43,11 @@ class Config:
     :param node_times: the factor for the times after which the cluster reacts to a failed node: 45 s until a silent
         node is unreachable, 300 s until its pods are deleted, 40 to 60 s until the pods of a deleted node are removed.
     :param mpi_api: the version of MPIJob to serve: v1 or v2beta1.
-    :param trainer: the release of the Trainer whose TrainJob schema is served: 2.0, 2.1, or "" for 2.3.
+    :param trainer: the release of the Trainer whose TrainJob schema is served: 2.0, 2.1, "" for 2.3, or "none".
     :param trainer_status: turn on the Trainer's feature gate TrainJobStatus.
     :param kueue: serve the resources of Kueue. Its webhooks suspend jobs that name a queue; nothing admits them.
+    :param namespace: the namespace of the kubeconfig's context. It is created.
+    :param client_certificate: write a client certificate instead of the token to the kubeconfig.
     :param parent: id of the parent process. The cluster stops when the parent has ended. 0: don't check.
     """
 
@@ -61,6 +63,8 @@ class Config:
     trainer: str = ""
     trainer_status: bool = False
     kueue: bool = False
+    namespace: str = "default"
+    client_certificate: bool = False
     parent: int = 0
 
 
@@ -146,8 +150,7 @@ class EmbeddedCluster:
     paths `ca_file`, `kubeconfig` and `state_dir`. The state directory is temporary.
 
     :param images: directory by image name (None or "": an empty directory).
-    :param options: `nodes`, `gpus_per_node`, `resources`, `mpi_api`, `trainer`, `trainer_status`, `kueue`, as in
-        Config.
+    :param options: the other fields of Config.
     """
 
     pid: int

@@ -55,7 +55,7 @@ class Cluster:
         self._config = config
         self._directory = Path(config.state_dir).absolute()
         self._volumes = self._directory / "volumes"
-        self._certificate, self._ssl = credentials.make_tls(self._directory)
+        self._certificate, self._admin, self._ssl = credentials.make_tls(self._directory)
         self._token = secrets.token_urlsafe(32)
         self._port = config.port or _free_port()
         self._store = Store()
@@ -100,12 +100,13 @@ class Cluster:
 
     def _bootstrap(self) -> None:
         """Create the initial objects of the cluster."""
-        for name in NAMESPACES:
+        for name in dict.fromkeys((*NAMESPACES, self._config.namespace)):
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
         for priority_class in priorities.SYSTEM:
             self._store.create(r.PRIORITY_CLASS, priority_class)
         definitions.install(self._store, self._served)
-        runtimes.install(self._store)
+        if r.TRAINJOB in self._served:
+            runtimes.install(self._store)
         GPUS.offer(gpus.devices())
         images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
@@ -121,7 +122,7 @@ class Cluster:
         yield scheduler.run(self._store)
         for kubelet in self._kubelets.values():
             yield kubelet.run()
-        ca = self._certificate.decode()
+        ca = self._certificate.public.decode()
         status_ca = ca if self._status_port else ""
         times = NodeTimes.scaled(self._config.node_times)
         for controller in controllers.all_controllers(self._store, self._served, self._volumes, ca, status_ca, times):
@@ -138,8 +139,13 @@ class Cluster:
         url, ca_file = f"https://{HOST}:{self._port}", self._directory / "ca.crt"
         kubeconfig = Path(self._config.kubeconfig or self._directory / "kubeconfig").absolute()
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        credentials.write_private(kubeconfig, credentials.kubeconfig(url, self._certificate, self._token))
-        ca_file.write_bytes(self._certificate)
+        user = {"token": self._token}
+        if self._config.client_certificate:
+            pair = {"certificate": self._admin.public, "key": self._admin.key}
+            user = {f"client-{what}-data": credentials.encoded(pem) for what, pem in pair.items()}
+        content = credentials.kubeconfig(url, self._certificate.public, user, self._config.namespace)
+        credentials.write_private(kubeconfig, content)
+        ca_file.write_bytes(self._certificate.public)
         files = {"kubeconfig": str(kubeconfig), "ca_file": str(ca_file)}
         state = {"pid": os.getpid(), "url": url, **files, "token": self._token}
         credentials.write_private(self._directory / STATE_FILE, json.dumps(state).encode())

@@ -9,7 +9,7 @@ import json
 import secrets
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,15 @@ class Cluster:
             nodes = await self.json("GET", f"{CORE}/nodes")
             self.free_nodes = [node["metadata"]["name"] for node in nodes["items"]]
             self.node = self.free_nodes[0]
-            await self.make_accounts()
+            made = await self.make_accounts()
             self.watching = {plural: asyncio.Event() for plural in self.groups}
             watches = [asyncio.create_task(self.watch(plural)) for plural in self.groups]
             try:
                 await asyncio.wait_for(asyncio.gather(*(seen.wait() for seen in self.watching.values())), BEHIND)
                 yield self
             finally:
+                for path in made:
+                    await self.json("DELETE", path)
                 for task in watches:
                     task.cancel()
                 ended = await asyncio.gather(*watches, return_exceptions=True)
@@ -150,7 +152,26 @@ class Cluster:
         async with self.request("PATCH", path, json.dumps(changes).encode(), headers):
             pass
 
-    async def make_accounts(self) -> None:
+    @asynccontextmanager
+    async def own_capacity(self, node: str, names: Iterable[str]) -> AsyncIterator[None]:
+        """The node has none of these resources at the beginning, and as many as before at the end."""
+        path, names = f"{CORE}/nodes/{node}", list(names)
+        found = (await self.json("GET", path))["status"]["capacity"] if names else {}
+        await self.set_capacity(path, dict.fromkeys(names))
+        try:
+            yield
+        finally:
+            await self.set_capacity(path, {name: found.get(name) for name in names})
+
+    async def set_capacity(self, node: str, capacity: Obj) -> None:
+        headers = {"Content-Type": "application/merge-patch+json"}
+        body = json.dumps({"status": {"capacity": capacity}}).encode()
+        if capacity:
+            async with self.request("PATCH", f"{node}/status", body, headers):
+                pass
+
+    async def make_accounts(self) -> list[str]:
+        """Returns the paths of the objects that it has created."""
         home = f"{CORE}/namespaces/default/serviceaccounts"
         for name in ACCOUNTS:
             await self.json("POST", home, {"metadata": {"name": name}})
@@ -163,6 +184,7 @@ class Cluster:
         await self.json("POST", f"{base}/roles", {"metadata": {"name": "viewer"}, "rules": rules})
         binding = {"metadata": {"name": "viewer"}, "subjects": subjects, "roleRef": role}
         await self.json("POST", f"{base}/rolebindings", binding)
+        return [f"{base}/rolebindings/viewer", f"{base}/roles/viewer", *(f"{home}/{name}" for name in ACCOUNTS)]
 
     async def watch(self, plural: str) -> None:
         """Hands every change to the recording of its namespace, for as long as the server lets it."""
@@ -186,7 +208,8 @@ class Cluster:
         async with self.slots:
             nodes = [self.free_nodes.pop() for _ in range(scenario.nodes)]
             try:
-                return await Recording(self, scenario, nodes).run()
+                async with self.own_capacity(nodes[0] if nodes else self.node, scenario.capacity):
+                    return await Recording(self, scenario, nodes).run()
             finally:
                 for node in nodes:
                     await self.json("POST", "/ktrain/faults", {"fault": "recover", "node": node})

@@ -47,6 +47,14 @@ class Scenario:
         return HERE / "recorded" / f"{self.recorded_as or self.name}.json"
 
     @property
+    def capacity(self) -> set[str]:
+        """The resources of its node that it sets."""
+        patches = [step["body"] for step in self.steps if "/nodes/{node}/status" in step.get("http", "")]
+        merged = {name for patch in patches if isinstance(patch, dict) for name in patch["status"]["capacity"]}
+        paths = {operation["path"] for patch in patches if isinstance(patch, list) for operation in patch}
+        return merged | {path.rpartition("/")[2].replace("~1", "/") for path in paths}
+
+    @property
     def seconds(self) -> float:
         """How long it took when it was recorded."""
         return float(json.loads(self.recording.read_text())["seconds"])

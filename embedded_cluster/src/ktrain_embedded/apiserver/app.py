@@ -92,7 +92,8 @@ class ApiServer:
             if self._faults.found("drop", info.verb, info.path):
                 _abort(request)
             self._faults.check(info.verb, info.path)
-        user = self.authenticator.user(request.headers.get("Authorization"))
+        certificate = request.get_extra_info("peercert")
+        user = self.authenticator.user(request.headers.get("Authorization"), certificate)
         self._authorizer.check(user, info)
         return await (self._resource(request, info, user) if info.plural else self._path(request, info))
 

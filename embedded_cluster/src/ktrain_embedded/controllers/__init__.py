@@ -39,11 +39,11 @@ def all_controllers(
     """
     times = times or NodeTimes()
     trainer_2_0 = any(resource == r.TRAINJOB and resource.release == "2.0" for resource in served)
+    train_jobs = TrainJobController(store, status_ca=status_ca, lists_jobs=not trainer_2_0)
     return [
         PyTorchJobController(store).run,
         (MPIJobV1Controller(store) if r.MPIJOB_V1 in served else MPIJobV2Controller(store)).run,
-        TrainJobController(store, status_ca=status_ca, lists_jobs=not trainer_2_0).run,
-        JobSetController(store).run,
+        *([train_jobs.run, JobSetController(store).run] if r.TRAINJOB in served else []),
         JobController(store).run,
         ClaimController(store, volumes).run,
         NamespaceController(store, served, root_ca).run,

@@ -139,11 +139,14 @@ def served(mpi_api: str = "v1", trainer: str = "", *, kueue: bool = False) -> tu
     """Return all resource types of a cluster.
 
     :param mpi_api: the only served version of MPIJob: v1 or v2beta1. A real cluster also serves only one of them.
-    :param trainer: the Trainer release whose TrainJob schema is served: 2.0, 2.1, or "" for 2.3. The status of 2.0
-        doesn't list jobs.
+    :param trainer: the Trainer release whose TrainJob schema is served: 2.0, 2.1, "" for 2.3, or "none". The status
+        of 2.0 doesn't list jobs.
     :param kueue: whether to serve the resources of Kueue.
     """
     mpijob = {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api]
     trainjob = replace(TRAINJOB, release=trainer)
     trainer_resources = (JOBSET, CLUSTER_TRAINING_RUNTIME, TRAINING_RUNTIME, trainjob)
-    return (*BUILT_IN, PYTORCHJOB, mpijob, *trainer_resources, *(KUEUE_RESOURCES if kueue else ()))
+    return (
+        *BUILT_IN, PYTORCHJOB, mpijob, *(trainer_resources if trainer != "none" else ()),
+        *(KUEUE_RESOURCES if kueue else ()),
+    )  # fmt: skip

@@ -1,0 +1,35 @@
+"""Tests pass on a cluster that they don't start: another namespace, other credentials, GPUs and APIs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import REAL
+
+ROOT = Path(__file__).parents[1]
+#: by their folder, from which their fixtures come
+TESTS = {
+    "engine": [
+        "test_release.py::test_delete_waits_until_job_and_pods_are_gone",
+        "test_release.py::test_finished_job_of_a_kueue_queue_is_kept",
+    ],
+    "operators": [
+        "test_bad_input.py::test_rejected_token_is_a_cluster_error",
+        "test_kill.py::test_error_keeps_the_job_for_the_retry",
+        "test_submission.py::test_retry_keeps_the_attempt",
+    ],
+}
+
+
+@pytest.mark.skipif(bool(REAL), reason="it starts a cluster of its own")
+@pytest.mark.parametrize(("folder", "summary"), [("engine", "1 passed, 2 skipped"), ("operators", "3 passed")])
+def test_tests_pass_on_another_cluster(folder: str, summary: str) -> None:
+    names = [f"tests/{folder}/{name}" for name in TESTS[folder]]
+    command = [sys.executable, "-m", "tests.other_cluster", "-q", "-p", "no:xdist", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary in done.stdout
