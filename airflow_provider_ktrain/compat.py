@@ -354,8 +354,8 @@ def storable_log(log: Any, source: str = "", admit: Admit | None = None) -> Any:
     """
 
     def storable_event(_: Any, name: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        text, traceback = shown(event.pop("event")), shown(event.pop("exception", ""))
-        text, kw = f"{text}\n{traceback}" if traceback else text, clean(dict(event))
+        text, traceback = shown(event.pop("event")), event.pop("exception", "")
+        text, kw = f"{text}\n{shown(traceback)}" if traceback else text, clean(dict(event))
         if admit is not None and not admit(getattr(log, name), str(text), kw):
             raise structlog.DropEvent
         return (text,), kw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,21 @@ RECORDED = sorted(path.stem for path in FOLDER.iterdir())
 def test_success_of_a_program_that_was_stopped_is_doubtful(name: str, handover: bool) -> None:
     known = at_the_end(name, handover=handover)
     assert (known.phase, known.doubts) == (Phase.SUCCEEDED, [DOUBTS[name]])
+
+
+@pytest.mark.parametrize("seen_before", [False, True], ids=["seen at the end", "seen when it was evicted"])
+def test_success_in_the_second_of_the_eviction_is_doubtful(seen_before: bool) -> None:
+    """A program may end at once (seen in a soak on 2026-11-26)."""
+    known = at_the_end("100b-pt-evicted-exit-0-master-onfailure")
+    evicted: Any = next(pod for pod in known.pods.all if pod["status"]["phase"] == "Succeeded")
+    evicted["status"]["conditions"][0]["lastTransitionTime"] = known.job["status"]["completionTime"]
+    evicted["metadata"]["deletionTimestamp"] = "2026-11-23T14:35:30Z"  # five seconds of grace later
+    running = copy.deepcopy(evicted)
+    running["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": "2026-11-23T14:35:16Z"}}
+    history = PodHistory(known.kind)
+    for pod in [running, evicted] if seen_before else [evicted]:
+        history.update({evicted["metadata"]["uid"]: pod}, (), NOW)
+    assert [one.text for one in history.interruptions(known.job)] == known.doubts
 
 
 def test_master_that_is_created_after_the_success_changes_nothing() -> None:

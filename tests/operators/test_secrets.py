@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+import sys
 import tempfile
 import threading
 import traceback
@@ -31,7 +32,7 @@ from airflow_provider_ktrain.core.formats import OUTCOME_STATE, STATUS_XCOM, TRI
 from airflow_provider_ktrain.core.reporting.asset_events import event_extra
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
-from airflow_provider_ktrain.core.text.output import Verbatim, shown_log
+from airflow_provider_ktrain.core.text.output import Verbatim, clean, shown_log
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
 from airflow_provider_ktrain.operators import openlineage, task_store
@@ -138,6 +139,19 @@ def test_lines_of_containers_are_logged_as_they_are() -> None:
     with structlog.testing.capture_logs() as lines:
         compat.storable_log(structlog.get_logger()).info(Verbatim("token=abc"))
     assert [line["event"] for line in lines] == ["token=abc"]
+
+
+def test_lines_of_containers_are_not_searched_for_secrets() -> None:
+    """That would take as long as to log them."""
+    log, called = compat.storable_log(structlog.get_logger()), set[str]()
+    with structlog.testing.capture_logs():
+        sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name))
+        try:
+            log.info(Verbatim("line 1"), logger="Worker 0")
+        finally:
+            sys.setprofile(None)
+    assert clean.__name__ in called
+    assert compat.masked.__name__ not in called
 
 
 @given(texts_with_a_secret())

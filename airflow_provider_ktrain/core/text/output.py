@@ -65,10 +65,10 @@ def _storable(text: str) -> str:
 
 
 def _presentable(text: str) -> str:
-    from airflow_provider_ktrain.core.text.secret_rules import masked  # not loaded when a DAG file is parsed
-
     if isinstance(text, Verbatim):
         return _storable(str(text))
+    from airflow_provider_ktrain.core.text.secret_rules import masked  # not loaded when a DAG file is parsed
+
     for masker in _host_maskers:
         text = masker(text)
     return _storable(masked(text))

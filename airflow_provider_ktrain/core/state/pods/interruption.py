@@ -231,10 +231,14 @@ def _grace_of(pod: Json) -> float:
 
 
 def _disrupted_at(pod: Json) -> float | None:
-    """Since when the pod has the condition DisruptionTarget; None if it hasn't."""
+    """Since when the pod has the condition DisruptionTarget, at the earliest; None if it hasn't.
+
+    Only a pod that has not ended gets it. So if the job's end has the same time, it came afterwards.
+    """
     if not objects.has_condition(pod, "DisruptionTarget"):
         return None
-    return epoch_seconds(objects.condition_of(pod, "DisruptionTarget").get("lastTransitionTime")) or 0.0
+    at = epoch_seconds(objects.condition_of(pod, "DisruptionTarget").get("lastTransitionTime")) or 0.0
+    return at - objects.TIMESTAMP_RESOLUTION.total_seconds()
 
 
 def requested_at(pod: Mapping[str, Any]) -> float | None:
