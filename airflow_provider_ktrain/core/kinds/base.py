@@ -9,6 +9,7 @@ real cluster.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from airflow_provider_ktrain.core.kinds.form import ManifestForm
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 from airflow_provider_ktrain.core.kinds.operators import OPERATOR_LABEL, OperatorBehavior, OperatorVersion, Scaling
 from airflow_provider_ktrain.core.kinds.runtimes import Runtimes
+
+#: of a pod whose name begins with its job's name and its role
+_REST_OF_POD_NAME = re.compile(r"(-\d+(?=-\d))?(-(?P<index>\d+))?(-[a-z0-9]{5})?")
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,23 @@ class Kind:
         role = next((r for r in self.roles if r.lower() == value), self.primaries[0] if value == "master" else "")
         index = labels.get(f"{OPERATOR_LABEL}/replica-index") or "0"
         return role or value or "pod", int(index) if index.isdigit() else 0
+
+    def replica_of(self, job: Mapping[str, Any], pod_name: str) -> tuple[str, int] | None:
+        """Role and index of one of the job's pods by its name alone; None if no pod of the job has this name.
+
+        The operators' names end with role and index. A replicated job's number comes before the index of its pods, and
+        pods of a Job have five more characters.
+        """
+        for role in self.replicas(job):
+            prefix = f"{(job.get('metadata') or {}).get('name')}-{role.lower()}"
+            if found := _REST_OF_POD_NAME.fullmatch(pod_name.removeprefix(prefix)):
+                return role, int(found["index"] or 0)
+        return None
+
+    def deciding_replicas(self, job: Mapping[str, Any]) -> set[tuple[str, int]]:
+        """All replicas without which the training isn't complete: see `completes`."""
+        replicas = ((role, index) for role in self.replicas(job) for index in range(self.count(job, role)))
+        return {replica for replica in replicas if self.completes(job, *replica)}
 
     def size(self, job: Mapping[str, Any]) -> int:
         """How many pods the job requests."""

@@ -132,16 +132,24 @@ async def list_pods(api: Api, namespace: str, selector: str) -> list[Object]:
 
 
 async def list_objects(
-    api: Api, path: str, selector: str = "", *, keep: Callable[[Object], T], page_size: int = PAGE_SIZE
+    api: Api,
+    path: str,
+    selector: str = "",
+    *,
+    fields: str = "",
+    keep: Callable[[Object], T],
+    page_size: int = PAGE_SIZE,
 ) -> list[T]:
     """The objects at a path, read in pages.
 
     :param path: of the list.
     :param selector: of labels. Default: empty, all objects.
+    :param fields: a selector of fields. Default: empty, all objects.
     :param keep: what to keep of an object: only one page is in memory.
     :param page_size: objects per request. Default: PAGE_SIZE.
     """
-    selected = {"labelSelector": selector} if selector else {}
+    selectors = {"labelSelector": selector, "fieldSelector": fields}
+    selected = {name: value for name, value in selectors.items() if value}
     objects: list[T] = []
     query = {**selected, "limit": str(page_size)}
     while True:

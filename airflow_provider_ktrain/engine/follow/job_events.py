@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from airflow_provider_ktrain.core.state.pods.objects import created_at
-from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.state.pods.objects import created_at, event_time
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -58,7 +55,7 @@ class JobEvents:
         uids, began = {state.ref.uid, *state.pods.uids}, created_at(state.known_job) or 0.0
         between = [by_involved_name(kind, name) for kind, name in state.kind.objects_with_events(state.known_job)]
         known = informer.objects_of([*map(by_involved_uid, uids), *between])
-        found += [event for event in known if event["involvedObject"].get("uid") in uids or _time_of(event) >= began]
+        found += [event for event in known if event["involvedObject"].get("uid") in uids or event_time(event) >= began]
         self.exist = bool(found)
         return found
 
@@ -83,7 +80,7 @@ class JobEvents:
                 if isinstance(e, ApiStatusError) and e.status == 403:
                     self.exist = False  # they are never known: a job without pods then has its startup limit
                 return False
-            found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
+            found += [event for event in answer.get("items") or () if event_time(event) >= began or selector in by_uid]
         self.exist = bool(found)
         return True
 
@@ -115,9 +112,3 @@ class JobEvents:
                 f"is missing.\n`ktrain rbac --service-account NAMESPACE:NAME` prints the Role and its binding.\n{error}"
             )
         refused[namespace] = time.monotonic() + FORBIDDEN_RETRY_SECONDS
-
-
-def _time_of(event: Mapping[str, Any]) -> float:
-    """When the event was last seen, in epoch seconds. JobSet's events have fractions of a second, the job has not."""
-    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
-    return next((seconds for time in times if (seconds := epoch_seconds(time)) is not None), math.inf)

@@ -16,14 +16,14 @@ from typing import Any
 
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.devices import claims_of
-from airflow_provider_ktrain.core.state.pods.interruption import Replica
+from airflow_provider_ktrain.core.state.pods.interruption import Replica, ends_in_events
 from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, labels_of, node_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.claims import read_claims
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.api.job_calls import JobRead, owner_of, pod_owners, read_job
+from airflow_provider_ktrain.engine.api.job_calls import JobRead, list_objects, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
@@ -65,6 +65,7 @@ class Observer:
         self._jobs, self._pods = jobs, pods
         self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
+        self._lost: set[Replica] = set()  # of which no pod was seen, and whose ends were looked for
         self._placed_since: float | None = None  # since when each existing pod has a node, by `time.monotonic`
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
@@ -139,20 +140,25 @@ class Observer:
         return pods_known and self._update_phase()
 
     async def _read_missed_changes(self) -> None:
-        """Learn what became of pods that the process before has seen, and that were deleted before this one watched.
+        """Learn what became of pods that were deleted before this process watched.
 
         An operator may have taken the end of a pod that was evicted meanwhile for a success. A watch from the
-        resourceVersion that the process before has reached shows it, while the API server knows changes since.
+        resourceVersion that the process before has reached shows it, while the API server knows changes since. If there
+        was no such process, or it was lost, events of the pods do, of the last hour as a rule.
 
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
         state = self._state
-        if state.pods_before and (missing := state.missing_replicas):
+        missing = state.missing_replicas - self._lost
+        if missing and (version := state.pods_before.get("version")):
             try:
-                await self._replay(str(state.pods_before.get("version")), missing)
+                await self._replay(str(version), missing)
             except ApiStatusError as e:
                 if not e.gone and e.status != 400:
                     raise
+        if missing and phase_of(state.known_job) is Phase.SUCCEEDED:
+            await self._read_ends(missing)
+            self._lost |= missing
             if missing:
                 names = listed([state.kind.replica_name(*one) for one in sorted(missing)], MAX_NAMED_REPLICAS)
                 self._log.warning(
@@ -182,6 +188,22 @@ class Observer:
             state.pods.mark_deleted(pod)
             if deleted:
                 self._output.mark_deleted(pod)
+
+    async def _read_ends(self, missing: set[Replica]) -> None:
+        """Take from events how the pods of these replicas ended, and leave those without events in `missing`."""
+        state, path, found = self._state, api_paths.core(self._state.ref.namespace, "events"), list[Object]()
+        try:
+            for reason in ("Started", "Killing"):
+                fields = f"involvedObject.kind=Pod,reason={reason}"
+                found += await list_objects(self._api, path, fields=fields, keep=dict)
+        except ApiStatusError as e:
+            if e.status != 403:
+                raise
+        for replica, stopped in ends_in_events(state.kind, state.known_job, found, missing).items():
+            missing.discard(replica)
+            self._lost.add(replica)
+            if stopped:
+                state.pods.note_end(replica, stopped)
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.

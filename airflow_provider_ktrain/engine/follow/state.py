@@ -127,12 +127,12 @@ class JobState:
 
     @property
     def missing_replicas(self) -> set[Replica]:
-        """The replicas that have had a pod since the process before stopped, and of which this one has seen none."""
+        """The replicas on which the success depends, that have had a pod, and of which this process has seen none."""
         before = mapping(self.pods_before.get("replicas")).items()
         lists = ((role, indexes) for role, indexes in before if isinstance(indexes, list))
         had_pods = {(role, index) for role, indexes in lists for index in indexes if isinstance(index, int)}
         if phase_of(self.known_job) is Phase.SUCCEEDED:
-            had_pods.add((self.kind.primary(self.known_job), 0))
+            had_pods |= self.kind.deciding_replicas(self.known_job)
         return had_pods - deciding_replicas(self.kind, self.known_job, self.pods.all)
 
     @property

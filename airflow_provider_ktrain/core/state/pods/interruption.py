@@ -160,6 +160,33 @@ def find_interruptions(
     return matter if shown is None else [shown]
 
 
+def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable[Replica]) -> dict[Replica, str]:
+    """How the last containers of replicas ended whose pods nobody has seen, by the kubelet's events about them.
+
+    The kubelet reports with the reason Killing that it stops a container (recordings 100b and 107c). It reports nothing
+    about a container that ends by itself.
+
+    :param events: with the reasons Started and Killing, also about pods of other jobs.
+    :param lost: the replicas.
+    :return: the text of an `Interruption`, or "" if nobody stopped it; without the replicas that have no events.
+    """
+    last: dict[Replica, tuple[float, bool, str]] = {}
+    job_end, wanted = epoch_seconds(ended_at(job)), set(lost)
+    main = {
+        role: kind.main_container_name(job, spec.get("template") or {}) for role, spec in kind.replicas(job).items()
+    }
+    for event in events:
+        about, at = event["involvedObject"], objects.event_time(event)
+        replica = kind.replica_of(job, str(about.get("name")))
+        if replica not in wanted or about.get("fieldPath") != f"spec.containers{{{main[replica[0]]}}}":
+            continue
+        if _resumed_at(job) < at and (job_end is None or at <= job_end):
+            node = str((event.get("source") or {}).get("host") or event.get("reportingInstance"))
+            last[replica] = max((at, event.get("reason") == "Killing", node), last.get(replica, (0.0, False, "")))
+    text = "{} ended with exit code 0 after it was stopped on {}".format
+    return {one: text(kind.replica_name(*one), node) if stopped else "" for one, (_, stopped, node) in last.items()}
+
+
 def deciding_replicas(kind: Kind, job: Json, pods: Iterable[Json]) -> set[Replica]:
     """The replicas of these pods on which the job's success depends."""
     return {replica for pod in pods if kind.completes(job, *(replica := kind.pod_role(labels_of(pod))))}

@@ -5,6 +5,7 @@ Every object is as read from the API server; what is missing in it counts as emp
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -254,3 +255,9 @@ def failures_of(pod: Json, include_recovered: bool = False) -> list[tuple[bool, 
 def _last_end(pod: Json) -> datetime | None:
     ends = [parse_timestamp(run.get("finishedAt")) for c in containers(pod) for run in failed_runs(c)]
     return max((at for at in ends if at), default=parse_timestamp((pod.get("status") or {}).get("startTime")))
+
+
+def event_time(event: Json) -> float:
+    """When the event was last seen, in epoch seconds. JobSet's events have fractions of a second, the job has not."""
+    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    return next((seconds for time in times if (seconds := epoch_seconds(time)) is not None), math.inf)

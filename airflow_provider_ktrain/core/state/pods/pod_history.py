@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.state.pods.devices import Claim, claims_of
 from airflow_provider_ktrain.core.state.pods.interruption import (
     MAX_INTERRUPTIONS,
     Interruption,
+    Replica,
     find_interruptions,
     noted_interruptions,
     requested_at,
@@ -77,6 +78,11 @@ class PodHistory:
         if (at := requested_at(pod)) is not None:
             self._requested.setdefault(pod["metadata"]["uid"], at)
         self.stopped_version += at is not None or has_condition(pod, "DisruptionTarget")
+
+    def note_end(self, replica: Replica, text: str) -> None:
+        """Record how a pod ended that nobody has seen: see `interruption.ends_in_events`."""
+        self._interrupted.append(Interruption(*replica, uid="", created="", text=text))
+        self.stopped_version += 1
 
     def interruptions(self, job: Pod) -> list[Interruption]:
         """The replicas that were stopped from outside although their end counts as success."""
