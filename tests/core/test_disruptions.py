@@ -15,12 +15,13 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.identity.adoption import Action, decide
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds import MPIJOB, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION, SUCCESS_POLICY_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pods.interruption import (
     STOPPED_PODS_ANNOTATION,
+    ends_in_events,
     note,
     note_of_proof,
     noted_interruptions,
@@ -375,10 +376,39 @@ def test_pod_that_is_deleted_after_the_end_of_the_job_is_no_doubt(succeeded: str
     assert len(history_of(pod).interruptions(job_that_succeeded(succeeded))) == doubts
 
 
-@pytest.mark.parametrize(("succeeded", "doubts"), [("2026-01-01T12:10:00Z", 1), ("2026-01-01T12:09:59Z", 0)])
-def test_job_may_end_in_the_second_of_the_eviction(succeeded: str, doubts: int) -> None:
-    pod = master("a", ended="2026-01-01T12:10:00Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
-    assert len(history_of(pod).interruptions(job_that_succeeded(succeeded))) == doubts
+def pod_event(
+    reason: str, at: str, uid: str, container: str = "mpi-launcher", pod: str = "run-launcher-29nzj"
+) -> dict[str, Any]:
+    about = {"uid": uid, "name": pod, "fieldPath": f"spec.containers{{{container}}}"}
+    source, last = {"component": "kubelet", "host": "node-1"}, f"2026-11-23T{at}Z"
+    return {"metadata": {}, "reason": reason, "lastTimestamp": last, "involvedObject": about, "source": source}
+
+
+STARTED, KILLED = ("Started", "14:34:59", "a"), ("Killing", "14:35:23", "a")
+
+
+@pytest.mark.parametrize(
+    ("events", "ended"),
+    [
+        ((STARTED, KILLED), "stopped"),
+        ((KILLED, STARTED), "stopped"),  # events have no order
+        ((STARTED,), "by itself"),
+        ((STARTED, KILLED, ("Started", "14:35:25", "b")), "by itself"),  # replaced, or restarted
+        ((STARTED, ("Killing", "14:35:28", "a")), "stopped"),  # the job ended in this second
+        ((STARTED, ("Killing", "14:35:29", "a")), "by itself"),  # a clean-up
+        ((STARTED, ("Killing", "14:35:23", "a", "istio-proxy")), "by itself"),  # a sidecar
+        ((STARTED, ("Killing", "14:35:23", "a", "mpi-launcher", "run-launcher-x-launcher-29nzj")), "by itself"),
+        ((("Killing", "14:35:23", "a", "mpi-launcher", "run-worker-0"),), None),  # no success depends on it
+        ((), None),
+    ],
+)
+def test_events_show_how_an_unseen_pod_ended(events: Sequence[tuple[str, ...]], ended: str | None) -> None:
+    """Times and names of recording 100b-mpi-evicted-exit-0-launcher, whose job ended at 14:35:28."""
+    job = at_the_end("100b-mpi-evicted-exit-0-launcher").job
+    listed = [pod_event(*event) for event in events]
+    texts = {"stopped": "Launcher ended with exit code 0 after it was stopped on node-1", "by itself": ""}
+    expected = {} if ended is None else {("Launcher", 0): texts[ended]}
+    assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)]) == expected
 
 
 # a failure that is not final

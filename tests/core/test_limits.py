@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import BACKSTOP_ANNOTATION
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest.deadline import backstop_seconds, seconds_to_deadline
+from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS, seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Limit, Limits, clocks
 from airflow_provider_ktrain.core.state.pods.objects import restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
@@ -75,7 +75,7 @@ def test_condition_proves_since_when_nothing_has_changed() -> None:
 def test_deadline_names_the_seconds_that_the_task_allows() -> None:
     """The job's creation has whole seconds, its deadline is rounded: their difference may be a second more."""
     annotated = job(("Running", CREATED))
-    annotated["metadata"]["annotations"] = {BACKSTOP_ANNOTATION: str(int(backstop_seconds(20)))}
+    annotated["metadata"]["annotations"] = {BACKSTOP_ANNOTATION: str(int(20 + BACKSTOP_SECONDS))}
     groups = PodGroups(PYTORCHJOB, [])
     seconds = seconds_to_deadline(annotated)
     (clock,) = clocks(

@@ -343,12 +343,58 @@ async def test_changes_that_the_api_server_has_forgotten_are_no_doubt(version: s
         assert str(training.log).count("can't be read any more: Launcher.") == 4
 
 
+def kubelet_event(training: Staged, pod: str, container: str, reason: str, at: str) -> None:
+    """As recorded in 100b."""
+    about = {"kind": "Pod", "namespace": "ns", "name": pod, "uid": pod, "fieldPath": f"spec.containers{{{container}}}"}
+    times = {"firstTimestamp": at, "lastTimestamp": at, "eventTime": None}
+    name = f"{pod}-{reason}-{at}".lower()
+    source = {"component": "kubelet", "host": "node-1"}
+    event = {"involvedObject": about, "reason": reason, "type": "Normal", "source": source, **times}
+    training.api.put("events", {"metadata": {"name": name, "creationTimestamp": at}, **event})
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "container", "replica"),
+    [
+        ("100b-mpi-evicted-exit-0-launcher", f"{NAME}-launcher-29nzj", "mpi-launcher", "Launcher"),
+        ("100b-trainjob-evicted-exit-0-default", f"{NAME}-node-0-1-pgmmp", "node", "node 1"),
+    ],
+)
+async def test_events_show_what_no_process_has_seen(name: str, pod: str, container: str, replica: str) -> None:
+    """The worker was lost before the eviction, and its retry finds a job that has succeeded, without pods."""
+    for reasons, doubtful in ((("Started", "Killing"), True), (("Started",), False)):
+        async with replaying(name) as (training, recorded):
+            recorded.go()
+            remove_pods(training)
+            for number, reason in enumerate(reasons):
+                kubelet_event(training, pod, container, reason, f"2026-11-23T14:35:1{number}Z")
+            outcome = await training.follow(OPTIONS)
+            said = (
+                f"{replica} ended with exit code 0 after it was stopped on node-1: the training is probably incomplete"
+            )
+            assert ((outcome.cause or {}).get("summary"), outcome.succeeded) == (
+                said if doubtful else None,
+                not doubtful,
+            )
+
+
+@pytest.mark.parametrize(("status", "asked"), [(403, 1), (503, 4)])
+async def test_events_that_cannot_be_read_leave_the_success(status: int, asked: int) -> None:
+    """Without the right to, it is said once. An API server that is away is asked again."""
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
+        recorded.go()
+        remove_pods(training)
+        training.api.fail("GET", "events.*reason", status, count=asked)
+        assert (await training.follow(OPTIONS)).succeeded
+        assert str(training.log).count("can't be read any more: Launcher.") == 1
+
+
 async def test_nothing_is_read_again_if_no_pod_is_missing() -> None:
     async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
         handover = await handed_over(training, recorded, runs)
         before = len(training.api.requests)
         following = asyncio.ensure_future(training.follow(OPTIONS, handover))
-        await until(lambda: "is Running" in str(training.log))
+        await until(lambda: any("/log?" in line for line in training.api.requests[before:]))
         watches = [line for line in training.api.requests[before:] if "/pods?" in line and "watch=true" in line]
         assert len(watches) == 1
         following.cancel()

@@ -44,13 +44,14 @@ class EventRecorder:
     Each object has a budget of 25 events, plus one every 5 minutes. As on a real cluster, further events are dropped.
     """
 
-    def __init__(self, store: Store, component: str, events_v1: bool = False) -> None:
+    def __init__(self, store: Store, component: str, events_v1: bool = False, host: str = "") -> None:
         """
         :param component: the component that reports the events.
+        :param host: the node that it runs on, of a kubelet. Default: empty, none is named.
         :param events_v1: write events like recorders of events.k8s.io: with eventTime, without count and timestamps.
         """
         self._store = store
-        self._component = component
+        self._component, self._host = component, host
         self._events_v1 = events_v1
         self._about: OrderedDict[str, _About] = OrderedDict()  # by uid, least recently used first
 
@@ -93,8 +94,10 @@ class EventRecorder:
         else:
             head |= {
                 "count": written.count, "source": {"component": self._component}, "eventTime": None,
-                "firstTimestamp": written.first, "lastTimestamp": now(), "reportingInstance": "",
+                "firstTimestamp": written.first, "lastTimestamp": now(), "reportingInstance": self._host,
             }  # fmt: skip
+        if self._host:
+            head["source"]["host"] = self._host
         self._store.create(r.EVENT, head)
 
 

@@ -180,8 +180,8 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
         replica = kind.replica_of(job, str(about.get("name")))
         if replica not in wanted or about.get("fieldPath") != f"spec.containers{{{main[replica[0]]}}}":
             continue
-        if _resumed_at(job) < at and (job_end is None or at <= job_end):
-            node = str((event.get("source") or {}).get("host") or event.get("reportingInstance"))
+        if (objects.resumed_at(job) or 0.0) < at and (job_end is None or at <= job_end):
+            node = str((event.get("source") or {}).get("host") or "its node")
             last[replica] = max((at, event.get("reason") == "Killing", node), last.get(replica, (0.0, False, "")))
     text = "{} ended with exit code 0 after it was stopped on {}".format
     return {one: text(kind.replica_name(*one), node) if stopped else "" for one, (_, stopped, node) in last.items()}
@@ -234,10 +234,9 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     ended, disrupted = _end_of(kind, job, pod), _disrupted_at(pod)
     at = min((time for time in (disrupted, requested) if time is not None), default=None)
     finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
-    if at is None or _has_failed(kind, job, pod) or at <= (objects.resumed_at(job) or 0.0):
+    if at is None or _has_failed(kind, job, pod) or (job_end is not None and at >= job_end):
         return None
-    # clean-ups after the end delete pods in the same second, too, but they evict none
-    if job_end is not None and (at > job_end or (at == job_end and at != disrupted)):
+    if at <= (objects.resumed_at(job) or 0.0):
         return None
     skew = 0.0 if disrupted is None else MAX_CLOCK_SKEW_SECONDS
     if finished is not None and finished < at - skew:

@@ -48,7 +48,7 @@ class Kubelet:
         self.timing = timing or Timing()
         self.token = token
         self.hosts = hosts or {}
-        self.recorder = EventRecorder(store, "kubelet")
+        self.recorder = EventRecorder(store, "kubelet", host=name)
         self.online = asyncio.Event()
         self._workers: dict[str, PodWorker] = {}
         self._addresses = itertools.count(2)
