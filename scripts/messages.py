@@ -70,6 +70,7 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("engine/job_control", "scale"): "info",
     ("engine/job_control", "suspend"): "info",
     ("engine/job_control", "resume"): "info",
+    ("operators/checkpoint_listing", "describe"): "info",
     ("operators/submission", "try_out"): "info",
     ("core/kinds/trainjob/patches", "lacks"): "info",
 }

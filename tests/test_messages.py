@@ -142,7 +142,7 @@ PASSED_ON = {
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
     "{replica} {description}: {message}", "{job} {description}: {message}", "{line}", "{sent}",
-    "{repeated}", "{rule}", "{cause}", "{taken}", "({reason} / {why})",
+    "{repeated}", "{checkpoints}", "{rule}", "{cause}", "{taken}", "({reason} / {why})",
 }  # fmt: skip
 
 

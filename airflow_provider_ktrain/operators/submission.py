@@ -26,6 +26,7 @@ from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Postin
 from airflow_provider_ktrain.engine.submit.preflight import preflight
 from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from airflow_provider_ktrain.operators import task_store
+from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -75,9 +76,12 @@ class Submission:
         self._request = request
         self._previous = int(state.get("attempt", 0)) if same_life or request.resume_on_clear else 0
         self._earlier_step: float | None = None  # the highest step of earlier tries
+        self._checkpoints: CheckpointListing | None = None  # what they left
         if self.is_retry and not request.dry_run:
             first = 1 if request.resume_on_clear else request.first_try
             self._earlier_step = task_store.read_earlier_step(context, first)
+            if request.checkpoint_location is not None:
+                self._checkpoints = CheckpointListing(request.checkpoint_location)
 
     async def cluster(self, api: Api, earlier: JobRef | None, log: Log) -> str:
         """The identity of the connection's cluster.
@@ -209,6 +213,8 @@ class Submission:
             log.info("::group::Submitted manifest, without secrets")
             log.info(Verbatim(manifest_text(redacted(self._sent, hides=compat.hides))))
             log.info("::endgroup::")
+            if self._checkpoints is not None:
+                log.info(self._checkpoints.describe())
 
     def steps_to_hand_over(self, submitted: Submitted) -> dict[str, Any]:
         """What the follower of a new job needs to count its repeated steps: see `core.state.reported_steps`."""

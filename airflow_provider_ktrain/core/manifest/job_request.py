@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,9 @@ from airflow_provider_ktrain.core.manifest.code import Code, config_map_name
 from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
+
+#: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
+_CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,15 @@ class JobRequest:
 
     @property
     def checkpoint_dir(self) -> str | None:
-        """The checkpoint directory: the same for all tries. A clear changes it, unless `resume_on_clear` is set."""
+        """The checkpoint directory, as the program gets it."""
+        return None if self.checkpoint_location is None else without_connection(self.checkpoint_location)
+
+    @property
+    def checkpoint_location(self) -> str | None:
+        """The checkpoint directory: the same for all tries. A clear changes it, unless `resume_on_clear` is set.
+
+        Its URL may contain the connection with which a worker reads it.
+        """
         if self.checkpoint_root is None:
             return None
         directory = f"{self.checkpoint_root.rstrip('/')}/{self.owner.key.job_name()}"
@@ -184,3 +196,8 @@ class JobRequest:
 def manifest_hash(fitted: Mapping[str, Any]) -> str:
     """A hash of a manifest before name, labels, attempt and deadline are added: `reattach` compares it."""
     return hashlib.sha256(json.dumps(fitted, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def without_connection(directory: str) -> str:
+    """The directory as the program gets it: without the id of an Airflow connection, `s3://CONNECTION@bucket/path`."""
+    return _CONNECTION.sub(r"\1://", directory)
