@@ -92,7 +92,7 @@ class Stream:
         begin, self._position = self._position, min(self._position + most, len(self._history.changes))
         passed = self._history.changes[begin : self._position]
         events = [event for change in passed if (event := change.event(self._query)) is not None]
-        if bookmark and passed:
+        if bookmark and passed and "allowWatchBookmarks" in self._query:
             meta = {"resourceVersion": str(passed[-1].version)}
             events.append({"type": "BOOKMARK", "object": {"metadata": meta}})
         if events:
@@ -103,8 +103,14 @@ class Stream:
         self._chunks.put_nowait(ApiUnavailable("cut"))
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        while True:
-            chunk = await self._chunks.get()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + float(self._query["timeoutSeconds"])
+        while (left := end - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    chunk = await self._chunks.get()
+            except TimeoutError:
+                return
             if isinstance(chunk, Exception):
                 raise chunk
             yield chunk
