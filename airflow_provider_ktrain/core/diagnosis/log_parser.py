@@ -128,6 +128,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         lost = [*(e for e in lost if not _OF_NCCL.search(e)), *([] if is_cause else [nccl])]
         found = list(dict.fromkeys(nccl if _OF_NCCL.search(e) else e for e in found))
     causes = [e for e in found if e not in lost]
+    written = [line.strip() for line in reversed(own) if re.search(r"\w", line)]
     child, crash_line = _first_to_fail(clean), nccl or _crash_line(own)
     last = [*own[-MAX_QUOTED_LINES:], crash_line]
     crashed = child is not None and -child in _CRASH_SIGNALS
@@ -136,9 +137,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     return Tail(
         exception=exception,
         crash_line="" if exception else crash_line,
-        last_line=next(
-            (line.strip() for line in reversed(own) if re.search(r"\w", line) and not _NOISE.match(line)), ""
-        ),
+        last_line=next((line for line in written if not _NOISE.match(line)), written[0] if written else ""),
         is_peer_loss=not causes and not crashed and bool(lost if found else any(map(reports_peer_loss, last))),
         child_exit_code=child,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
