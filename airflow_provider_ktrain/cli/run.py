@@ -180,7 +180,8 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
     images = {"*": os.getcwd(), **dict(args.image)}
     offered = [counted(number, "GPU" if real else "simulated GPU")] if number or not others else []
     offered += [f"{amount:,} simulated {unit_of(name)[amount != 1]}{_named(name)}" for name, amount in others.items()]
-    where = "" if args.code is not None else f" Containers run in {images['*']}."
+    kind = "Other containers" if any(directory and name != "*" for name, directory in args.image) else "Containers"
+    where = "" if args.code is not None else f" {kind} run in {images['*']}."
     console.info(f"Starting an embedded cluster: 1 node, {', '.join(offered)}.{where}")
     mpi_api = embedded.mpi_api_for(str(manifest.get("apiVersion")))
     resources = {name: str(amount) for name, amount in others.items()}
