@@ -42,6 +42,17 @@ def namespace(text: str) -> str:
     return text
 
 
+def service_account(text: str) -> str:
+    """The name of a ServiceAccount, which may follow its namespace and a colon.
+
+    :raises ArgumentTypeError: it is neither. The API server would accept a binding to it, which grants nothing.
+    """
+    where, colon, name = text.rpartition(":")
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name) or (colon and not re.fullmatch(NAMESPACE, where)):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected NAME or NAMESPACE:NAME, such as airflow:worker")
+    return text
+
+
 def count(text: str) -> int:
     """A whole number, 0 or more.
 

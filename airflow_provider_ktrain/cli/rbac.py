@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from airflow_provider_ktrain.cli.arguments import namespace
+from airflow_provider_ktrain.cli.arguments import namespace, service_account
 from airflow_provider_ktrain.core.checks import rbac
 
 
@@ -21,7 +21,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--namespace", "-n", type=namespace, required=True)
     parser.add_argument("--name", default="ktrain", help="name of the Role (default: ktrain)")
     parser.add_argument(
-        "--service-account", default="", help="[NAMESPACE:]NAME of a ServiceAccount: also print a RoleBinding for it"
+        "--service-account",
+        type=service_account,
+        default="",
+        help="[NAMESPACE:]NAME of a ServiceAccount: also print a RoleBinding for it",
     )
     parser.add_argument(
         "--cluster-runtimes",

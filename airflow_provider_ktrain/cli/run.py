@@ -27,7 +27,7 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
-from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, GPU, ordered, unit_of
+from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, GPU, accelerator_of, ordered, unit_of
 from airflow_provider_ktrain.core.text.output import counted, shown
 from airflow_provider_ktrain.engine.submit.code_directory import read_code
 
@@ -169,15 +169,19 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
     :raises ClusterError: it isn't installed, or it doesn't start.
     """
     from airflow_provider_ktrain import embedded
-    from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
+    from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, gpu_resources_of_job
 
     real, requested = embedded.number_of_gpus(), accelerators_of_job(manifest)
-    number = next(n for n in (args.gpus_per_node, real or None, requested[GPU]) if n is not None)
-    others = {name: requested[name] for name in ordered(requested) if name != GPU}
+    gpus = gpu_resources_of_job(manifest) or {DEFAULT_RESOURCE}
+    default = requested[GPU] if DEFAULT_RESOURCE in gpus else 0
+    number = next(n for n in (args.gpus_per_node, real or None, default) if n is not None)
+    others = dict.fromkeys(sorted(gpus - {DEFAULT_RESOURCE}), requested[GPU])  # GPUs of other vendors
+    others |= {name: requested[name] for name in ordered(requested) if name != GPU}
     images = {"*": os.getcwd(), **dict(args.image)}
     offered = [counted(number, "GPU" if real else "simulated GPU")] if number or not others else []
-    offered += [f"{amount:,} simulated {unit_of(name)[amount != 1]}" for name, amount in others.items()]
-    where = "" if args.code is not None else f" Containers run in {images['*']}."
+    offered += [f"{amount:,} simulated {unit_of(name)[amount != 1]}{_named(name)}" for name, amount in others.items()]
+    kind = "Other containers" if any(directory and name != "*" for name, directory in args.image) else "Containers"
+    where = "" if args.code is not None else f" {kind} run in {images['*']}."
     console.info(f"Starting an embedded cluster: 1 node, {', '.join(offered)}.{where}")
     mpi_api = embedded.mpi_api_for(str(manifest.get("apiVersion")))
     resources = {name: str(amount) for name, amount in others.items()}
@@ -185,6 +189,10 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
         args.kubeconfig = str(cluster.kubeconfig)
         yield kubeconfig.target(args)
         console.info("Stopping the embedded cluster.")
+
+
+def _named(resource: str) -> str:
+    return f" ({resource})" if accelerator_of(resource) == GPU else ""
 
 
 # the job

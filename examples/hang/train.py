@@ -1,6 +1,6 @@
 """A training in which one rank stops in its data loader, and all others wait for it in a collective operation.
 
-ktrain run --local --code examples/hang --workers 3 --timeout 60s -- torchrun train.py
+ktrain run --local --code examples/hang --workers 3 --timeout 60s -- torchrun --nproc-per-node 2 train.py
 """
 
 import time

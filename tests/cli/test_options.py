@@ -110,6 +110,11 @@ def test_a_missing_embedded_cluster_is_named_with_the_extra_that_has_it(words: l
         (["run", "--image", "=x"], "--image: 'x' is not a directory"),
         (["run", "--image", ""], "--image: found '', expected NAME or NAME=DIR"),
         (["rbac", "-n", "My Team"], "found 'My Team', expected the name of a namespace: up to 63 lower-case"),
+        (
+            ["rbac", "-n", "x", "--service-account", "system:serviceaccount:airflow:worker"],
+            "found 'system:serviceaccount:airflow:worker', expected NAME or NAMESPACE:NAME",
+        ),
+        (["rbac", "-n", "x", "--service-account", "airflow:"], "found 'airflow:', expected NAME or NAMESPACE:NAME"),
     ],
 )
 def test_arguments_are_validated(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

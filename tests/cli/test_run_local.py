@@ -54,6 +54,14 @@ def test_gpus_are_units_of_the_default_accelerator(ktrain: Start) -> None:
     assert " on 4 TPUs (" in command.output
 
 
+def test_gpus_of_another_vendor_are_simulated(ktrain: Start) -> None:
+    env = {"AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "amd.com/gpu"}
+    command = ktrain("run", "--local", "--gpus", "2", "--", "true", env=env)
+    assert command.end() == 0, command.output
+    assert "1 node, 4 simulated GPUs (amd.com/gpu)." in command.output
+    assert " on 4 GPUs (" in command.output
+
+
 def test_configured_accelerators_are_counted(ktrain: Start, tmp_path: Path) -> None:
     env = {
         "AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "example.com/die",

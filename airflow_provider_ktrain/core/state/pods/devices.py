@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.state.accelerators import (
+    GPU,
     UNKNOWN,
     Amounts,
     accelerator_of,
@@ -89,6 +90,17 @@ def requests_gpus(spec: Mapping[str, Any]) -> bool:
         if isinstance(container, Mapping)
         for resource, amount in _resources(container).items()
     )
+
+
+def gpu_resources(spec: Mapping[str, Any]) -> set[str]:
+    """The resources that a pod requests and that are counted as GPU: their names depend on the vendor."""
+    return {
+        str(resource)
+        for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+        if isinstance(container, Mapping)
+        for resource, amount in _resources(container).items()
+        if accelerator_of(str(resource)) == GPU and _whole(amount)
+    }
 
 
 def amounts_of(pods: Iterable[Json], claims: Claims) -> Iterator[tuple[Json, Amounts]]:
