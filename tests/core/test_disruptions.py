@@ -394,6 +394,8 @@ STARTED, KILLED = ("Started", "14:34:59", "a"), ("Killing", "14:35:23", "a")
         ((KILLED, STARTED), "stopped"),  # events have no order
         ((STARTED,), "by itself"),
         ((STARTED, KILLED, ("Started", "14:35:25", "b")), "by itself"),  # replaced, or restarted
+        (((*KILLED[:1], "14:35:25", "a"), ("Started", "14:35:25", "a")), "by itself"),  # restarted in the same second
+        ((("Killing", "14:30:00", "a"),), None),  # an earlier job had the same name
         ((STARTED, ("Killing", "14:35:28", "a")), "stopped"),  # the job ended in this second
         ((STARTED, ("Killing", "14:35:29", "a")), "by itself"),  # a clean-up
         ((STARTED, ("Killing", "14:35:23", "a", "istio-proxy")), "by itself"),  # a sidecar
