@@ -413,6 +413,17 @@ def test_events_show_how_an_unseen_pod_ended(events: Sequence[tuple[str, ...]], 
     assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)]) == expected
 
 
+@pytest.mark.parametrize(("killed", "stopped"), [("2026-01-01T12:09:59Z", True), ("2026-01-01T12:10:00Z", False)])
+def test_worker_of_an_elastic_job_is_stopped_when_another_one_has_succeeded(killed: str, stopped: bool) -> None:
+    """training-operator ends such a job with its first Worker, and cleanPodPolicy stops the others at once."""
+    job = job_that_succeeded("2026-01-01T12:10:00Z")
+    template = {"spec": {"containers": [{"name": "pytorch"}]}}
+    job["spec"] = {"elasticPolicy": {}, "pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}}
+    event = pod_event("Killing", "00:00:00", "a", "pytorch", "j-worker-0") | {"lastTimestamp": killed}
+    found = ends_in_events(kind_of("PyTorchJob"), job, [event], [("Worker", 0)])
+    assert bool(found.get(("Worker", 0))) is stopped
+
+
 # a failure that is not final
 
 EVICTED_WORKER = "101-mpi-ephemeral-storage-worker"

@@ -224,15 +224,22 @@ class Observer:
 
     async def _read_ends(self, missing: set[Replica]) -> None:
         """Take from events how the pods of these replicas ended, and leave those without events in `missing`."""
-        state, path, found = self._state, api_paths.core(self._state.ref.namespace, "events"), list[Object]()
+        state, path = self._state, api_paths.core(self._state.ref.namespace, "events")
+        found: list[Object | None] = []
+
+        def of_missing(event: Object) -> Object | None:
+            name = str(event["involvedObject"].get("name"))
+            return event if state.kind.replica_of(state.known_job, name) in missing else None
+
         try:
             for reason in ("Started", "Killing"):
                 fields = f"involvedObject.kind=Pod,reason={reason}"
-                found += await list_objects(self._api, path, fields=fields, keep=dict)
+                found += await list_objects(self._api, path, fields=fields, keep=of_missing)
         except ApiStatusError as e:
             if e.status != 403:
                 raise
-        for replica, stopped in ends_in_events(state.kind, state.known_job, found, missing).items():
+        events = filter(None, found)
+        for replica, stopped in ends_in_events(state.kind, state.known_job, events, missing).items():
             missing.discard(replica)
             self._lost.add(replica)
             if stopped:
