@@ -347,10 +347,11 @@ class Training:
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
+        said_already = False
         try:
             result = await job.write(rule, read)
         except JobChanged:
-            result = await job.release_by_rule(Event.CONCLUDED)
+            result, said_already = await job.release_by_rule(Event.CONCLUDED), True
         if unmarked and seen is Seen.INTERRUPTED:  # Airflow stores a success before a retry could look at the job
             read, unmarked = await self._notes.mark(following, read, self._seconds_left(MARK_AGAIN_SECONDS))
             if unmarked:
@@ -358,7 +359,7 @@ class Training:
         await closing.read_rest_after_release(deleted=result[0] is not None)
         released = result[0]
         kept = read.job is not None and deletes(job.options.on_finish_action, seen)
-        said = "" if released is None else released.freed if kept else released.text
+        said = "" if released is None or said_already else released.freed if kept else released.text
         outcome = await closing.outcome(cause, released=said)
         if released is not None:  # running pods are gone: the deletion of the job must not count them again
             self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])

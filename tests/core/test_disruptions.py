@@ -394,6 +394,8 @@ STARTED, KILLED = ("Started", "14:34:59", "a"), ("Killing", "14:35:23", "a")
         ((KILLED, STARTED), "stopped"),  # events have no order
         ((STARTED,), "by itself"),
         ((STARTED, KILLED, ("Started", "14:35:25", "b")), "by itself"),  # replaced, or restarted
+        (((*KILLED[:1], "14:35:25", "a"), ("Started", "14:35:25", "a")), "by itself"),  # restarted in the same second
+        ((("Killing", "14:30:00", "a"),), None),  # an earlier job had the same name
         ((STARTED, ("Killing", "14:35:28", "a")), "stopped"),  # the job ended in this second
         ((STARTED, ("Killing", "14:35:29", "a")), "by itself"),  # a clean-up
         ((STARTED, ("Killing", "14:35:23", "a", "istio-proxy")), "by itself"),  # a sidecar
@@ -409,6 +411,17 @@ def test_events_show_how_an_unseen_pod_ended(events: Sequence[tuple[str, ...]], 
     texts = {"stopped": "Launcher ended with exit code 0 after it was stopped on node-1", "by itself": ""}
     expected = {} if ended is None else {("Launcher", 0): texts[ended]}
     assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)]) == expected
+
+
+@pytest.mark.parametrize(("killed", "stopped"), [("2026-01-01T12:09:59Z", True), ("2026-01-01T12:10:00Z", False)])
+def test_worker_of_an_elastic_job_is_stopped_when_another_one_has_succeeded(killed: str, stopped: bool) -> None:
+    """training-operator ends such a job with its first Worker, and cleanPodPolicy stops the others at once."""
+    job = job_that_succeeded("2026-01-01T12:10:00Z")
+    template = {"spec": {"containers": [{"name": "pytorch"}]}}
+    job["spec"] = {"elasticPolicy": {}, "pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}}
+    event = pod_event("Killing", "00:00:00", "a", "pytorch", "j-worker-0") | {"lastTimestamp": killed}
+    found = ends_in_events(kind_of("PyTorchJob"), job, [event], [("Worker", 0)])
+    assert bool(found.get(("Worker", 0))) is stopped
 
 
 # a failure that is not final

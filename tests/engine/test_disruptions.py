@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,13 +19,14 @@ from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.engine import job_control as operations
+from airflow_provider_ktrain.engine.follow import observer
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.core.disruptions import changes
 from tests.core.test_disruptions import DOUBTS, SHOWN
 from tests.engine.fakekube import until
-from tests.engine.small_api import Object, precise_stamp
+from tests.engine.small_api import Object, precise_stamp, stamp
 from tests.engine.staged import NAME, Staged, staged
 from tests.engine.tasks import Task, of_each_kind
 
@@ -378,15 +380,77 @@ async def test_events_show_what_no_process_has_seen(name: str, pod: str, contain
             )
 
 
-@pytest.mark.parametrize(("status", "asked"), [(403, 1), (503, 4)])
-async def test_events_that_cannot_be_read_leave_the_success(status: int, asked: int) -> None:
-    """Without the right to, it is said once. An API server that is away is asked again."""
+@pytest.mark.parametrize(("status", "asked"), [(403, 1), (503, 1), (500, math.inf), (503, math.inf)])
+async def test_events_that_cannot_be_read_leave_the_success(
+    status: int, asked: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the right to, it is said once. An API server that is away is asked again, but not for ever.
+
+    Large clusters keep events in an etcd of their own.
+    """
+    monkeypatch.setattr(observer, "UNREAD_HISTORY_SECONDS", 2.0)
     async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
         recorded.go()
         remove_pods(training)
         training.api.fail("GET", "events.*reason", status, count=asked)
-        assert (await training.follow(OPTIONS)).succeeded
+        outcome = await asyncio.wait_for(training.follow(OPTIONS), 30)
+        assert outcome.succeeded
         assert str(training.log).count("can't be read any more: Launcher.") == 1
+
+
+async def test_changes_that_can_never_be_read_stop_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "UNREAD_HISTORY_SECONDS", 2.0)
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
+        handover = await handed_over(training, recorded, runs)
+        recorded.go()
+        remove_pods(training)
+        version = handover.pod_history["existing"]["version"]
+        training.api.fail("GET", f"pods.*resourceVersion={version}", 500, count=math.inf)
+        assert (await asyncio.wait_for(training.follow(OPTIONS, handover), 30)).succeeded
+
+
+async def test_pod_that_is_created_after_the_end_hides_no_eviction() -> None:
+    """Recordings 103, 105c and 107c: the operator starts a Master of a job that has ended."""
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
+        recorded.go()
+        remove_pods(training)
+        for reason, at in (("Started", "2026-11-23T14:35:10Z"), ("Killing", "2026-11-23T14:35:11Z")):
+            kubelet_event(training, f"{NAME}-launcher-29nzj", "mpi-launcher", reason, at)
+        training.pod(0)
+        assert not (await training.follow(OPTIONS)).succeeded
+
+
+async def test_pod_that_replaces_an_evicted_one_and_ends_is_no_doubt() -> None:
+    """Both pods are gone when the next process begins."""
+    async with staged(MPIJOB) as training:
+        training.pod(since=60)
+        training.running()
+        async with training.owner() as before:
+            handover = await before.follow(training.ref, OPTIONS, until=time.monotonic() + 1)
+        assert isinstance(handover, Handover)
+        for stopped in (True, False):
+            name = training.pod(phase="Succeeded", since=60 if stopped else 28)
+            pod = training.api.objects["pods"][name]
+            if stopped:
+                pod["metadata"] |= {"deletionTimestamp": stamp(30), "deletionGracePeriodSeconds": 0}
+                state = {"terminated": {"exitCode": 0, "startedAt": stamp(50), "finishedAt": stamp(29)}}
+                pod["status"]["containerStatuses"][0]["state"] = state
+                training.api.put("pods", pod)
+            training.api.remove("pods", name)
+        training.ended()
+        outcome = await training.follow(OPTIONS, Handover.from_dict(handover.to_dict()))
+        assert outcome.succeeded, outcome.cause
+
+
+async def test_sensor_asks_for_no_events() -> None:
+    """It reports what the job says, so it needs no right to list events."""
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
+        recorded.go()
+        remove_pods(training)
+        outcome = await training.follow(Options(release=False, conditions=("Succeeded",)))
+        assert outcome.succeeded
+        assert not [line for line in training.api.requests if "events" in line and "Killing" in line]
+        assert "can't be read any more" not in str(training.log)
 
 
 async def test_nothing_is_read_again_if_no_pod_is_missing() -> None:

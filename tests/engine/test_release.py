@@ -698,6 +698,22 @@ async def test_worker_that_waits_for_the_master_of_a_deleted_job_has_a_second(re
     assert bodies == [{"gracePeriodSeconds": 1, "preconditions": {"uid": "w-Pending"}}]
 
 
+@pytest.mark.parametrize("error", [ApiUnavailable("no response within 30 s"), TimeoutError()])
+async def test_api_server_that_is_away_is_asked_once_to_end_waiting_pods(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 Workers that wait, each with a request that isn't answered within 30 s, would stop a release for 2 hours."""
+    monkeypatch.setattr(releasing, "WAITING_PODS_SECONDS", 0.2)
+    api = RecordedApi(ended_job("Running"))
+    for number in range(3):
+        pod = waiting_pod(deleted=False)
+        api.pods[f"w{number}"] = {**pod, "metadata": {**pod["metadata"], "uid": f"w{number}"}}
+    api.fails["DELETE pods"] = error
+    done = await asyncio.wait_for(release_job(api, REF, Mode.DELETE), 10)
+    assert done.text.startswith(f"{REF} deleted.")
+    assert api.made.count("DELETE pods") == 1
+
+
 async def test_waiting_for_a_grace_period_is_logged(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releasing, "WAIT_NOTICE_SECONDS", 1.0)
     ref = (await task.submit(1, STUBBORN, grace=3)).ref

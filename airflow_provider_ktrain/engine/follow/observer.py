@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.devices import claims_of
-from airflow_provider_ktrain.core.state.pods.interruption import Replica, ends_in_events
+from airflow_provider_ktrain.core.state.pods.interruption import Replica, ends_in_events, is_interrupted
 from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, labels_of, node_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
@@ -39,6 +39,8 @@ POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a dele
 STARTING_DELAY_SECONDS = 1.0  #: in which an operator creates the pods of a job one after the other
 _BEFORE_STARTING = (Phase.QUEUED, Phase.SUSPENDED, Phase.PENDING)
 MISSED_CHANGES_SECONDS = 5  #: in which the API server must deliver changes from before this process
+#: in which it is asked again how pods ended; longer than a watch that is dead counts as alive
+UNREAD_HISTORY_SECONDS = 180.0
 MAX_NAMED_REPLICAS = 3  #: in one message
 CLAIMS_RETRY_SECONDS = 30.0  #: until claims that could not be read are read again
 SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
@@ -66,6 +68,7 @@ class Observer:
         self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._lost: set[Replica] = set()  # of which no pod was seen, and whose ends were looked for
+        self._unread_since: float | None = None  # when that could not be read first, by `time.monotonic`
         self._placed_since: float | None = None  # since when each existing pod has a node, by `time.monotonic`
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
@@ -133,18 +136,17 @@ class Observer:
             if pods_known:
                 state.pods_version = version or state.pods_version
                 try:
-                    await self._read_missed_changes()
+                    await self._replay_missed_changes()
                 except (ApiStatusError, ApiUnavailable):
                     state.uncertain, pods_known = True, False
         await self._queue.update()
         return pods_known and self._update_phase()
 
-    async def _read_missed_changes(self) -> None:
+    async def _replay_missed_changes(self) -> None:
         """Learn what became of pods that were deleted before this process watched.
 
         An operator may have taken the end of a pod that was evicted meanwhile for a success. A watch from the
-        resourceVersion that the process before has reached shows it, while the API server knows changes since. If there
-        was no such process, or it was lost, events of the pods do, of the last hour as a rule.
+        resourceVersion that the process before has reached shows it, while the API server knows changes since.
 
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
@@ -153,22 +155,51 @@ class Observer:
         if missing and (version := state.pods_before.get("version")):
             try:
                 await self._replay(str(version), missing)
-            except ApiStatusError as e:
-                if not e.gone and e.status != 400:
+            except (ApiStatusError, ApiUnavailable) as e:
+                forgotten = isinstance(e, ApiStatusError) and (e.gone or e.status == 400)
+                if not forgotten and not self._gives_up():
                     raise
-        if missing and phase_of(state.known_job) is Phase.SUCCEEDED:
-            await self._read_ends(missing)
-            self._lost |= missing
-            if missing:
-                names = listed([state.kind.replica_name(*one) for one in sorted(missing)], MAX_NAMED_REPLICAS)
-                self._log.warning(
-                    f"Pods of {state.ref} were deleted while no process followed it.\nHow they ended can't be read any "
-                    f"more: {names}. If they were evicted, a success may be incomplete."
-                )
+            self._unread_since = None
         state.pods_before = {}
 
+    async def _find_lost_ends(self) -> None:
+        """Learn how the last pods of a job ended that has succeeded, if nobody has seen them.
+
+        Events of the pods show it, of the last hour as a rule. It is asked after a read of job and pods: a watch may
+        just be late.
+
+        :raises ApiStatusError, ApiUnavailable: this is to be tried again.
+        """
+        state, why = self._state, ""
+        missing = state.missing_replicas - self._lost
+        if not missing or phase_of(state.known_job) is not Phase.SUCCEEDED:
+            return
+        try:
+            await self._read_ends(missing)
+        except (ApiStatusError, ApiUnavailable) as e:
+            if not self._gives_up():
+                raise
+            why = f"\n{e}"
+        self._lost |= missing
+        if missing:
+            names = listed([state.kind.replica_name(*one) for one in sorted(missing)], MAX_NAMED_REPLICAS)
+            self._log.warning(
+                f"Pods of {state.ref} were deleted while no process followed it.\nHow they ended can't be read any "
+                f"more: {names}. If they were evicted, a success may be incomplete.{why}"
+            )
+
+    def _gives_up(self) -> bool:
+        """Whether what happened before couldn't be read for long although the API server answers other requests."""
+        now = time.monotonic()
+        if self._unread_since is None or any(informer.unreachable_since for informer in self._informers):
+            self._unread_since = now
+        return now - self._unread_since > UNREAD_HISTORY_SECONDS
+
     async def _replay(self, version: str, missing: set[Replica]) -> None:
-        """Take the changes since a resourceVersion of pods that no longer exist, until no replica is missing."""
+        """Take the changes since a resourceVersion of pods that no longer exist, until no replica is missing.
+
+        If a pod was stopped, all changes are taken: another pod may have replaced it, and be gone as well.
+        """
         state, ref, existing = self._state, self._state.ref, set(self._state.pods.groups.pods)
         query = {
             "labelSelector": ref.pod_selector, "watch": "true", "resourceVersion": version,
@@ -176,13 +207,15 @@ class Observer:
         }  # fmt: skip
         path, timeout = api_paths.core(ref.namespace, "pods"), 2.0 * MISSED_CHANGES_SECONDS
         changes: list[tuple[Object, bool]] = []  # taken together: a stream that is cut is read again
+        stopped = False
         async with self._api.stream(path, query=query, read_timeout=timeout) as response:
             async for event in events_of(response):
                 pod, deleted = stripped(event["object"]), event["type"] == "DELETED"
                 if pod["metadata"]["uid"] not in existing and state.owns(pod):
                     changes.append((pod, deleted))
                     missing -= {state.kind.pod_role(labels_of(pod))} if deleted else set()
-                if not missing:
+                    stopped = stopped or is_interrupted(state.kind, state.known_job, pod)
+                if not missing and not stopped:
                     break
         for pod, deleted in changes:
             state.pods.mark_deleted(pod)
@@ -191,15 +224,22 @@ class Observer:
 
     async def _read_ends(self, missing: set[Replica]) -> None:
         """Take from events how the pods of these replicas ended, and leave those without events in `missing`."""
-        state, path, found = self._state, api_paths.core(self._state.ref.namespace, "events"), list[Object]()
+        state, path = self._state, api_paths.core(self._state.ref.namespace, "events")
+        found: list[Object | None] = []
+
+        def of_missing(event: Object) -> Object | None:
+            name = str(event["involvedObject"].get("name"))
+            return event if state.kind.replica_of(state.known_job, name) in missing else None
+
         try:
             for reason in ("Started", "Killing"):
                 fields = f"involvedObject.kind=Pod,reason={reason}"
-                found += await list_objects(self._api, path, fields=fields, keep=dict)
+                found += await list_objects(self._api, path, fields=fields, keep=of_missing)
         except ApiStatusError as e:
             if e.status != 403:
                 raise
-        for replica, stopped in ends_in_events(state.kind, state.known_job, found, missing).items():
+        events = filter(None, found)
+        for replica, stopped in ends_in_events(state.kind, state.known_job, events, missing).items():
             missing.discard(replica)
             self._lost.add(replica)
             if stopped:
@@ -274,7 +314,8 @@ class Observer:
         self._claims.note(pods)
         if state.job is not None:
             self._output.observe(pods, removed)
-            await self._read_missed_changes()
+            await self._replay_missed_changes()
+            await self._find_lost_ends()
         await self._queue.update()
         self._update_phase()
 

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.kinds.conditions import interruption_note, true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import ended_at, interruption_note, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import UNKNOWN, Amounts
@@ -133,7 +133,9 @@ class JobState:
         had_pods = {(role, index) for role, indexes in lists for index in indexes if isinstance(index, int)}
         if phase_of(self.known_job) is Phase.SUCCEEDED:
             had_pods |= self.kind.deciding_replicas(self.known_job)
-        return had_pods - deciding_replicas(self.kind, self.known_job, self.pods.all)
+        end = ended_at(self.known_job)  # a pod that the operator creates after that shows nothing
+        seen = [pod for pod in self.pods.all if not end or created(pod) < end]
+        return had_pods - deciding_replicas(self.kind, self.known_job, seen)
 
     @property
     def is_being_released(self) -> bool:

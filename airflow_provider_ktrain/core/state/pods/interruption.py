@@ -171,7 +171,8 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
     :return: the text of an `Interruption`, or "" if nobody stopped it; without the replicas that have no events.
     """
     last: dict[Replica, tuple[float, bool, str]] = {}
-    job_end, wanted = epoch_seconds(ended_at(job)), set(lost)
+    resumed, job_end = objects.resumed_at(job), epoch_seconds(ended_at(job))
+    wanted, began = set(lost), objects.created_at(job) or 0.0
     main = {
         role: kind.main_container_name(job, spec.get("template") or {}) for role, spec in kind.replicas(job).items()
     }
@@ -180,11 +181,17 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
         replica = kind.replica_of(job, str(about.get("name")))
         if replica not in wanted or about.get("fieldPath") != f"spec.containers{{{main[replica[0]]}}}":
             continue
-        if (objects.resumed_at(job) or 0.0) < at and (job_end is None or at <= job_end):
+        starts = event.get("reason") == "Started"
+        if at < began or (resumed is not None and (at, starts) <= (resumed, False)):
+            continue  # of an earlier job of this name, or before a queue resumed this one
+        # an elastic job ends with its first Worker, and the operator stops the others
+        stops_others = kind.scaling.is_elastic(job) and kind.count(job, replica[0]) > 1
+        if job_end is None or at < job_end or (at == job_end and not stops_others):
             node = str((event.get("source") or {}).get("host") or "its node")
-            last[replica] = max((at, event.get("reason") == "Killing", node), last.get(replica, (0.0, False, "")))
+            # in one second, a container is stopped (by a liveness probe) and started again
+            last[replica] = max((at, starts, node), last.get(replica, (0.0, False, "")))
     text = "{} ended with exit code 0 after it was stopped on {}".format
-    return {one: text(kind.replica_name(*one), node) if stopped else "" for one, (_, stopped, node) in last.items()}
+    return {one: "" if runs else text(kind.replica_name(*one), node) for one, (_, runs, node) in last.items()}
 
 
 def deciding_replicas(kind: Kind, job: Json, pods: Iterable[Json]) -> set[Replica]:
@@ -249,6 +256,11 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     text = f"{replica} {how} {why.format(node=node)}"
     ends_by = 0.0 if ended else at + _grace_of(pod) + MAX_LAG_SECONDS
     return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by, at)
+
+
+def is_interrupted(kind: Kind, job: Json, pod: Json) -> bool:
+    """Whether the pod, as it is now, was stopped from outside although its end counts as success."""
+    return _interruption_of(kind, job, pod, requested_at(pod)) is not None
 
 
 def _grace_of(pod: Json) -> float:
