@@ -151,6 +151,8 @@ class Observer:
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
         state = self._state
+        if not state.pods_before:
+            return
         missing = state.missing_replicas - self._lost
         if missing and (version := state.pods_before.get("version")):
             try:
@@ -171,8 +173,7 @@ class Observer:
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
         state, why = self._state, ""
-        missing = state.missing_replicas - self._lost
-        if not missing or phase_of(state.known_job) is not Phase.SUCCEEDED:
+        if phase_of(state.known_job) is not Phase.SUCCEEDED or not (missing := state.missing_replicas - self._lost):
             return
         try:
             await self._read_ends(missing)
