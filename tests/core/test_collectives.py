@@ -168,8 +168,8 @@ def test_what_of_the_exception_does_not_name_a_rank_of_the_job() -> None:
 
 
 def test_numbers_of_groups_are_not_compared_without_their_status() -> None:
-    same = {f"worker_{n}": of_group(n, n and n - 1, 900) for n in (0, 1, 3)}
-    cause = cause_of(4, {}, **same, worker_2=of_group(2, 0, 5))
+    zero, one, three = (of_group(n, n % 2, 900) for n in (0, 1, 3))
+    cause = cause_of(4, {}, worker_0=zero, worker_1=one, worker_2=of_group(2, 0, 5), worker_3=three)
     assert "; " in cause.summary
 
 
