@@ -135,6 +135,57 @@ def test_stacks_and_the_report_of_torchrun_follow() -> None:
     )
 
 
+# several process groups
+
+OF_GROUP = (
+    "[rank{job}]:[E626 06:24:44 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={work}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 milliseconds "
+    "before timing out.\n"
+)
+STATUS = (
+    "[rank{job}]:[E626 06:24:44 ProcessGroupNCCL.cpp:2271] [PG ID 1 PG GUID {group} Rank {rank}]  failure detected by "
+    "watchdog at work sequence id: {work} PG status: last enqueued work: {work}, last completed work: {before}\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    "  what():  [PG ID 1 PG GUID {group} Rank {rank}] Process group watchdog thread terminated with exception: "
+    "[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={work}, OpType=ALLREDUCE, NumelIn=1, "
+    "NumelOut=1, Timeout(ms)=600000) ran for 600020 milliseconds before timing out.\n"
+)
+
+
+def of_group(job: int, rank: int, work: int, group: str = "") -> str:
+    text = OF_GROUP + (STATUS if group else "")
+    return text.format(job=job, rank=rank, work=work, group=group, before=work - 1)
+
+
+def test_what_of_the_exception_does_not_name_a_rank_of_the_job() -> None:
+    """The first numbers of both are 0 and 1 in their groups: those of other ranks of the job."""
+    cause = cause_of(
+        2, {}, worker_0=of_group(4, 0, 100, "7") + of_group(5, 1, 100, "7"), worker_1=of_group(7, 1, 50, "9")
+    )
+    assert "; " in cause.summary, "nobody is named"
+    assert "1: ALLREDUCE (work 50) [rank 7 of Worker 1]" in cause.detail
+    assert "2: ALLREDUCE (work 100) [rank 4 of Worker 0, rank 5 of Worker 0]" in cause.detail
+
+
+def test_numbers_of_groups_are_not_compared_without_their_status() -> None:
+    zero, one, three = (of_group(n, n % 2, 900) for n in (0, 1, 3))
+    cause = cause_of(4, {}, worker_0=zero, worker_1=one, worker_2=of_group(2, 0, 5), worker_3=three)
+    assert "; " in cause.summary
+
+
+def test_ranks_of_groups_in_the_report_of_a_desync_are_not_ranks_of_the_job() -> None:
+    desync = "[1] finished collective #182, but didn't join collective #183 (count from 1)\n"
+    cause = cause_of(2, {}, worker_0=of_group(0, 0, 900) + of_group(1, 1, 900), worker_1=of_group(2, 0, 900) + desync)
+    assert cause.summary == "NCCL timed out after 600 s: all 3 ranks wait in ALLREDUCE (work 900)"
+
+
+def test_nobody_is_named_if_two_replicas_report_the_same_rank() -> None:
+    """PyTorch before 2.2 numbers the ranks of each group from 0."""
+    old = {n: OF_GROUP.replace("[rank{job}]:", "").format(rank=0, work=n) for n in (50, 100)}
+    cause = cause_of(2, {}, worker_0=old[100], worker_1=old[50])
+    assert cause.summary.startswith("Worker 0 lost a peer, and no replica reports why")
+
+
 def test_only_lines_of_the_watchdog_are_kept() -> None:
     assert all(map(is_report, waits(0).splitlines()))
     assert not is_report("step 12 loss 0.5")

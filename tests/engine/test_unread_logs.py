@@ -82,6 +82,36 @@ async def test_reports_of_a_timeout_are_kept_before_the_last_lines(is_followed: 
     assert (log[: len(WATCHDOG)], log[-1], len(log)) == ([*WATCHDOG], "SIGABRT", len(WATCHDOG) + TAIL_LINES)
 
 
+@pytest.mark.parametrize("is_followed", [True, False])
+async def test_reports_of_a_timeout_that_the_program_survived_explain_no_later_end(is_followed: bool) -> None:
+    """torchrun has started its processes again in the same container. Then they trained for an hour."""
+    kube = FakeKube()
+    pod = kube.pod("w", state="terminated", phase="Failed")
+    ended = (
+        "[rank1]:[E626 06:24:44 ProcessGroupNCCL.cpp:1895] [PG 0 Rank 1] Process group watchdog thread terminated with "
+        "exception: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, "
+        "Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+    )
+    lines = [*((0, line) for line in (*WATCHDOG, ended)), *((3600 + n, f"step {n}") for n in range(2 * TAIL_LINES))]
+    lines.append((3600 + 2 * TAIL_LINES, "the data set has a damaged file"))
+    for second, line in lines:
+        kube.log("w").write(stamp(second), line)
+    kube.log("w").end()
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        evidence = EvidenceCollector(FollowContext(api, state, Lines()))
+        if is_followed:
+            keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
+            for second, line in lines:
+                keep(line, stamp(second), 0)
+        found = await evidence.gather((), [pod])
+    cause = diagnose(make_evidence(JOB, [pod], **found))
+    assert cause.summary == "Worker 0 failed with exit code 1. Last log line: the data set has a damaged file"
+    assert cause.category == "user code"
+
+
 async def test_error_of_the_kubelet_is_not_the_last_line() -> None:
     kube = FakeKube()
     pod = kube.pod("w", state="terminated", phase="Failed")

@@ -6,7 +6,7 @@ The lines are those of ProcessGroupNCCL.cpp and TraceUtils.h in torch/csrc/distr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
@@ -15,7 +15,8 @@ from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.state.pods.objects import main_containers, name_of
 
-_RANK = re.compile(r"\[rank(?P<of_job>\d+)\]:|\bRank (?P<of_group>\d+)\]")
+_RANK = re.compile(r"\[rank(\d+)\]:")
+_RANK_OF_GROUP = re.compile(r"\bRank (\d+)\]")
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+).*"
     r" ran for (?P<milliseconds>\d+) milliseconds"
@@ -35,11 +36,13 @@ class _Rank:
 
     :param waits_for: number and name of the first operation that timed out; None if none did.
     :param works: last enqueued and last completed work, by process group.
+    :param in_subgroup: whether it has another number in a process group whose operation timed out.
     """
 
     replica: str
     waits_for: tuple[int, str] | None = None
     works: dict[str, tuple[int, int]] = field(default_factory=dict)
+    in_subgroup: bool = False
 
 
 def is_report(line: str) -> bool:
@@ -60,8 +63,11 @@ def explain_timeout(evidence: Evidence, lost: Cause) -> Cause | None:
     if len(processes) < 2 or all(process.place.why for process in processes):
         return None
     groups = grouped(processes)
-    are_comparable = len(_needed(ranks.values())) < 2  # numbers of several process groups mean nothing together
-    odd = (_behind(groups) if are_comparable else []) or find_odd(groups)
+    odd = find_odd(groups)
+    if _are_comparable(ranks.values()):
+        odd = _behind(groups) or odd
+    elif not all(group.place.why for group in odd):
+        odd = []
     ordered = (*odd, *(group for group in groups if group not in odd))
     kind, job = evidence.kind, evidence.job
     replicas = max(len(logs), kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
@@ -90,25 +96,41 @@ def _read(logs: Mapping[str, Sequence[str]]) -> tuple[dict[int, _Rank], set[int]
     """What the ranks report, those that never joined by a report of a desync, and after how long the first timed out.
 
     A subgroup numbers its ranks from 0. So only the number that PyTorch 2.2 and newer put before a line is that of the
-    job.
+    job. They don't put it before what() of the exception that ends the process, which repeats a line. If two replicas
+    report the same number, it isn't that of the job: then nobody can be named.
     """
     ranks: dict[int, _Rank] = {}
     never_joined: set[int] = set()
     seconds = 0.0
-    for replica, line in ((replica, line) for replica, log in logs.items() for line in log if is_report(line)):
+    reports = {replica: [line for line in log if is_report(line)] for replica, log in logs.items()}
+    numbered = {replica for replica, lines in reports.items() if any(map(_RANK.search, lines))}
+    for replica, line in ((replica, line) for replica, lines in reports.items() for line in lines):
         if desync := _NEVER_JOINED.search(line):
             never_joined |= {int(number) for number in desync["ranks"].split(",")}
-        timeout, status, named = _TIMEOUT.search(line), _STATUS.search(line), _RANK.search(line)
+        timeout, status = _TIMEOUT.search(line), _STATUS.search(line)
+        of_job, of_group = _RANK.search(line), _RANK_OF_GROUP.search(line)
+        named = of_job if replica in numbered else of_group
         if named is None or not (timeout or status or _DUMP in line):
             continue
-        rank = ranks.setdefault(int(named["of_job"] or named["of_group"]), _Rank(replica))
+        rank = ranks.setdefault(int(named[1]), _Rank(replica))
+        if rank.replica != replica:
+            return {}, set(), 0.0
         if timeout:
+            rank.in_subgroup |= of_group is not None and of_group[1] != named[1]
             found = int(timeout["number"]), timeout["operation"]
             rank.waits_for = min(rank.waits_for or found, found)
             seconds = seconds or int(timeout["milliseconds"]) / 1000
         if status:
             rank.works[status["group"]] = int(status["enqueued"]), int(status["completed"])
+    if any(rank.in_subgroup for rank in ranks.values()):
+        never_joined = set()  # the report of a desync has the numbers of its process group
     return ranks, never_joined, seconds
+
+
+def _are_comparable(ranks: Collection[_Rank]) -> bool:
+    """Whether the works that ranks wait for are of one process group: numbers of several mean nothing together."""
+    unknown = any(rank.in_subgroup and not rank.works for rank in ranks)
+    return not unknown and len(_needed(ranks)) < 2
 
 
 def _needed(ranks: Iterable[_Rank]) -> dict[str, int]:

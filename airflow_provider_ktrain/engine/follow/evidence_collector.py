@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.logs.selection import is_followed
 from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
 from airflow_provider_ktrain.core.state.pods.objects import failed_runs
 from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clipped
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -33,6 +34,7 @@ Object = dict[str, Any]
 Pod = Mapping[str, Any]
 TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
 REPORT_LINES = 64  # before them, of NCCL's timeouts: their C++ stacks and torchrun's own report follow
+REPORT_SECONDS = 900.0  # before the last line: an older timeout is one that torchrun's next processes trained after
 MAX_TAIL_BYTES = 128 * 1024  # kept of the log of a container that was not followed
 READ_TIMEOUT_SECONDS = 10.0  # for all events, logs and nodes together: the release of the GPUs waits for them
 NODE_TIMEOUT_SECONDS = 5.0  # for a node: events and logs matter more
@@ -175,8 +177,14 @@ class EvidenceCollector:
 
 
 def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[TailLine]:
-    """The last lines of a container, after the reports of the same run before them."""
-    return [*(r for r in reports if r not in tail and r[:2] == tail[-1][:2]), *tail]
+    """The last lines of a container, after the reports before them that may belong to the same end of its program."""
+    last, end = tail[-1], epoch_seconds(tail[-1].time)
+
+    def belongs(report: TailLine) -> bool:
+        at = epoch_seconds(report.time)
+        return report[:2] == last[:2] and (at is None or end is None or at >= end - REPORT_SECONDS)
+
+    return [*(report for report in reports if report not in tail and belongs(report)), *tail]
 
 
 def _texts(lines: Iterable[TailLine]) -> list[str]:
