@@ -109,7 +109,9 @@ def _files(names: Iterable[str]) -> Iterator[str]:
 
 
 def _has_job(text: str) -> bool:
-    return any(kind in KINDS or did_you_mean(kind) for kind in dict.fromkeys(KIND.findall(text)))
+    """Whether a file names a kind of training job, or one like it. Other groups have kinds such as TorchJob, too."""
+    kinds, of_kubeflow = dict.fromkeys(KIND.findall(text)), "kubeflow.org/" in text
+    return any(kind in KINDS or (of_kubeflow and did_you_mean(kind)) for kind in kinds)
 
 
 def _manifests(directory: Path) -> Iterator[Path]:

@@ -52,6 +52,8 @@ EXAMPLES = PACKAGE.parent / "example_dags" / "manifests"
 #: limits of documented pods, and what 4 of them are called. Sources: beside the rows of the table
 DOCUMENTED = {
     "nvidia.com/gpu": "4 GPUs",
+    "nvidia.com/gpu-h100": "4 GPUs",
+    "nvidia.com/pgpu": "4 GPUs",
     "nvidia.com/gpu.shared": "4 shared GPUs",
     "nvidia.com/mig-1g.5gb": "4 MIG 1g.5gb slices",
     "nvidia.com/mig-1g.10gb.me": "4 MIG 1g.10gb.me slices",

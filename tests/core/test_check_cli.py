@@ -140,6 +140,8 @@ def test_misspelled_kind_in_a_directory_is_reported(
     (tmp_path / "wrong.yaml").write_text(GOOD.replace("kind: PyTorchJob", "kind: PytorchJob") + others)
     (tmp_path / "web.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n")
     (tmp_path / "cron.yaml").write_text("apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: cron}\n")
+    other = "apiVersion: sagemaker.services.k8s.aws/v1alpha1\nkind: TrainingJob\nmetadata: {name: other}\n"
+    (tmp_path / "sagemaker.yaml").write_text(other)
     assert main(["check", str(tmp_path)]) == 1
     error, summary = capsys.readouterr().out.splitlines()
     assert error.startswith(f"{tmp_path / 'wrong.yaml'}:")

@@ -114,6 +114,15 @@ def replicas_exist(job: Job) -> Iterator[Finding]:
         yield Finding(job.replica_specs, "the job has no replicas, so nothing runs", "nothing", roles, f"add {roles}")
 
 
+@rule("worker-count", ERROR)
+def worker_count(job: Job) -> Iterator[Finding]:
+    """The number of Workers is not negative."""
+    worker = job.replicas.get("Worker")
+    if worker and worker.count < 0 and not job.spec["elasticPolicy"].present:  # else rule `elastic` reports it
+        replicas = worker.at["replicas"]
+        yield Finding(replicas, "negative number of Workers", str(worker.count), "0 or more", "correct the number")
+
+
 @rule("no-container", ERROR)
 def containers_exist(job: Job) -> Iterator[Finding]:
     """Every replica type has a container."""
@@ -207,6 +216,18 @@ _SHAPES = {
     "env": "{name, value}",
     "volumes": "{name, and a source such as hostPath or persistentVolumeClaim}",
 }
+
+
+@rule("env-name", ERROR)
+def env_name(job: Job) -> Iterator[Finding]:
+    """Environment variables have valid names.
+
+    Kubernetes since 1.30 takes any printable ASCII but `=`.
+    """
+    for name in (env["name"] for _, container in job.containers for env in container["env"]):
+        if isinstance(name.value, str) and not re.fullmatch(r"[ -<>-~]+", name.text):
+            expected = "letters, digits, _, - and ."
+            yield Finding(name, "invalid name of a variable", repr(name.text), expected, "rename it")
 
 
 @rule("volume", ERROR)

@@ -129,6 +129,7 @@ def plain(value: Any) -> Any:
     :raises ManifestError: for values that JSON doesn't have, and for aliases that contain themselves or multiply too
         often.
     """
+    where = ""
     try:
         parts = list(itertools.islice(_ENCODER.iterencode(value), MAX_PARTS + 1))
         if len(parts) <= MAX_PARTS:
@@ -138,9 +139,23 @@ def plain(value: Any) -> Any:
         why = "it contains itself, or is too deep"
     except (TypeError, ValueError) as e:
         why = str(e)
+        where = "" if "Circular" in why else _path_of_invalid(value, "$")
     raise ManifestError(
-        f"the manifest can't be written as JSON: {why}", remedy="correct the value; check the aliases of YAML"
+        f"the manifest can't be written as JSON: {why}",
+        where=where,
+        remedy="correct the value; check the aliases of YAML",
     )
+
+
+def _path_of_invalid(value: Any, path: str) -> str:
+    """The path of the innermost value that JSON doesn't have."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        try:
+            _ENCODER.encode(item)
+        except (TypeError, ValueError):
+            return _path_of_invalid(item, f"{path}[{key}]" if isinstance(key, int) else member(path, str(key)))
+    return path
 
 
 def _json_value(value: Any) -> Any:

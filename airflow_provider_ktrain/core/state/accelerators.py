@@ -42,7 +42,8 @@ class Accelerator(NamedTuple):
 #: the first row that matches counts
 TABLE = (
     # github.com/NVIDIA/k8s-device-plugin: gpu; with `mig.strategy: mixed` mig-PROFILE; `renameByDefault` adds .shared
-    Accelerator(r"nvidia\.com/gpu", "GPU", "GPU"),
+    # and NVIDIA/kubevirt-gpu-device-plugin: pgpu; some name the model: gpu-h100
+    Accelerator(r"nvidia\.com/p?gpu(?:-.+)?", "GPU", "GPU"),
     Accelerator(r"nvidia\.com/mig(?:-(.+))?", "MIG {} slice", "GPU"),
     # github.com/ROCm/k8s-device-plugin, `resource_naming_strategy`: `single` has only gpu, also for partitions; `mixed`
     # names the partitioning, of which SPX leaves a GPU whole
