@@ -282,7 +282,9 @@ async def _follow(
 
 
 def _report(outcome: Any, console: Console) -> int:
-    """Print the metrics and the result. The cause was logged before the release. Returns the exit code.
+    """Print the metrics and the result. The cause was logged before the release; stacks may have followed it.
+
+    Returns the exit code.
 
     :param outcome: `engine.follow.outcome.Outcome`.
     """
@@ -296,6 +298,8 @@ def _report(outcome: Any, console: Console) -> int:
         return ExitCode.CLUSTER if outcome.release_error else ExitCode.SUCCEEDED
     if not outcome.cause:
         console.error("The training did not succeed.")
+    elif outcome.cause["category"] in ("hang", "timeout"):
+        console.error(outcome.cause["summary"])
     return exit_codes.of_cause(outcome.cause or {})
 
 
