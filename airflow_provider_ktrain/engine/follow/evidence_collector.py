@@ -178,6 +178,8 @@ class EvidenceCollector:
 
 def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[TailLine]:
     """The last lines of a container, after the reports before them that may belong to the same end of its program."""
+    if not tail:
+        return []
     last, end = tail[-1], epoch_seconds(tail[-1].time)
 
     def belongs(report: TailLine) -> bool:
