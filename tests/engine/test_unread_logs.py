@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -59,14 +60,10 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
     assert ERROR not in log.messages, "the follower logs the lines"
 
 
-@pytest.mark.parametrize("is_followed", [True, False])
-async def test_reports_of_a_timeout_are_kept_before_the_last_lines(is_followed: bool) -> None:
-    """The C++ stacks of all ranks, and torchrun's own report, follow them."""
-    kube = FakeKube()
-    pod = kube.pod("w", state="terminated", phase="Failed")
-    lines = [*WATCHDOG, *(f"frame #{number}: <unknown function>" for number in range(2 * TAIL_LINES)), "SIGABRT"]
-    for number, line in enumerate(lines):
-        kube.log("w").write(stamp(number), line)
+async def gathered(kube: FakeKube, pod: Any, lines: Sequence[tuple[int, str]], is_followed: bool) -> Any:
+    """The evidence of a pod with these lines, each with its second, if its log is followed or read at the end."""
+    for second, line in lines:
+        kube.log("w").write(stamp(second), line)
     kube.log("w").end()
     async with serving(kube) as api:
         state = JobState(REF, Handover())
@@ -75,9 +72,18 @@ async def test_reports_of_a_timeout_are_kept_before_the_last_lines(is_followed: 
         evidence = EvidenceCollector(FollowContext(api, state, Lines()))
         if is_followed:
             keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
-            for line in lines:
-                keep(line, "2026-11-22T10:00:00Z", 0)
-        found = await evidence.gather((), [pod])
+            for second, line in lines:
+                keep(line, stamp(second), 0)
+        return await evidence.gather((), [pod])
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+async def test_reports_of_a_timeout_are_kept_before_the_last_lines(is_followed: bool) -> None:
+    """The C++ stacks of all ranks, and torchrun's own report, follow them."""
+    kube = FakeKube()
+    pod = kube.pod("w", state="terminated", phase="Failed")
+    lines = [*WATCHDOG, *(f"frame #{number}: <unknown function>" for number in range(2 * TAIL_LINES)), "SIGABRT"]
+    found = await gathered(kube, pod, list(enumerate(lines)), is_followed)
     (log,) = found["logs"].values()
     assert (log[: len(WATCHDOG)], log[-1], len(log)) == ([*WATCHDOG], "SIGABRT", len(WATCHDOG) + TAIL_LINES)
 
@@ -94,19 +100,7 @@ async def test_reports_of_a_timeout_that_the_program_survived_explain_no_later_e
     )
     lines = [*((0, line) for line in (*WATCHDOG, ended)), *((3600 + n, f"step {n}") for n in range(2 * TAIL_LINES))]
     lines.append((3600 + 2 * TAIL_LINES, "the data set has a damaged file"))
-    for second, line in lines:
-        kube.log("w").write(stamp(second), line)
-    kube.log("w").end()
-    async with serving(kube) as api:
-        state = JobState(REF, Handover())
-        state.job = JOB
-        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
-        evidence = EvidenceCollector(FollowContext(api, state, Lines()))
-        if is_followed:
-            keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
-            for second, line in lines:
-                keep(line, stamp(second), 0)
-        found = await evidence.gather((), [pod])
+    found = await gathered(kube, pod, lines, is_followed)
     cause = diagnose(make_evidence(JOB, [pod], **found))
     assert cause.summary == "Worker 0 failed with exit code 1. Last log line: the data set has a damaged file"
     assert cause.category == "user code"

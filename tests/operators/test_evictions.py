@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.core.manifests import replica
+from tests.factories import wait_for
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance
 from tests.operators.test_requests import served_version
@@ -62,10 +62,7 @@ def evict(instance: Instance) -> str:
     body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pod.metadata.name, namespace=namespace))
     instance._core.create_namespaced_pod_eviction(pod.metadata.name, namespace, body)
     instance.wait_ended()
-    end = time.monotonic() + 60
-    while deciding_pod(instance) is not None:
-        assert time.monotonic() < end, "the pod is not deleted"
-        time.sleep(0.1)
+    wait_for("the pod is deleted", lambda: deciding_pod(instance) is None, 60)
     return str(pod.spec.node_name)
 
 
@@ -84,14 +81,19 @@ def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, kind: Kind) 
 
 
 @each_kind
+@pytest.mark.parametrize("forgotten", [False, True], ids=["by changes", "by events"])
 def test_pod_that_was_evicted_before_the_trigger_listed_pods_fails_the_task(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:
+    """After minutes, the API server has forgotten the changes, and only events show the eviction."""
     trigger = deferred(instance, SECONDS[instance.kind.name], monkeypatch)
     node = evict(instance)
+    if forgotten:
+        instance.cluster.admin("expire")
     with pytest.raises(TrainingInfrastructureError) as failed:
         resumed(instance, trigger)
-    why = f"ended with exit code 0 after it was evicted from {node}: the training is probably incomplete"
+    how = f"it was stopped on {node}" if forgotten else f"it was evicted from {node}"
+    why = f"ended with exit code 0 after {how}: the training is probably incomplete"
     assert why in str(failed.value)
 
 
@@ -107,17 +109,3 @@ def test_job_that_ends_before_the_trigger_listed_pods_succeeds(
     capsys.readouterr()
     resumed(instance, trigger)
     assert "while no process followed it" not in capsys.readouterr().out
-
-
-@each_kind
-def test_events_show_an_eviction_that_the_api_server_has_forgotten(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A triggerer takes over after minutes."""
-    trigger = deferred(instance, SECONDS[instance.kind.name], monkeypatch)
-    node = evict(instance)
-    instance.cluster.admin("expire")
-    with pytest.raises(TrainingInfrastructureError) as failed:
-        resumed(instance, trigger)
-    why = f"ended with exit code 0 after it was stopped on {node}: the training is probably incomplete"
-    assert why in str(failed.value)

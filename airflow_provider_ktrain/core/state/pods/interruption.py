@@ -4,7 +4,7 @@ A program that handles SIGTERM by saving a checkpoint and exiting with 0 ends li
 evicted, preempted or deleted, the job succeeds in the middle of the training (recordings 100b, 107c). Its pods show
 that: the condition DisruptionTarget, or a deletion that was requested before the container ended. The operator deletes
 them, so each is judged as last seen, and what may make a success doubtful is noted on the job for the next process.
-The conditions of a PyTorchJob show it also if nobody has seen the pod of its Master.
+If nobody has seen a pod, the kubelet's events show it, and the conditions of a PyTorchJob with a Master.
 """
 
 from __future__ import annotations
