@@ -21,6 +21,7 @@ from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.logs.stacks import End, Stack, own_text, read_record
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.start import is_starter, run_with_code, runs_function, without_start
+from tests.factories import wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="stacks need /proc")
 NAME = f"ktrain-test-{os.getpid()}"
@@ -263,6 +264,7 @@ def test_stopped_process_answers_before_it_goes_on(start: Any) -> None:
     pid = int(container.process.stdout.readline())
     container.wait_for()
     os.kill(pid, signal.SIGSTOP)
+    wait_for("the process is stopped", lambda: "State:\tT" in Path(f"/proc/{pid}/status").read_text())
     container.stop()
     assert container.end() == 143
     assert functions(container.main_of())[0] == "next_batch"

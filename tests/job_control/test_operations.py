@@ -257,7 +257,7 @@ VERBS: dict[str, Callable[[Api, JobRef], Awaitable[Any]]] = {
 @pytest.mark.parametrize("verb", VERBS)
 async def test_new_job_of_the_same_name_is_not_changed(jobs: Jobs, verb: str) -> None:
     job = jobs.submit(workers=1)
-    jobs.wait(job, "Running")  # its pods hold GPUs
+    jobs.wait_pods(job, 2)  # they hold GPUs
     other: list[Object] = []
     doing = act(jobs, lambda: other.append(replace(jobs, job)()), lambda api: VERBS[verb](api, ref_of(job)))
     if verb == "delete":
