@@ -349,7 +349,7 @@ def test_process_that_cannot_write_is_not_dumped_by_faulthandler(start: Any) -> 
     container.stop()
     assert container.end() == 0
     assert container.out == "saved\n"
-    assert container.main_of().why == "no answer, state S"
+    assert container.main_of().why.startswith("no answer, state ")  # R while it still writes, or S
 
 
 def test_others_can_write_only_below_the_directory_of_the_path(start: Any) -> None:
