@@ -101,7 +101,7 @@ class Action(enum.StrEnum):
     REPORT = "reports the end, releases nothing"
     CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"
     CONCLUDE_SUSPENDED = "suspends the failed job, and concludes its own end"
-    CONCLUDE_INTERRUPTED = (
+    CONCLUDE_INCOMPLETE = (
         "concludes with a failure, unless the log has a result: marks the job, frees its running pods, and keeps it "
         "until Airflow has the outcome"
     )
@@ -125,7 +125,7 @@ ACTS = frozenset(
     {
         Action.CONCLUDE,
         Action.CONCLUDE_SUSPENDED,
-        Action.CONCLUDE_INTERRUPTED,
+        Action.CONCLUDE_INCOMPLETE,
         Action.CONCLUDE_STORED,
         Action.FREE_PODS,
         Action.RELEASE,
@@ -133,7 +133,7 @@ ACTS = frozenset(
         Action.DELETE_ENDED,
     }
 )
-ENDED = frozenset({Seen.SUCCEEDED, Seen.INTERRUPTED, Seen.FAILED})
+ENDED = frozenset({Seen.SUCCEEDED, Seen.INCOMPLETE, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 #: limits, and rules with a grace period: a read must show that they still hold
 LIMITS = frozenset({Event.LIMIT, Event.RESTARTS, Event.CRASH_LOOP, Event.STARTUP_RULE, Event.QUEUE_VERDICT})
@@ -314,8 +314,8 @@ RULES: tuple[Rule, ...] = (
         seen=_of(Seen.FAILED), restarts=True,
     ),
     Rule(
-        "interrupted end", Action.CONCLUDE_INTERRUPTED, "{job} has succeeded, but is probably incomplete.",
-        seen=_of(Seen.INTERRUPTED),
+        "incomplete end", Action.CONCLUDE_INCOMPLETE, "{job} has succeeded, but is probably incomplete.",
+        seen=_of(Seen.INCOMPLETE),
     ),
     Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),
     # the job is gone
