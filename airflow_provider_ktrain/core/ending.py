@@ -383,7 +383,6 @@ _KILLED_BY = {"none": "cleared", "restarting": "cleared", "absent": "its run was
 def why_ended(event: Event, state: str = "") -> str:
     """What led to the end, for the text of a rule.
 
-    :param event: what led here.
     :param state: of a kill, that of the task in Airflow; empty if Airflow did not answer. Default: "".
     """
     text = str(event)
@@ -396,11 +395,7 @@ def why_ended(event: Event, state: str = "") -> str:
 
 
 def decide(situation: Situation, rules: Iterable[Rule] = RULES) -> Rule:
-    """The first rule that matches.
-
-    :param situation: what is known.
-    :param rules: the rules in their order. Default: RULES.
-    """
+    """The first rule that matches."""
     return next(rule for rule in rules if rule.matches(situation))
 
 
@@ -409,9 +404,6 @@ def deletes(action: OnFinishAction, seen: Seen) -> bool:
 
     Only `keep_job` keeps an unfinished job: suspending it needs a working operator, deleting it only Kubernetes'
     garbage collector.
-
-    :param action: of the task.
-    :param seen: what the read shows.
     """
     if seen in ENDED:
         return action.deletes(succeeded=seen is Seen.SUCCEEDED)

@@ -40,13 +40,10 @@ MAX_HANDED_OVER_CONTAINERS = 20
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart of a container, in replica or in a new pod.
+    """One restart of a container, in its pod or in a new one.
 
-    :param replica: for example `Master 0`.
     :param container: name of the container; empty if the whole pod was lost.
-    :param is_init: whether it is an init container.
     :param pod: name of the pod of the previous run.
-    :param pod_uid: uid of that pod.
     :param number: restarts of this container so far, this one included; None if unknown.
     :param run: number of the previous run within its pod, from 0.
     :param terminated: terminated state of the previous run; empty if the pod was lost.
@@ -102,8 +99,6 @@ class Restart:
 class CrashLoop:
     """A container that failed several times in a row, each time after a run shorter than SHORT_RUN_SECONDS.
 
-    :param replica: for example `Master 0`.
-    :param failures: how often it failed.
     :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
     """
 
@@ -140,10 +135,7 @@ class _Container:
 
 
 class RestartHistory:
-    """The restarts of a job, as far as one process has seen them.
-
-    :param handed_over: what the previous process knew, as `handover` returned it. Default: None.
-    """
+    """The restarts of a job, as far as one process has seen them."""
 
     def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
@@ -203,10 +195,7 @@ class RestartHistory:
         return restarts
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
-        """The crash loop of the container that failed most often in a row; None if it failed less often than `limit`.
-
-        :param limit: number of failures in a row; None for no limit.
-        """
+        """The crash loop of the container that failed most often in a row; None if that is less than `limit` times."""
         key = max(self._containers, key=lambda k: self._containers[k].failures, default=None)
         if limit is None or key is None or self._containers[key].failures < max(limit, 1):
             return None

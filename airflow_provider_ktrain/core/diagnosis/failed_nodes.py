@@ -19,11 +19,7 @@ from airflow_provider_ktrain.core.state.pods.objects import main_containers, nod
 
 
 def find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:
-    """The names of the nodes, each with the reason; empty if the cause isn't one of infrastructure.
-
-    :param evidence: what is known of the job.
-    :param cause: the cause of its failure.
-    """
+    """The names of the nodes, each with the reason; empty if the cause isn't one of infrastructure."""
     found: dict[str, str] = {}
     if cause.category is Category.INFRASTRUCTURE:
         for node, reason in (*broken_nodes(evidence), *_of_failures(evidence), *_of_blocked_pods(evidence)):

@@ -32,10 +32,7 @@ _NO_FAILURE_LEFT = "its last failure is no longer visible"
 
 
 def diagnose(evidence: Evidence) -> Cause:
-    """The cause of a job's failure, or of its lack of progress.
-
-    :param evidence: what is known of the job.
-    """
+    """The cause of a job's failure, or of its lack of progress."""
     cause = next((cause for rule in _RULES if (cause := rule(evidence))), _unknown(evidence))
     return _with_failed_nodes(cause, evidence)
 
@@ -45,9 +42,7 @@ def diagnose_limit(
 ) -> Cause:
     """The cause if one of the task's limits ended the job: the limit, and what kept the job from making progress.
 
-    :param limit: the limit that was exceeded.
     :param amount: its value: seconds, or a number of restarts for `max_restarts`.
-    :param evidence: what is known of the job.
     :param step: the highest step that the program reported. Default: None, it reported none.
     :param option: how the user sets the limit. Default: "", by the operator's parameter of its name.
     :param replicas: how many run and what the others wait for. Default: "", not known.
@@ -110,9 +105,6 @@ def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
 def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence, *, of_pods: bool = False) -> Cause:
     """The cause if a crash loop ended the job: that of the last failure.
 
-    :param replica: the replica whose container failed, for example `Master 0`.
-    :param failures_in_a_row: how often it failed.
-    :param evidence: what is known of the job.
     :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
     """
     evidence = replace(evidence, include_recovered=True)

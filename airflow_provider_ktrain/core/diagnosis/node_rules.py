@@ -32,12 +32,7 @@ _LEAVING_RESOLUTION = "Retry: the node is going away. Save checkpoints often eno
 
 
 def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
-    """The cause, or the problem of a node that explains it: of the replica's node, or of the peer's that it lost.
-
-    :param cause: of the failure, without its node.
-    :param failure: the one that most likely made the job fail.
-    :param evidence: what is known of the job.
-    """
+    """The cause, or the problem of a node that explains it: of the replica's node, or of the peer's that it lost."""
     if cause.replica:  # that replica is the cause, and not the one that failed
         if cause.category is not Category.INFRASTRUCTURE:
             return cause
@@ -56,19 +51,13 @@ def problem_of_hanging(replica: str, evidence: Evidence) -> NodeProblem | None:
 
 
 def blame_node_of(cause: Cause, node: str, evidence: Evidence) -> Cause:
-    """The cause of a pod that somebody deleted, or the problem of its node.
-
-    :param cause: without the node.
-    :param node: the pod's node.
-    :param evidence: what is known of the job.
-    """
+    """The cause of a pod that somebody deleted, or the problem of its node."""
     return named(cause, _first(evidence, lambda p: p.node == node), cause.replica)
 
 
 def named(cause: Cause, problem: NodeProblem | None, replica: str) -> Cause:
     """The cause with the node's problem before it.
 
-    :param cause: without it.
     :param problem: None: the cause stays.
     :param replica: whose node it is.
     """
@@ -88,8 +77,6 @@ def nodes_to_read(pods: Sequence[Json]) -> list[str]:
     """The names of the nodes that may explain a failure, the most likely first: MAX_NODES at most.
 
     Nodes that don't report come first, then those of the pods that failed first.
-
-    :param pods: of the job, each as last seen.
     """
 
     def order(pod: Json) -> tuple[int, str, str]:

@@ -91,8 +91,6 @@ def find_unstartable_command(evidence: Evidence) -> Cause | None:
     """Why a container whose command can't be started will never run; None if there is no such container.
 
     Under OnFailure, training-operator's default, the kubelet restarts it forever and the job stays Running.
-
-    :param evidence: what is known of the job.
     """
     for failure in evidence.all_failures:
         is_needed = failure.is_init or evidence.kind.is_main_container(failure.container)  # not a sidecar
@@ -278,11 +276,7 @@ def _pull_error(message: str) -> str:
 
 
 def find_start_error(reason: str, message: str) -> FailurePattern | None:
-    """What a container runtime's message means; None if the kubelet doesn't report that it could not start a container.
-
-    :param reason: of a container's state.
-    :param message: of a container's state.
-    """
+    """What a container's state means; None if it isn't that the container runtime could not start the container."""
     if reason not in (*_START_REASONS, "CreateContainerError"):
         return None
     return _start_error(message)[0]

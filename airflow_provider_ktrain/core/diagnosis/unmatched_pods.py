@@ -31,8 +31,6 @@ def suspects(evidence: Evidence) -> list[Json]:
 def find_unmatched_pod(evidence: Evidence, nodes: Sequence[Node], waited_seconds: float) -> Cause | None:
     """Why no node can take one of the suspects; None if a node can, or may be created on demand.
 
-    :param evidence: what is known of the job.
-    :param nodes: all nodes of the cluster.
     :param waited_seconds: since the first read that has shown this.
     """
     if not nodes or any(node.is_of_pool for node in nodes):

@@ -23,7 +23,6 @@ MAX_REPLICAS = 256  #: whose logs are read, beside the primary's
 class Container:
     """A container that may have written lines since a time.
 
-    :param replica: as messages name it, such as `Worker 3`.
     :param started: when its newest run started, in epoch seconds; 0 if this isn't known.
     """
 

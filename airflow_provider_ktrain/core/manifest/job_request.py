@@ -42,7 +42,6 @@ class JobRequest:
 
     The fields that are not listed are parameters of the operators, whose docstrings describe them.
 
-    :param owner: this try.
     :param first_try: the first try since the task was last cleared.
     :param manifest: the manifest with all options, valid as far as it can be checked without a cluster. None if it, or
         a parameter, is invalid.
@@ -116,7 +115,6 @@ class JobRequest:
     def fitted(self, api_version: str) -> Manifest:
         """The manifest in the API version that the cluster serves, with the checkpoint directory and the code's hash.
 
-        :param api_version: such as `kubeflow.org/v1`.
         :raises ManifestError: `invalid`; or the manifest is written for another version; or it has code and no command.
         """
         if self.manifest is None:
@@ -140,11 +138,7 @@ class JobRequest:
     ) -> Manifest:
         """The manifest to send: with name, labels, owner, variables of the task, and deadlines for the cluster.
 
-        :param fitted: from `fitted`.
-        :param namespace: namespace of the job.
-        :param submission: value of the job's submission label.
         :param attempt: number of the submission in this life of the task, from 1.
-        :param now: time of the submission, in epoch seconds.
         :param served: what the cluster serves for the job. Default: None, the kind has no runtimes.
         :raises RuntimeMismatchError: the job doesn't fit the runtime or the version of the Trainer.
         """
@@ -170,17 +164,13 @@ class JobRequest:
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)
 
     def can_avoid_nodes(self, served: Served | None) -> bool:
-        """Whether the pods of a new job can get an affinity: those of a runtime can't on every cluster.
-
-        :param served: as for `stamped`.
-        """
+        """Whether the pods of a new job can get an affinity: those of a runtime can't on every cluster."""
         return served is None or self.kind.runtimes is None or not self.kind.runtimes.lacks(served)
 
     def annotations(self, fitted: Manifest | None, *, now: float) -> dict[str, str]:
         """The annotations that this task adds to its job.
 
         :param fitted: from `fitted`; None if the manifest is invalid, so that only a job that exists can get them.
-        :param now: time of the submission, in epoch seconds.
         """
         notes = {
             OWNER_ANNOTATION: self.owner.annotation(),

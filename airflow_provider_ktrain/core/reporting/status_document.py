@@ -51,19 +51,16 @@ class TrainingStatus:
     """The state of a training at one moment.
 
     :param job: `kind`, `namespace`, `name` and `uid`; `code`, the hash of its code, if it has any.
-    :param try_number: of the task instance.
     :param written_at: epoch seconds.
     :param host: `worker` or `trigger`: who follows the job.
     :param phases: phase and epoch seconds since when, oldest first.
     :param rows: of the replicas: see COLUMNS. `gpus` is a number of GPUs, or amounts of other accelerators.
     :param last_lines: last log line by replica, most important replica first. Default: none.
-    :param metrics: what the program reports. Default: nothing.
     :param usage: device-seconds so far: see `core.state.usage`. Default: empty.
     :param limits: the running limits: `name`, `due` in epoch seconds, `seconds`. Default: none.
     :param queue: what the queue does with the job, in one sentence. Default: "".
     :param notice: what somebody should know about the nodes of the job. Default: "".
     :param requested: the accelerators that the job asks for; none if not known. Default: none.
-    :param ended: whether the try has ended. Default: False.
     :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
     """
 
@@ -153,10 +150,7 @@ def _cell(cell: Any) -> int | str:
 
 
 def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyType({})) -> list[list[Any]]:
-    """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts.
-
-    :param claims: their ResourceClaims. Default: none was read.
-    """
+    """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts."""
     newest: dict[tuple[str, int], Pod] = {}
     for pod in sorted(pods, key=created):
         newest[kind.pod_role(labels_of(pod))] = pod

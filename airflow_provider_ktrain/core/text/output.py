@@ -140,7 +140,6 @@ def with_short_first_line(text: str) -> str:
 def ends_of_chain(text: str, most: int) -> str:
     """The first line of a chain of errors, `what: why: why`; of a long one what fits of its beginning and its end.
 
-    :param text: the chain, whose last error is the cause.
     :param most: characters.
     """
     line = shown(text.strip().partition("\n")[0])

@@ -46,7 +46,6 @@ class PartialStart:
     def describe_partial_start(self, job: str, limit: float | None) -> str:
         """Who waits for what.
 
-        :param job: kind, namespace and name of the job.
         :param limit: `partial_start_timeout` in seconds; None if there is none.
         """
         (name, number), *kinds = self.held.items()
@@ -106,7 +105,6 @@ def holds_accelerators(pod: Json, claims: Claims) -> bool:
 def warning_due(since: float, limit: float | None) -> float:
     """When to warn about a partial start, in epoch seconds.
 
-    :param since: when it began, in epoch seconds.
     :param limit: `partial_start_timeout` in seconds; None if there is none.
     """
     return since + (WARNING_SECONDS if limit is None else min(WARNING_SECONDS, limit / 2))

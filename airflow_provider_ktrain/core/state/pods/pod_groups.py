@@ -33,7 +33,6 @@ MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started 
 class State(NamedTuple):
     """What decisions depend on. Pods of one group have the same.
 
-    :param phase: of the pod; Pending if it has none yet.
     :param is_gated: whether a queue holds it back.
     :param has_accelerators: whether it has any: see `holds_accelerators`.
     :param is_later_attempt: whether it belongs to a later attempt of the job: see `Kind.is_restarting`.
@@ -137,10 +136,7 @@ class _Group:
 
 
 def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | None:
-    """Since when a job holds accelerators while some of its pods have no node: see `find_partial_start`.
-
-    :param job: the job as last seen; empty if it has not been seen yet.
-    """
+    """Since when a job holds accelerators while some of its pods have no node: see `find_partial_start`."""
     partial = find_partial_start(job, groups.examples(), groups.claims)
     if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(job):
         partial = find_partial_start(

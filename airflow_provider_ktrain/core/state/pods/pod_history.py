@@ -33,8 +33,6 @@ class PodHistory:
     """The pods of a job by uid, each as last seen: operators delete pods, and a diagnosis needs them.
 
     For each replica the latest pods are kept. Of older ones only their restarts and their usage are kept.
-
-    :param handed_over: what the previous process counted, as `handover` returned it. Default: None.
     """
 
     def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
@@ -53,10 +51,7 @@ class PodHistory:
         self._dropped_usage = Usage.from_dict(given)
 
     def update(self, changed: Mapping[str, Pod], removed: Iterable[str], now: datetime) -> None:
-        """Record changes of the pods that exist.
-
-        :param changed: new pods, and pods that have changed, by uid.
-        """
+        """Record changes of the pods that exist."""
         self._known |= changed
         for pod in changed.values():
             self.groups.put(pod)

@@ -27,7 +27,6 @@ class ReplicaStatus:
     """The replicas at one moment.
 
     :param states: what changes, without times: two equal ones need one line.
-    :param line: for the log.
     :param all_run: whether every replica runs or has succeeded.
     """
 
@@ -37,10 +36,7 @@ class ReplicaStatus:
 
 
 def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> ReplicaStatus:
-    """The status of a job's replicas.
-
-    :param now: the current time, for how long a replica has had its problem.
-    """
+    """The status of a job's replicas."""
     found: dict[str, list[Json]] = {}
     for pod in pods.pods.values():
         found.setdefault(pods.state_of(pod), []).append(pod)

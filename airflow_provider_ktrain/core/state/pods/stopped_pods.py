@@ -138,7 +138,6 @@ def find_stopped_pods(
 ) -> list[StoppedPod]:
     """The stopped pods of replicas on which the job's success depends, and whose pod was not replaced.
 
-    :param pods: its pods, each as last seen, deleted ones included.
     :param requested: when the deletion of pods was requested, by uid, in epoch seconds.
     :param earlier: what an earlier process knew of pods that may be gone. Default: nothing.
     """
@@ -167,7 +166,6 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
     about a container that ends by itself.
 
     :param events: with the reasons Started and Killing, also about pods of other jobs.
-    :param lost: the replicas.
     :return: the text of a `StoppedPod`, or "" if nobody stopped it; without the replicas that have no events.
     """
     last: dict[Replica, tuple[float, bool, str]] = {}
