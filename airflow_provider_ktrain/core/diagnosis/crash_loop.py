@@ -191,7 +191,7 @@ class RestartHistory:
             return []
         self._note_loss(pod, gone=True)
         restarts = self._note_runs(pod)
-        self._pods[self._replica(pod)] = pod
+        self._pods[self._kind.replica(pod)] = pod
         return restarts
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
@@ -221,7 +221,7 @@ class RestartHistory:
 
     def _replace(self, pod: Json) -> list[Restart]:
         """Make a pod the current one of its replica if it is newer, which is a restart."""
-        replica = self._replica(pod)
+        replica = self._kind.replica(pod)
         before = self._pods.get(replica)
         if before is None or uid_of(before) == uid_of(pod):
             self._pods[replica] = pod
@@ -268,7 +268,7 @@ class RestartHistory:
         The same may have happened while no process followed the job. So the previous process's counts continue only
         once every replica has run in its current pod.
         """
-        replica, why = self._replica(pod), _why_lost(pod, gone=gone)
+        replica, why = self._kind.replica(pod), _why_lost(pod, gone=gone)
         if not why or replica in self._lost or not self._is_current(pod):
             return
         if why == POD_DELETED and self._kind.behavior.failure_deletes_peers:
@@ -285,7 +285,7 @@ class RestartHistory:
             container.failures = container.failures if key.endswith("/") else 0
 
     def _note_first_run(self, pod: Json) -> None:
-        replica = self._replica(pod)
+        replica = self._kind.replica(pod)
         if replica in self._running_since or replica in self._lost or not self._is_current(pod):
             return
         runs = [run for c in objects.main_containers(pod) for run in objects.runs_of(c)]
@@ -316,7 +316,7 @@ class RestartHistory:
     def _note_runs(self, pod: Json) -> list[Restart]:
         restarts: list[Restart] = []
         for is_init, status in objects.with_init(pod) if self._is_current(pod) else ():
-            key = f"{self._replica(pod)}/{status.get('name')}"
+            key = f"{self._kind.replica(pod)}/{status.get('name')}"
             container = self._container(key, pod, status)
             if container is None:
                 continue
@@ -387,7 +387,7 @@ class RestartHistory:
         times = _ousted_at(pod)
         if times is None or uid in self._ousted or self._is_elastic:
             return
-        count = self._containers.setdefault(f"{self._replica(pod)}/", _Container())
+        count = self._containers.setdefault(f"{self._kind.replica(pod)}/", _Container())
         began, ended = times
         if count.uid == uid or ended < count.last:  # counted by the process before
             return
@@ -400,10 +400,7 @@ class RestartHistory:
 
     def _is_current(self, pod: Json) -> bool:
         """Whether it is the newest pod of its replica."""
-        return uid_of(self._pods.get(self._replica(pod), {})) == uid_of(pod)
-
-    def _replica(self, pod: Json) -> str:
-        return self._kind.replica_name(*self._kind.pod_role(objects.labels_of(pod)))
+        return uid_of(self._pods.get(self._kind.replica(pod), {})) == uid_of(pod)
 
 
 def _why_lost(pod: Json, *, gone: bool) -> str:

@@ -46,4 +46,4 @@ def _of_blocked_pods(evidence: Evidence) -> Iterator[tuple[str, str]]:
             waiting = state_of(container, "waiting")
             known = find_start_error(str(waiting.get("reason")), str(waiting.get("message") or ""))
             if known and known.blames_node and (node := node_of(pod)):
-                yield node, f"{evidence.replica_of(pod)} {known.description}"
+                yield node, f"{evidence.kind.replica(pod)} {known.description}"

@@ -109,7 +109,7 @@ def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence
     """
     evidence = replace(evidence, include_recovered=True)
     if of_pods:
-        ousted = (pod for pod in evidence.pods if evidence.replica_of(pod) == replica and disruption_of(pod)[0])
+        ousted = (pod for pod in evidence.pods if evidence.kind.replica(pod) == replica and disruption_of(pod)[0])
         evidence = replace(evidence, pods=sorted(ousted, key=created)[-1:])
     often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
     last = diagnose_replica(evidence) or Cause(
@@ -228,7 +228,7 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
     found = re.search(evidence.kind.behavior.failed_role, failed.message) if failed else None
     role = found[1] if found else ""
     deletions = [
-        (at, evidence.replica_of(pod), node_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))
+        (at, evidence.kind.replica(pod), node_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))
     ]
     of_failed_role = [deletion for deletion in deletions if role and deletion[1].startswith(role)]
     if not failed or not of_failed_role:

@@ -46,7 +46,7 @@ def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
 
 def problem_of_hanging(replica: str, evidence: Evidence) -> NodeProblem | None:
     """The problem of a node that explains why its replica hangs; None if there is none."""
-    nodes = {node_of(pod) for pod in evidence.pods if evidence.replica_of(pod) == replica}
+    nodes = {node_of(pod) for pod in evidence.pods if evidence.kind.replica(pod) == replica}
     return _first(evidence, lambda p: p.node in nodes and p.fault in _BROKEN)
 
 
@@ -128,4 +128,4 @@ def _explains(problem: NodeProblem, f: Failure, cause: Cause) -> bool:
 
 def _replica_on(problem: NodeProblem, evidence: Evidence) -> str:
     """The replica on the problem's node, of several the first by name of its pod."""
-    return next(evidence.replica_of(pod) for pod in evidence.pods if node_of(pod) == problem.node)
+    return next(evidence.kind.replica(pod) for pod in evidence.pods if node_of(pod) == problem.node)

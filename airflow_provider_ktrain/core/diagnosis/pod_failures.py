@@ -103,8 +103,7 @@ def describe_exit_code(exit_code: int | None) -> str:
 
 def _replica_key(kind: Kind, pod: Json) -> str:
     """The same for a pod and its replacements: the name, except that each pod of a batch Job has another."""
-    role, index = kind.pod_role(objects.labels_of(pod))
-    return kind.replica_name(role, index) if kind.behavior.renames_pods(role) else objects.name_of(pod)
+    return kind.replica(pod) if kind.behavior.renames_pods(kind.role_of(pod)[0]) else objects.name_of(pod)
 
 
 def _creation_order(pod: Json) -> tuple[str, bool]:
@@ -115,7 +114,7 @@ def _creation_order(pod: Json) -> tuple[str, bool]:
 def _failures_of_pod(
     kind: Kind, pod: Json, is_latest: bool, tail: Callable[[str, str], Tail], include_recovered: bool
 ) -> Iterator[Failure]:
-    role, index = kind.pod_role(objects.labels_of(pod))
+    role, index = kind.role_of(pod)
     disruption, disruption_message, disrupted_at = objects.disruption_of(pod)
     for is_init, container, runs in objects.failures_of(pod, include_recovered):
         first, last = runs[0], runs[-1]
@@ -123,7 +122,7 @@ def _failures_of_pod(
         yield Failure(
             role=role,
             index=index,
-            replica=kind.replica_name(role, index),
+            replica=kind.replica(pod),
             pod=objects.name_of(pod),
             container=name,
             is_init=is_init,

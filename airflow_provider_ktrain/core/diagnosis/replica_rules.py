@@ -182,7 +182,7 @@ def _left_early(evidence: Evidence, f: Failure, lost: Cause) -> Cause | None:
     if f.since is None or f.role in evidence.kind.launchers:
         return None
     left = [
-        (ended, evidence.replica_of(pod))
+        (ended, evidence.kind.replica(pod))
         for pod in evidence.pods
         for container in main_containers(pod)
         if (run := (container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0

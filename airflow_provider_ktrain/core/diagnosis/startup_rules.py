@@ -65,7 +65,7 @@ def _has_run(evidence: Evidence) -> bool:
     return _was_running(evidence.job) or any(
         _longest_run(status, evidence.now) >= LONG_RUN_SECONDS
         for pod in evidence.pods
-        if kind.pod_role(objects.labels_of(pod))[0] == primary
+        if kind.role_of(pod)[0] == primary
         for status in objects.main_containers(pod)
     )
 
@@ -222,7 +222,7 @@ def find_blocked_container(evidence: Evidence) -> Cause | None:
     """
     found = []
     for pod in evidence.pods:
-        replica, waited_seconds = evidence.replica_of(pod), _waited_on_node(evidence, pod)
+        replica, waited_seconds = evidence.kind.replica(pod), _waited_on_node(evidence, pod)
         states = ((container, objects.state_of(container, "waiting")) for container in objects.containers(pod))
         waiting_containers = [(container, waiting) for container, waiting in states if waiting]
         for container, waiting in waiting_containers:
@@ -321,7 +321,7 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
     for errors in (failure_patterns.MOUNT_ERRORS, failure_patterns.SANDBOX_ERRORS):
         for known, (reason, message) in itertools.product(errors, messages):
             if _NOT_READY_REASONS[reason] is errors and re.search(known.pattern, message):
-                replica = evidence.replica_of(pod)
+                replica = evidence.kind.replica(pod)
                 what = f"{replica} {known.description}"
                 output = re.search(r"^Output: (.+)", message, re.MULTILINE)  # of the command mount
                 error = f"{first_line(message).split(' : ')[0]}: {output[1]}" if output else message
@@ -374,7 +374,7 @@ def find_missing_claim(evidence: Evidence, waited_seconds: float) -> tuple[str, 
         waits = condition.get("status") == "False" and not objects.is_being_deleted(pod)
         message = str(condition.get("message"))
         if waits and (missing := re.search(failure_patterns.MISSING_CLAIM.pattern, message)):
-            replica = evidence.replica_of(pod)
+            replica = evidence.kind.replica(pod)
             summary = f"{replica} can't be scheduled: {missing[0]}"
             cause = Cause(Category.ENVIRONMENT, summary, message, failure_patterns.MISSING_CLAIM.resolution, replica)
             return missing[1], _waited_for(cause, waited_seconds)
@@ -395,19 +395,19 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
         selected = f"\nIt selects nodes by {selection}." if selection else ""
         return Cause(
             Category.SCHEDULING,
-            f"{evidence.replica_of(pod)} can't be scheduled: {about_nodes}",
+            f"{evidence.kind.replica(pod)} can't be scheduled: {about_nodes}",
             f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}{selected}",
             " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1].resolution,
-            evidence.replica_of(pod),
+            evidence.kind.replica(pod),
         )
     for pod in evidence.pods:
         if scheduler := _silent_scheduler(pod):
             return Cause(
                 Category.SCHEDULING,
-                f"{evidence.replica_of(pod)} waits for the scheduler {scheduler}, which has not responded",
+                f"{evidence.kind.replica(pod)} waits for the scheduler {scheduler}, which has not responded",
                 "",
                 f"Check that the scheduler {scheduler} runs, or remove schedulerName.",
-                evidence.replica_of(pod),
+                evidence.kind.replica(pod),
             )
     for event in evidence.events:
         message = str(event.get("message"))

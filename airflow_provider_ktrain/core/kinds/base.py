@@ -127,6 +127,14 @@ class Kind:
         index = labels.get(f"{OPERATOR_LABEL}/replica-index") or "0"
         return role or value or "pod", int(index) if index.isdigit() else 0
 
+    def role_of(self, pod: Mapping[str, Any]) -> tuple[str, int]:
+        """Role and index of a pod: see `pod_role`."""
+        return self.pod_role((pod.get("metadata") or {}).get("labels") or {})
+
+    def replica(self, pod: Mapping[str, Any]) -> str:
+        """The replica of a pod as messages name it: see `replica_name`."""
+        return self.replica_name(*self.role_of(pod))
+
     def replica_of(self, job: Mapping[str, Any], pod_name: str) -> tuple[str, int] | None:
         """Role and index of one of the job's pods by its name alone; None if no pod of the job has this name.
 
@@ -169,7 +177,7 @@ class Kind:
         :param job: the pod's job; only its kind and name may be known.
         :return: empty if the pod has no containers.
         """
-        role, _ = self.pod_role((pod.get("metadata") or {}).get("labels") or {})
+        role, _ = self.role_of(pod)
         template = ((self.replicas(job).get(role) or {}).get("template") or {}).get("spec") or {}
         names = [str(c.get("name")) for c in (pod.get("spec") or {}).get("containers") or ()]
         named = (job.get("spec") or {}).get("mainContainer")

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.formats import VERSION, json_size
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.accelerators import GPU, Amounts, described, stored
 from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
-from airflow_provider_ktrain.core.state.pods.objects import created, labels_of, name_of, node_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.objects import created, name_of, node_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
 from airflow_provider_ktrain.core.text.output import shown
@@ -153,7 +153,7 @@ def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyT
     """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts."""
     newest: dict[tuple[str, int], Pod] = {}
     for pod in sorted(pods, key=created):
-        newest[kind.pod_role(labels_of(pod))] = pod
+        newest[kind.role_of(pod)] = pod
 
     def rank(replica: tuple[str, int]) -> tuple[int, str, int]:
         role, index = replica
@@ -179,6 +179,6 @@ def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, st
     found = []
     for pod in pods:
         if line := lines.get(name_of(pod)):
-            role = kind.pod_role(labels_of(pod))
+            role = kind.role_of(pod)
             found.append((role != primary, state_of_pod(pod, kind) in FINE, kind.replica_name(*role), line))
     return {name: line for _, _, name, line in sorted(found, key=lambda entry: entry[:2])}

@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.devices import claims_of
-from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, labels_of, node_of
+from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, node_of
 from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events, was_stopped
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
@@ -214,7 +214,7 @@ class Observer:
                 pod, deleted = stripped(event["object"]), event["type"] == "DELETED"
                 if pod["metadata"]["uid"] not in existing and state.owns(pod):
                     changes.append((pod, deleted))
-                    missing -= {state.kind.pod_role(labels_of(pod))} if deleted else set()
+                    missing -= {state.kind.role_of(pod)} if deleted else set()
                     stopped = stopped or was_stopped(state.kind, state.known_job, pod)
                 if not missing and not stopped:
                     break

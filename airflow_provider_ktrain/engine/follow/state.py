@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import UNKNOWN, Amounts
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
-from airflow_provider_ktrain.core.state.pods.objects import created, labels_of
+from airflow_provider_ktrain.core.state.pods.objects import created
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
@@ -207,9 +207,7 @@ class JobState:
         if self.phase is not Phase.SUCCEEDED:
             return True
         primary = self.kind.primary(self.job or {}), 0
-        return any(
-            phase_of_pod(pod) == "Succeeded" and self.kind.pod_role(labels_of(pod)) == primary for pod in self.pods.all
-        )
+        return any(phase_of_pod(pod) == "Succeeded" and self.kind.role_of(pod) == primary for pod in self.pods.all)
 
 
 def phase_of_pod(pod: Mapping[str, Any]) -> str:

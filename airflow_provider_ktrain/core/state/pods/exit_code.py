@@ -48,6 +48,6 @@ def find_ended_primary(kind: Kind, job: Json, pods: Sequence[Json]) -> EndedPrim
 def _primary(kind: Kind, job: Json, pods: Sequence[Json]) -> tuple[Json, Json]:
     """The newest pod of the primary replica, and the status of its main container; empty if they aren't known."""
     primary = kind.primary(job), 0
-    own = (pod for pod in pods if kind.pod_role(objects.labels_of(pod)) == primary)
+    own = (pod for pod in pods if kind.role_of(pod) == primary)
     newest: Json = max(own, key=objects.created, default={})
     return newest, objects.container_status(newest, kind.main_container_name(job, newest))

@@ -80,19 +80,15 @@ def find_partial_start(job: Json, pods: Iterable[Json], claims: Claims = Mapping
     placed = [pod for pod in active if objects.node_of(pod)]
     found = [(pod, amounts) for pod, amounts in amounts_of(placed, claims) if any(map(is_accelerator, amounts))]
     starts = [at for pod, _ in found if (at := scheduled_at(pod)) is not None]
-
-    def role_of(pod: Json) -> tuple[str, int]:
-        return kind.pod_role(objects.labels_of(pod))
-
-    workers = sum(role_of(pod)[0] == "Worker" for pod in placed)
+    workers = sum(kind.role_of(pod)[0] == "Worker" for pod in placed)
     if not starts or (kind.scaling.is_elastic(job) and workers >= kind.scaling.worker_bounds(job)[0]):
         return None
-    ordered = sorted(waiting, key=role_of)
+    ordered = sorted(waiting, key=kind.role_of)
     return PartialStart(
         since=max(min(starts), min(waits)),
         held=sum((amounts for _, amounts in found), Amounts()),
         holding=len(found),
-        waiting=tuple(kind.replica_name(*role_of(pod)) for pod in ordered),
+        waiting=tuple(kind.replica(pod) for pod in ordered),
         reason=next((text for pod in ordered if (text := str(objects.scheduling(pod).get("message") or ""))), ""),
     )
 

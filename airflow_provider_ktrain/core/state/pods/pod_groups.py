@@ -18,7 +18,6 @@ from airflow_provider_ktrain.core.state.pods.devices import Claims
 from airflow_provider_ktrain.core.state.pods.objects import (
     created_at,
     is_being_deleted,
-    labels_of,
     node_of,
     restarts_of,
     silent_since,
@@ -153,7 +152,7 @@ def restarted_often(pod: Pod) -> bool:
 def _place_of(kind: Kind, pod: Pod, claims: Claims) -> tuple[State, float]:
     spec = pod.get("spec") or {}
     state = State(
-        role=kind.pod_role(labels_of(pod))[0],
+        role=kind.role_of(pod)[0],
         phase=str((pod.get("status") or {}).get("phase", "Pending")),
         has_node=bool(node_of(pod)),
         is_terminating=is_being_deleted(pod),

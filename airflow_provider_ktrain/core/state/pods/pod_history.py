@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods.devices import Claim, claims_of
-from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, labels_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     MAX_STOPPED_PODS,
@@ -176,7 +176,7 @@ class PodHistory:
 
     def _replica(self, pod: Pod) -> str:
         """Role and index, or the name for pods of other roles."""
-        role, index = self._kind.pod_role(labels_of(pod))
+        role, index = self._kind.role_of(pod)
         return f"{role} {index}" if self._kind.has_role(role) else str(pod["metadata"]["name"])
 
 

@@ -10,7 +10,6 @@ from airflow_provider_ktrain.core.state.pods.objects import (
     Json,
     has_ended,
     is_being_deleted,
-    labels_of,
     scheduling,
     silent_since,
 )
@@ -50,7 +49,7 @@ def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> Rep
             others.append(f"{len(replicas)} {state}")
             states.append((state, (str(len(replicas)),)))
         else:
-            roles = sorted(kind.pod_role(labels_of(pod)) for pod in replicas)
+            roles = sorted(kind.role_of(pod) for pod in replicas)
             names = tuple(kind.replica_name(*role) for role in roles)
             oldest = parse_timestamp(min(filter(None, map(_waiting_since, replicas)), default=None))
             waited = "" if oldest is None else f" {_age(max((now - oldest).total_seconds(), 0))}"

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.conditions import ended_at
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.objects import Json, created, labels_of, node_of, uid_of
+from airflow_provider_ktrain.core.state.pods.objects import Json, created, node_of, uid_of
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 Replica = tuple[str, int]
@@ -126,7 +126,7 @@ def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterabl
     seen: set[Replica] = {(one.role, one.index) for one in earlier}
     found = []
     for pod in known:
-        replica = kind.pod_role(labels_of(pod))
+        replica = kind.role_of(pod)
         if replica not in seen or created(pod) < end:
             found.append(pod)
         seen.add(replica)
@@ -146,7 +146,7 @@ def find_stopped_pods(
     known_before = sorted(earlier, key=lambda one: (one.created, one.has_ended))
     found: dict[Replica, StoppedPod] = {(one.role, one.index): one for one in known_before if _counts(job, one)}
     for pod in pods_until_end(kind, job, pods, earlier):
-        replica = kind.pod_role(labels_of(pod))
+        replica = kind.role_of(pod)
         known = found.pop(replica, None)
         stopped = _stopped_pod_of(kind, job, pod, requested.get(uid_of(pod)))
         if stopped is None and known is not None:
@@ -194,7 +194,7 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
 
 def deciding_replicas(kind: Kind, job: Json, pods: Iterable[Json]) -> set[Replica]:
     """The replicas of these pods on which the job's success depends."""
-    return {replica for pod in pods if kind.completes(job, *(replica := kind.pod_role(labels_of(pod))))}
+    return {replica for pod in pods if kind.completes(job, *(replica := kind.role_of(pod)))}
 
 
 def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> StoppedPod | None:
@@ -206,7 +206,7 @@ def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Stopped
     at, ended = epoch_seconds(since), epoch_seconds(end)
     if at is None or ended is None:
         return None
-    seen = any(kind.pod_role(labels_of(pod)) == primary and created(pod) < end for pod in pods)
+    seen = any(kind.role_of(pod) == primary and created(pod) < end for pod in pods)
     template = (kind.replicas(job).get(primary[0]) or {}).get("template") or {}
     if seen or ended - at > _grace_of(template) + MAX_LAG_SECONDS:
         return None
@@ -235,7 +235,7 @@ def _has_failed(kind: Kind, job: Json, pod: Json) -> bool:
 
 def _stopped_pod_of(kind: Kind, job: Json, pod: Json, requested: float | None) -> StoppedPod | None:
     """None if the program ended by itself, failed, or was stopped after the end of the job."""
-    role, index = kind.pod_role(labels_of(pod))
+    role, index = kind.role_of(pod)
     ended, disrupted = _end_of(kind, job, pod), _disrupted_at(pod)
     at = min((time for time in (disrupted, requested) if time is not None), default=None)
     finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
