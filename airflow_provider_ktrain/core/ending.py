@@ -121,18 +121,9 @@ class Mode(enum.Enum):
 
 
 #: the actions that end pods or the job
-ACTS = frozenset(
-    {
-        Action.CONCLUDE,
-        Action.CONCLUDE_SUSPENDED,
-        Action.CONCLUDE_INCOMPLETE,
-        Action.CONCLUDE_STORED,
-        Action.FREE_PODS,
-        Action.RELEASE,
-        Action.RELEASE_NOW,
-        Action.DELETE_ENDED,
-    }
-)
+ACTS = frozenset(Action) - {
+    Action.FOLLOW, Action.LOOK_AGAIN, Action.HAND_OVER, Action.NOTE, Action.LET_GO, Action.LEAVE, Action.REPORT,
+}  # fmt: skip
 ENDED = frozenset({Seen.SUCCEEDED, Seen.INCOMPLETE, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 #: limits, and rules with a grace period: a read must show that they still hold

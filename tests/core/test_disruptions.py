@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
-from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit, lost_replica
 from airflow_provider_ktrain.core.diagnosis.model import Category
+from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
 from airflow_provider_ktrain.core.identity.adoption import Action, decide
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, kind_of

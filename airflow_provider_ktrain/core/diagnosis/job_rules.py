@@ -7,24 +7,27 @@ rule looks at one kind of evidence; the first that applies decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis import startup_rules
-from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
-from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
+from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rules
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of
-from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
+from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of, broken_nodes
+from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica, find_known_message
 from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.devices import requested_by
 from airflow_provider_ktrain.core.state.pods.objects import (
+    Json,
     created,
     deletion_requested_at,
     disruption_of,
     is_being_deleted,
+    main_containers,
     node_of,
+    state_of,
 )
 
 Rule = Callable[[Evidence], Cause | None]
@@ -86,6 +89,16 @@ def diagnose_limit(
     return _with_failed_nodes(cause, evidence)
 
 
+def lost_replica(job: Mapping[str, Any], pods: Sequence[Json]) -> str:
+    """Which replica is lost for good of a job that has failed and runs on, and what that means."""
+    evidence = make_evidence(job, pods)
+    cause, primary = diagnose_replica(evidence), evidence.kind.primary(job)
+    return (
+        f"{evidence.title} has lost a replica for good. Its {primary} runs on.\n"
+        f"{'No pod shows why.' if cause is None else cause.summary}\nThe job fails after 5 minutes without a log line."
+    )
+
+
 def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
     """The cause of a job that a queue has given up because its pods were not ready, with what kept them from it.
 
@@ -137,7 +150,43 @@ def find_startup_cause(evidence: Evidence, waited_seconds: float, *, has_run: bo
 
 def _with_failed_nodes(cause: Cause, evidence: Evidence) -> Cause:
     """The cause with a short summary and the nodes that failed."""
-    return replace(cause, failed_nodes=find_failed_nodes(evidence, cause)).with_short_summary()
+    return replace(cause, failed_nodes=_find_failed_nodes(evidence, cause)).with_short_summary()
+
+
+def _find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:
+    """The nodes on which a job failed by infrastructure, by name, each with the reason.
+
+    Those with a broken GPU, lost ones, those that evicted a pod because of a shortage, and those whose conditions say
+    that they broke while the job ran. Not those of preempted or drained pods, nor of pods that exceeded a limit of
+    their own. What a program logs about its GPU counts only for the failure that is the cause.
+    """
+    found: dict[str, str] = {}
+    if cause.category is Category.INFRASTRUCTURE:
+        for node, reason in (*broken_nodes(evidence), *_of_failures(evidence), *_of_blocked_pods(evidence)):
+            found.setdefault(node, reason)
+    return found
+
+
+def _of_failures(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    for at, failure in enumerate(evidence.failures):
+        found = [(failure_patterns.explain_disruption(failure.reason, failure.message), f" ({failure.reason})")]
+        if at == 0:
+            message = find_known_message(failure)
+            known = startup_rules.find_start_error(failure.reason, failure.message) or (message[0] if message else None)
+            found.append((known, ""))
+        why = next((f"{known.description}{reason}" for known, reason in found if known and known.blames_node), "")
+        if failure.node and why:
+            yield failure.node, f"{failure.replica} {why}"
+
+
+def _of_blocked_pods(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Pods whose containers the node can't start."""
+    for pod in evidence.pods:
+        for container in main_containers(pod):
+            waiting = state_of(container, "waiting")
+            known = startup_rules.find_start_error(str(waiting.get("reason")), str(waiting.get("message") or ""))
+            if known and known.blames_node and (node := node_of(pod)):
+                yield node, f"{evidence.kind.replica(pod)} {known.description}"
 
 
 #: Category, description and resolution for each limit.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
@@ -89,6 +89,24 @@ def nodes_to_read(pods: Sequence[Json]) -> list[str]:
         return 2 + (not is_being_deleted(pod)), "", name_of(pod)
 
     return list(dict.fromkeys(node for pod in sorted(pods, key=order) if (node := node_of(pod))))[:MAX_NODES]
+
+
+def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:
+    """The nodes that don't report, each with the time since when, as RFC 3339."""
+    since: dict[str, str] = {}
+    for pod in pods:
+        if at := silent_since(pod):
+            node = node_of(pod)
+            since[node] = min(at, since.get(node, at))
+    return dict(sorted(since.items()))
+
+
+def describe_silence(node: str, since: str) -> str:
+    """A sentence about a node that doesn't report. Tolerations may postpone the eviction of its pods.
+
+    :param since: of `silent_nodes`.
+    """
+    return f"Node {node} has not reported since {since[11:16]} UTC. Kubernetes evicts its pods after 5 minutes."
 
 
 def describe_nodes(evidence: Evidence) -> Iterator[str]:

@@ -134,11 +134,11 @@ class Queues:
 
 
 _LINES = {
-    QueuePhase.PENDING: "Queued in LocalQueue {queue}: {why}.",
-    QueuePhase.WAITING: "Queued in LocalQueue {queue}: {why}.",
+    **dict.fromkeys(
+        (QueuePhase.PENDING, QueuePhase.WAITING, QueuePhase.NEVER_FITS, QueuePhase.CHECKING),
+        "Queued in LocalQueue {queue}: {why}.",
+    ),
     QueuePhase.MISCONFIGURED: "Queued in LocalQueue {queue}: {why}. An administrator must correct this.",
-    QueuePhase.NEVER_FITS: "Queued in LocalQueue {queue}: {why}.",
-    QueuePhase.CHECKING: "Queued in LocalQueue {queue}: {why}.",
     QueuePhase.ADMITTED: "Admitted by ClusterQueue {admission}.",
     QueuePhase.EVICTING: "The job lost its quota and will be queued again: {why}.",
     QueuePhase.DEACTIVATED: "The job is paused: {why}. It continues when the Workload is active again.",
