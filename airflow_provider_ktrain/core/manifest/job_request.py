@@ -22,14 +22,14 @@ from airflow_provider_ktrain.core.identity.names import (
     Owner,
     Reattach,
 )
-from airflow_provider_ktrain.core.identity.task_variables import task_variables
+from airflow_provider_ktrain.core.identity.task_variables import ATTEMPT, task_variables
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name
 from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
+from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
 
 #: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
@@ -120,7 +120,8 @@ class JobRequest:
         if self.manifest is None:
             raise self.invalid or ManifestError("the job has no manifest")
         manifest = transform.change_version(self.manifest, api_version) if self.generated else self.manifest
-        fitted = overlay(transform.fit(manifest, api_version), JobOptions(checkpoint_dir=self.checkpoint_dir))
+        env = {CHECKPOINT_DIR: self.checkpoint_dir} if self.checkpoint_dir is not None else {}
+        fitted = overlay(transform.fit(manifest, api_version), JobOptions(env=env))
         if self.code is not None:
             run_with_code(fitted, "")
             mapping_at(mapping_at(fitted, "metadata"), "annotations")[CODE_ANNOTATION] = self.code.hash
@@ -143,9 +144,9 @@ class JobRequest:
         :raises RuntimeMismatchError: the job doesn't fit the runtime or the version of the Trainer.
         """
         key = self.owner.key
-        task = task_variables(key.dag_id, key.run_id, key.task_id, key.map_index, self.owner.try_number)
+        env = task_variables(key.dag_id, key.run_id, key.task_id, key.map_index, self.owner.try_number)
         avoided = tuple(self.avoid_nodes) if self.can_avoid_nodes(served) else ()
-        manifest = overlay(fitted, JobOptions(attempt=attempt, task=task, avoid_nodes=avoided))
+        manifest = overlay(fitted, JobOptions(env={ATTEMPT: str(attempt), **env}, avoid_nodes=avoided))
         runtimes = self.kind.runtimes
         if self.code is not None and runtimes and served is not None:
             runtimes.require_code(served)
