@@ -247,12 +247,11 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
         return None
     spec = evidence.job.get("spec") or {}
     seconds = (spec.get("runPolicy") or spec).get("activeDeadlineSeconds")
+    summary = f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}"
     return Cause(
-        Category.TIMEOUT,
-        f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}",
-        failed.message,
+        Category.TIMEOUT, summary, failed.message,
         "Raise activeDeadlineSeconds of the manifest, or execution_timeout if the operator set the deadline from it.",
-    )
+    )  # fmt: skip
 
 
 def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
@@ -263,12 +262,9 @@ def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
     limit = ((evidence.job.get("spec") or {}).get("runPolicy") or {}).get("backoffLimit")
     codes = [m[1] for e in evidence.events if (m := re.search(r"exitCode: ((?!0\b)\d+)", str(e.get("message"))))]
     last_code = f"; the last failure had exit code {codes[-1]}" if codes else ""
-    return Cause(
-        Category.USER_CODE,
-        f"{evidence.title} reached its backoffLimit{'' if limit is None else f' of {limit} restarts'}{last_code}",
-        failed.message,
-        "Read the log. Under restartPolicy Always, a program that succeeds is restarted as well.",
-    )
+    summary = f"{evidence.title} reached its backoffLimit{'' if limit is None else f' of {limit} restarts'}{last_code}"
+    resolution = "Read the log. Under restartPolicy Always, a program that succeeds is restarted as well."
+    return Cause(Category.USER_CODE, summary, failed.message, resolution)
 
 
 def _pod_deleted(evidence: Evidence) -> Cause | None:
@@ -283,13 +279,9 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
     if not failed or not of_failed_role:
         return None
     _, replica, node = min(of_failed_role)
-    cause = Cause(
-        Category.INFRASTRUCTURE,
-        f"{replica} was deleted or killed from outside, which failed the job",
-        failed.message,
-        "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node.",
-        replica,
-    )
+    summary = f"{replica} was deleted or killed from outside, which failed the job"
+    resolution = "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node."
+    cause = Cause(Category.INFRASTRUCTURE, summary, failed.message, resolution, replica)
     return blame_node_of(cause, node, evidence)
 
 
@@ -310,12 +302,9 @@ def _job_deleted(evidence: Evidence) -> Cause | None:
     if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
         return None
     obstacle = startup_rules.find_obstacle(evidence)
-    return Cause(
-        Category.INFRASTRUCTURE,
-        f"{evidence.title} {'was' if evidence.gone else 'is being'} deleted by someone else before it ended",
-        obstacle.summary if obstacle else "",
-        "Find out what deletes jobs in this namespace: kubectl, a quota or cleanup tool, another workflow.",
-    )
+    summary = f"{evidence.title} {'was' if evidence.gone else 'is being'} deleted by someone else before it ended"
+    resolution = "Find out what deletes jobs in this namespace: kubectl, a quota or cleanup tool, another workflow."
+    return Cause(Category.INFRASTRUCTURE, summary, obstacle.summary if obstacle else "", resolution)
 
 
 def _suspended(evidence: Evidence) -> Cause | None:
@@ -323,23 +312,16 @@ def _suspended(evidence: Evidence) -> Cause | None:
     condition = evidence.conditions.get("Suspended")
     if not condition:
         return None
-    return Cause(
-        Category.QUEUE,
-        f"{evidence.title} is suspended: {condition.message or condition.reason or 'it waits for its queue'}",
-        "",
-        "Check the queue's workloads and quota. If the job has no queue, resume it.",
-    )
+    summary = f"{evidence.title} is suspended: {condition.message or condition.reason or 'it waits for its queue'}"
+    resolution = "Check the queue's workloads and quota. If the job has no queue, resume it."
+    return Cause(Category.QUEUE, summary, resolution=resolution)
 
 
 def _unknown(evidence: Evidence) -> Cause:
     """No rule found a cause."""
     if not evidence.conditions and (evidence.kind.behavior.reports_phases or not evidence.job.get("status")):
-        return Cause(
-            Category.UNKNOWN,
-            f"{evidence.title} has no status: no operator has reconciled it",
-            "",
-            f"Check that {evidence.operators} runs, and the job's events.",
-        )
+        summary = f"{evidence.title} has no status: no operator has reconciled it"
+        return Cause(Category.UNKNOWN, summary, "", f"Check that {evidence.operators} runs, and the job's events.")
     return Cause(Category.UNKNOWN, f"{evidence.title} shows no failure", "", "Check its events and logs.")
 
 

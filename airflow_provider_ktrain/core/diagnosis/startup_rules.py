@@ -141,12 +141,9 @@ def find_operator_rejection(evidence: Evidence) -> Cause | None:
     """The operator reports that the manifest is invalid, and has created no pods."""
     for _, reason, message, waited_seconds in _lasting_events(evidence):
         if re.search(r"FailedValidation$|^ValidationError$", reason) and not _has_pods(evidence):
-            cause = Cause(
-                Category.ENVIRONMENT,
-                f"{evidence.title} was rejected by its operator: {first_line(message)}",
-                f"Event {reason}: {message}",
-                "Correct the manifest. `ktrain check` names the field.",
-            )
+            summary = f"{evidence.title} was rejected by its operator: {first_line(message)}"
+            resolution = "Correct the manifest. `ktrain check` names the field."
+            cause = Cause(Category.ENVIRONMENT, summary, f"Event {reason}: {message}", resolution)
             return _waited_for(cause, waited_seconds)
     return None
 
@@ -256,14 +253,10 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     if reason != "CreateContainerConfigError" and "OCI runtime" in message:
         known, error = _start_error(message)
         return Cause(known.category, f"{replica} {known.description}: {error}", detail, known.resolution, replica)
-    missing = reason == "CreateContainerConfigError"
-    return Cause(
-        Category.ENVIRONMENT if missing else Category.INFRASTRUCTURE,
-        f"{replica} can't create container {container.get('name')}: {first_line(message)}",
-        detail,
-        failure_patterns.CREATE_MISSING if missing else "Check the node and the pod's volumes, then retry.",
-        replica,
-    )
+    summary = f"{replica} can't create container {container.get('name')}: {first_line(message)}"
+    if reason == "CreateContainerConfigError":
+        return Cause(Category.ENVIRONMENT, summary, detail, failure_patterns.CREATE_MISSING, replica)
+    return Cause(Category.INFRASTRUCTURE, summary, detail, "Check the node and the pod's volumes, then retry.", replica)
 
 
 def _pull_error(message: str) -> str:
@@ -393,33 +386,25 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
         about_nodes = re.split(r"\. (?:no new claims|preemption)", message)[0].rstrip(".")
         selection = describe_selection(pod) if "selector" in message else ""
         selected = f"\nIt selects nodes by {selection}." if selection else ""
-        return Cause(
-            Category.SCHEDULING,
-            f"{evidence.kind.replica(pod)} can't be scheduled: {about_nodes}",
-            f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}{selected}",
-            " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1].resolution,
-            evidence.kind.replica(pod),
-        )
+        replica = evidence.kind.replica(pod)
+        summary = f"{replica} can't be scheduled: {about_nodes}"
+        detail = f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}{selected}"
+        resolution = " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1].resolution
+        return Cause(Category.SCHEDULING, summary, detail, resolution, replica)
     for pod in evidence.pods:
         if scheduler := _silent_scheduler(pod):
-            return Cause(
-                Category.SCHEDULING,
-                f"{evidence.kind.replica(pod)} waits for the scheduler {scheduler}, which has not responded",
-                "",
-                f"Check that the scheduler {scheduler} runs, or remove schedulerName.",
-                evidence.kind.replica(pod),
-            )
+            replica = evidence.kind.replica(pod)
+            summary = f"{replica} waits for the scheduler {scheduler}, which has not responded"
+            resolution = f"Check that the scheduler {scheduler} runs, or remove schedulerName."
+            return Cause(Category.SCHEDULING, summary, "", resolution, replica)
     for event in evidence.events:
         message = str(event.get("message"))
         reason = str(event.get("reason"))
         if (reason.startswith("FailedCreate") or reason in _CREATION_FAILURES) and "quota" in message:
             quota = _without_prefix(message).removeprefix("exceeded quota: ")
-            return Cause(
-                Category.SCHEDULING,
-                f"{evidence.title} exceeds the namespace's quota: {quota}",
-                f"Event {event.get('reason')}: {message}",
-                "Free some of the quota, or ask its administrator for a larger one.",
-            )
+            summary = f"{evidence.title} exceeds the namespace's quota: {quota}"
+            resolution = "Free some of the quota, or ask its administrator for a larger one."
+            return Cause(Category.SCHEDULING, summary, f"Event {reason}: {message}", resolution)
     return None
 
 
