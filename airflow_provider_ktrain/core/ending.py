@@ -101,7 +101,7 @@ class Action(enum.StrEnum):
     REPORT = "reports the end, releases nothing"
     CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"
     CONCLUDE_SUSPENDED = "suspends the failed job, and concludes its own end"
-    CONCLUDE_INTERRUPTED = (
+    CONCLUDE_INCOMPLETE = (
         "concludes with a failure, unless the log has a result: marks the job, frees its running pods, and keeps it "
         "until Airflow has the outcome"
     )
@@ -121,19 +121,10 @@ class Mode(enum.Enum):
 
 
 #: the actions that end pods or the job
-ACTS = frozenset(
-    {
-        Action.CONCLUDE,
-        Action.CONCLUDE_SUSPENDED,
-        Action.CONCLUDE_INTERRUPTED,
-        Action.CONCLUDE_STORED,
-        Action.FREE_PODS,
-        Action.RELEASE,
-        Action.RELEASE_NOW,
-        Action.DELETE_ENDED,
-    }
-)
-ENDED = frozenset({Seen.SUCCEEDED, Seen.INTERRUPTED, Seen.FAILED})
+ACTS = frozenset(Action) - {
+    Action.FOLLOW, Action.LOOK_AGAIN, Action.HAND_OVER, Action.NOTE, Action.LET_GO, Action.LEAVE, Action.REPORT,
+}  # fmt: skip
+ENDED = frozenset({Seen.SUCCEEDED, Seen.INCOMPLETE, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 #: limits, and rules with a grace period: a read must show that they still hold
 LIMITS = frozenset({Event.LIMIT, Event.RESTARTS, Event.CRASH_LOOP, Event.STARTUP_RULE, Event.QUEUE_VERDICT})
@@ -314,8 +305,8 @@ RULES: tuple[Rule, ...] = (
         seen=_of(Seen.FAILED), restarts=True,
     ),
     Rule(
-        "interrupted end", Action.CONCLUDE_INTERRUPTED, "{job} has succeeded, but is probably incomplete.",
-        seen=_of(Seen.INTERRUPTED),
+        "incomplete end", Action.CONCLUDE_INCOMPLETE, "{job} has succeeded, but is probably incomplete.",
+        seen=_of(Seen.INCOMPLETE),
     ),
     Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),
     # the job is gone
@@ -383,7 +374,6 @@ _KILLED_BY = {"none": "cleared", "restarting": "cleared", "absent": "its run was
 def why_ended(event: Event, state: str = "") -> str:
     """What led to the end, for the text of a rule.
 
-    :param event: what led here.
     :param state: of a kill, that of the task in Airflow; empty if Airflow did not answer. Default: "".
     """
     text = str(event)
@@ -396,11 +386,7 @@ def why_ended(event: Event, state: str = "") -> str:
 
 
 def decide(situation: Situation, rules: Iterable[Rule] = RULES) -> Rule:
-    """The first rule that matches.
-
-    :param situation: what is known.
-    :param rules: the rules in their order. Default: RULES.
-    """
+    """The first rule that matches."""
     return next(rule for rule in rules if rule.matches(situation))
 
 
@@ -409,9 +395,6 @@ def deletes(action: OnFinishAction, seen: Seen) -> bool:
 
     Only `keep_job` keeps an unfinished job: suspending it needs a working operator, deleting it only Kubernetes'
     garbage collector.
-
-    :param action: of the task.
-    :param seen: what the read shows.
     """
     if seen in ENDED:
         return action.deletes(succeeded=seen is Seen.SUCCEEDED)

@@ -57,7 +57,6 @@ def stored_outcome(outcome: Mapping[str, Any], try_number: int, max_tries: int) 
     """An outcome as it is stored for later tries, in at most MAX_OUTCOME_BYTES.
 
     :param outcome: `engine.follow.outcome.Outcome` as a dict.
-    :param try_number: the try that ended.
     :param max_tries: of its task instance. Only a clear changes it, so it identifies the life of the task.
     """
     kept = dict(outcome)
@@ -73,7 +72,6 @@ def earlier_success(stored: Any, try_number: int, max_tries: int) -> Mapping[str
     The outcome of a failed training is not used again: a retry submits a new job.
 
     :param stored: the return value of `stored_outcome`, or None.
-    :param max_tries: of this try's task instance.
     """
     read = mapping(stored)
     outcome = mapping(read.get("outcome"))
@@ -96,7 +94,6 @@ def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:
     """The highest step that earlier tries of this life of the task reached; None if none of them reported a step.
 
     :param stored: the return value of `with_try`, or None.
-    :param first_try: the first try of this life.
     """
     numbers = range(first_try, try_number)
     steps = [one.get("step") for one in _tries(stored) if one.get("try_number") in numbers]
@@ -123,7 +120,6 @@ def with_failed_nodes(stored: Any, max_tries: int, more: Mapping[str, str]) -> d
     """The stored nodes with those of one more try, at most MAX_FAILED_NODES.
 
     :param stored: the previous return value, or None.
-    :param max_tries: of the task instance.
     :param more: names of nodes, each with the reason.
     """
     before = {name: why for name, why in failed_nodes(stored, max_tries).items() if name not in more}

@@ -64,7 +64,6 @@ def prepare(
     """The manifest of a job with the options, and its problems.
 
     :param document: what the user wrote; any part of it may be wrong. None builds a manifest from the options.
-    :param options: applied to it.
     :param kind: the kind that the job must have, and that is built. Default: None, any training job.
     :param keeps_name: whether the name is checked, for users who create the job themselves. Default: False, the job
         gets a name of its own, and the manifest has none.

@@ -85,7 +85,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         return done
 
     async def scaled() -> bool:
-        pods = [p for p in await job_pods(api, ref) if kind.pod_role(p["metadata"]["labels"])[0] == "Worker"]
+        pods = [p for p in await job_pods(api, ref) if kind.role_of(p)[0] == "Worker"]
         running = [p for p in pods if (p.get("status") or {}).get("phase") == "Running"]
         if len(pods) == len(running) == workers:
             return True

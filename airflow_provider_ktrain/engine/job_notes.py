@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION, note_of_proof
+from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
+from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION, note_of_proof
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.follow.following import Following
@@ -46,16 +46,16 @@ class JobNotes:
         return False
 
     async def mark(self, following: Following, read: JobRead, seconds: float) -> tuple[JobRead, str]:
-        """Write on a job that has succeeded why that is doubtful, so that no later try takes it for a success.
+        """Write on a job that has succeeded why that is incomplete, so that no later try takes it for a success.
 
-        If it isn't doubtful, what says so is removed, and that a result proves it is noted: the next process may find
+        If it is complete, what says so is removed, and that a result proves it is noted: the next process may find
         neither pods nor logs.
 
         :return: the job as it is now, and why that failed.
         """
-        why = following.state.interruption
-        notes = {INTERRUPTED_ANNOTATION: why}
-        if following.seen is not Seen.INTERRUPTED:
+        why = following.state.why_incomplete
+        notes = {INCOMPLETE_ANNOTATION: why}
+        if following.seen is not Seen.INCOMPLETE:
             proof = note_of_proof(following.state.known_job) if why else ""
-            notes = {INTERRUPTED_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
+            notes = {INCOMPLETE_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
         return await self._job.annotate(read, notes, seconds)

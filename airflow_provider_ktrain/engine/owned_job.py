@@ -55,7 +55,7 @@ MODES = {
     Action.FREE_PODS: Mode.DELETE_PODS,
     Action.CONCLUDE: Mode.DELETE_PODS,
     Action.CONCLUDE_SUSPENDED: Mode.DELETE_PODS,
-    Action.CONCLUDE_INTERRUPTED: Mode.DELETE_PODS,
+    Action.CONCLUDE_INCOMPLETE: Mode.DELETE_PODS,
     Action.DELETE_ENDED: Mode.DELETE,
 }
 #: what was released, and why that failed; at most one of them is set

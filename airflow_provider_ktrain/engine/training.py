@@ -50,7 +50,7 @@ PATIENCE_RESET_SECONDS = 1200.0
 REST_SECONDS = 1.0  #: until a rule that a read didn't confirm is looked at again
 UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its deferral or release has failed
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
-MARK_SECONDS = 60.0  #: to write on a job that its success is doubtful, before its pods are released
+MARK_SECONDS = 60.0  #: to write on a job that its success is incomplete, before its pods are released
 MARK_AGAIN_SECONDS = 600.0  #: after that, if the deadline isn't sooner
 
 
@@ -291,7 +291,7 @@ class Training:
                 return replace(await following.closing.outcome(None, full=False), succeeded=False, superseded=True)
             case Action.REPORT:
                 return await self._report(following, noticed)
-            case Action.CONCLUDE | Action.CONCLUDE_INTERRUPTED | Action.CONCLUDE_SUSPENDED:
+            case Action.CONCLUDE | Action.CONCLUDE_INCOMPLETE | Action.CONCLUDE_SUSPENDED:
                 return await self._conclude(following, rule, read or JobRead(None, []))
             case Action.CONCLUDE_STORED:
                 return await self._conclude_stored(following, noticed, rule, read or JobRead(None, []))
@@ -338,11 +338,11 @@ class Training:
         ref = job.known_ref
         if rule.action is Action.CONCLUDE_SUSPENDED:
             await job.keep_from_restarting(read)
-        if seen is Seen.INTERRUPTED:  # what shows this may be gone for the next process, and the log may have a result
+        if seen is Seen.INCOMPLETE:  # what shows this may be gone for the next process, and the log may have a result
             read, _ = await job.annotate(read, following.state.note, MARK_SECONDS)
         await closing.read_rest_of_ended_job(releases=True)
         seen, unmarked = following.seen, ""
-        if seen in (Seen.SUCCEEDED, Seen.INTERRUPTED):
+        if seen in (Seen.SUCCEEDED, Seen.INCOMPLETE):
             read, unmarked = await self._notes.mark(following, read, MARK_SECONDS)
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
@@ -352,7 +352,7 @@ class Training:
             result = await job.write(rule, read)
         except JobChanged:
             result, said_already = await job.release_by_rule(Event.CONCLUDED), True
-        if unmarked and seen is Seen.INTERRUPTED:  # Airflow stores a success before a retry could look at the job
+        if unmarked and seen is Seen.INCOMPLETE:  # Airflow stores a success before a retry could look at the job
             read, unmarked = await self._notes.mark(following, read, self._seconds_left(MARK_AGAIN_SECONDS))
             if unmarked:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")

@@ -17,10 +17,9 @@ from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
 from airflow_provider_ktrain.core.formats import NEXT_DUE, mapping
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
-from airflow_provider_ktrain.core.reporting.success_summary import format_duration
 from airflow_provider_ktrain.core.state.accelerators import GPU, described, read_stored, unit_of
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import format_duration, shown
 from airflow_provider_ktrain.links.training import page_query
 
 LATE_SECONDS = 120.0  #: after the time at which the next status is due from which the data of a training counts as old

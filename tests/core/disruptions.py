@@ -16,8 +16,8 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.crash_loop import RestartHistory
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.state.pods.interruption import pods_until_end
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
+from airflow_provider_ktrain.core.state.pods.stopped_pods import pods_until_end
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 FOLDER = Path(__file__).parent / "recordings" / "disruptions"
@@ -53,7 +53,7 @@ class Known:
 
     @property
     def doubts(self) -> list[str]:
-        return [one.text for one in self.pods.interruptions(self.job)]
+        return [one.text for one in self.pods.stopped(self.job)]
 
 
 def changes(name: str, folder: Path = FOLDER) -> list[Object]:

@@ -109,8 +109,8 @@ def release_is_verified_or_named(s: Situation, rule: Rule) -> bool:
 def own_end_counts(s: Situation, rule: Rule) -> bool:
     if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event not in FOLLOWING:
         return True
-    if s.seen is Seen.INTERRUPTED:
-        return rule.action is Action.CONCLUDE_INTERRUPTED
+    if s.seen is Seen.INCOMPLETE:
+        return rule.action is Action.CONCLUDE_INCOMPLETE
     return rule.action in CONCLUDES
 
 
@@ -118,8 +118,8 @@ def failed_job_that_may_train_again_is_suspended(s: Situation, rule: Rule) -> bo
     return rule.action not in CONCLUDES or (rule.action is Action.CONCLUDE_SUSPENDED) is s.restarts
 
 
-def interrupted_training_is_not_concluded_as_a_success(s: Situation, rule: Rule) -> bool:
-    return s.seen is not Seen.INTERRUPTED or rule.action not in (*CONCLUDES, Action.CONCLUDE_STORED)
+def incomplete_training_is_not_concluded_as_a_success(s: Situation, rule: Rule) -> bool:
+    return s.seen is not Seen.INCOMPLETE or rule.action not in (*CONCLUDES, Action.CONCLUDE_STORED)
 
 
 def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
@@ -179,7 +179,7 @@ PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     release_is_verified_or_named,
     own_end_counts,
     failed_job_that_may_train_again_is_suspended,
-    interrupted_training_is_not_concluded_as_a_success,
+    incomplete_training_is_not_concluded_as_a_success,
     ended_job_holds_no_gpus,
     stored_cause_is_used,
     nothing_is_decided_without_a_read,
@@ -287,8 +287,8 @@ SCENARIOS = (
     Scenario("a failed job trains again before its outcome was stored", Event.CONCLUDED, Action.FREE_PODS,
              facts=MINE_RUNS),
     Scenario("a success shortly before the deadline", Event.DEADLINE, Action.CONCLUDE, facts={"seen": Seen.SUCCEEDED}),
-    Scenario("an eviction ended the program with exit code 0", Event.ENDED, Action.CONCLUDE_INTERRUPTED,
-             "probably incomplete", {"seen": Seen.INTERRUPTED}),
+    Scenario("an eviction ended the program with exit code 0", Event.ENDED, Action.CONCLUDE_INCOMPLETE,
+             "probably incomplete", {"seen": Seen.INCOMPLETE}),
     Scenario("the triggerer died after a limit's release", Event.MISSING, Action.CONCLUDE_STORED,
              facts={"seen": Seen.GONE, "cause_stored": True}),
     Scenario("Ctrl-C, and the job is gone", Event.INTERRUPT, Action.LET_GO, facts={"seen": Seen.GONE}),

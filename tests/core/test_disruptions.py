@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
-from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit, lost_replica
 from airflow_provider_ktrain.core.diagnosis.model import Category
+from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
 from airflow_provider_ktrain.core.identity.adoption import Action, decide
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, kind_of
-from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION, SUCCESS_POLICY_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import RUNS_ON_SECONDS, Limit, Limits, clocks
-from airflow_provider_ktrain.core.state.pods.interruption import (
+from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
+from airflow_provider_ktrain.core.state.pods.pod_state import SILENT, state_of_pod
+from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
+from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
     ends_in_events,
     note,
     note_of_proof,
-    noted_interruptions,
+    noted_stopped_pods,
 )
-from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.pods.pod_state import SILENT, state_of_pod
-from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, seen_in
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from tests.core.disruptions import FOLDER, NOW, Known, at_the_end, changes, replay, until
@@ -63,7 +63,7 @@ def test_success_in_the_second_of_the_eviction_is_doubtful(seen_before: bool) ->
     history = PodHistory(known.kind)
     for pod in [running, evicted] if seen_before else [evicted]:
         history.update({evicted["metadata"]["uid"]: pod}, (), NOW)
-    assert [one.text for one in history.interruptions(known.job)] == known.doubts
+    assert [one.text for one in history.stopped(known.job)] == known.doubts
 
 
 def test_master_that_is_created_after_the_success_changes_nothing() -> None:
@@ -97,7 +97,7 @@ def test_recorded_successes_stay_successes() -> None:
             names.append(name)
             history = PodHistory(kind_of(job["kind"]))
             history.update({pod["metadata"]["uid"]: pod for pod in pods}, (), NOW)
-            assert not history.interruptions(job), name
+            assert not history.stopped(job), name
     assert names
 
 
@@ -122,9 +122,9 @@ def test_the_mark_makes_a_success_doubtful_for_every_later_try() -> None:
     known = at_the_end("100b-mpi-evicted-exit-0-launcher")
     assert seen_in(known.job, []) is Seen.SUCCEEDED
     key = TaskKey("prod", "dag", "train", "run")
-    notes = {INTERRUPTED_ANNOTATION: known.doubts[0], OWNER_ANNOTATION: Owner(key, 1, "ti-1").annotation()}
+    notes = {INCOMPLETE_ANNOTATION: known.doubts[0], OWNER_ANNOTATION: Owner(key, 1, "ti-1").annotation()}
     known.job["metadata"]["annotations"] = notes
-    assert seen_in(known.job, []) is Seen.INTERRUPTED
+    assert seen_in(known.job, []) is Seen.INCOMPLETE
     decision = decide(known.job, Owner(key, 2, "ti-2"), 1)
     assert (decision.action, decision.detail) == (Action.REPLACE, f"{known.doubts[0]}.")
 
@@ -142,7 +142,7 @@ def test_only_a_request_before_the_end_is_doubtful(finished: str, grace: int, do
     pod["status"]["observedGeneration"] = 1  # the kubelet doesn't know of the request, or the grace period says more
     history = PodHistory(known.kind)
     history.update({"uid": pod}, (), NOW)
-    assert bool(history.interruptions(known.job)) is doubtful
+    assert bool(history.stopped(known.job)) is doubtful
 
 
 LAST_STATE = {"deletionTimestamp": "2026-11-23T14:39:22Z", "deletionGracePeriodSeconds": 0}
@@ -163,7 +163,7 @@ def test_the_last_state_of_a_deleted_pod_shows_whether_its_deletion_came_first(
     pod["metadata"]["generation"], pod["status"]["observedGeneration"] = generation, observed
     history = PodHistory(known.kind)
     history.mark_deleted(pod)
-    assert bool(history.interruptions(known.job)) is doubtful
+    assert bool(history.stopped(known.job)) is doubtful
 
 
 SHOWN = "Master 0 ended with exit code 0 after its pod was stopped (condition Restarting)"
@@ -205,8 +205,8 @@ def test_master_that_replaced_the_stopped_one_explains_the_success(
     worker["metadata"]["labels"] = {**worker["metadata"]["labels"], "training.kubeflow.org/replica-type": "worker"}
     history = history_of(worker)
     history.update({"a": pod} if created else {}, (), NOW)
-    assert bool(history.interruptions(job)) is doubtful
-    assert note(job, history.interruptions(job)) is None, "the conditions stay"
+    assert bool(history.stopped(job)) is doubtful
+    assert note(job, history.stopped(job)) is None, "the conditions stay"
 
 
 # what is noted on the job for the next process
@@ -219,7 +219,7 @@ def noting(name: str) -> tuple[list[str], Known]:
         known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: notes[-1]} if notes else {}
         if known.phase.ended:
             break
-        if (value := note(known.job, known.pods.interruptions(known.job))) is not None:
+        if (value := note(known.job, known.pods.stopped(known.job))) is not None:
             notes.append(value)
     return notes, known
 
@@ -228,7 +228,7 @@ def seen_by_next(known: Known, pods: Sequence[Mapping[str, Any]] = ()) -> list[s
     """The doubts of a process that knows the job and these pods only."""
     history = PodHistory(known.kind)
     history.update({pod["metadata"]["uid"]: pod for pod in pods}, (), NOW)
-    return [one.text for one in history.interruptions(known.job)]
+    return [one.text for one in history.stopped(known.job)]
 
 
 @pytest.mark.parametrize("name", DOUBTS)
@@ -278,31 +278,31 @@ def test_result_that_was_found_once_ends_all_doubts(name: str) -> None:
 def test_unreadable_note_says_nothing(noted: str) -> None:
     job = job_that_succeeded("")
     job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: noted}
-    assert noted_interruptions(job) == []
+    assert noted_stopped_pods(job) == []
 
 
 def test_note_is_removed_when_the_rank_that_had_ended_runs_again() -> None:
     """JobSet has recreated all pods, and the next process would not know of them."""
     pod = master("a", ended="2026-01-01T12:10:01Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
     history, job = history_of(pod), job_that_succeeded("")
-    written = note(job, history.interruptions(job))
+    written = note(job, history.stopped(job))
     job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: written}
-    assert note(job, history.interruptions(job)) is None
+    assert note(job, history.stopped(job)) is None
     later = master("b")
     later["metadata"]["creationTimestamp"] = "2026-01-01T12:11:00Z"
     history.update({"b": later}, (), NOW)
-    assert note(job, history.interruptions(job)) == ""
+    assert note(job, history.stopped(job)) == ""
 
 
 def test_pod_that_was_stopped_and_has_failed_is_no_doubt_of_its_successor() -> None:
     """It was noted while it still ran; its successor, which nobody saw, succeeded within a minute."""
     pod = master("a", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
     job = job_that_succeeded("")
-    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: note(job, history_of(pod).interruptions(job))}
+    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: note(job, history_of(pod).stopped(job))}
     pod["status"]["phase"] = "Failed"
     job["status"] = job_that_succeeded("2026-01-01T12:10:50Z")["status"]
-    assert PodHistory(kind_of("PyTorchJob")).interruptions(job)
-    assert not history_of(pod).interruptions(job)
+    assert PodHistory(kind_of("PyTorchJob")).stopped(job)
+    assert not history_of(pod).stopped(job)
 
 
 def test_only_rank_0_counts_if_the_runtime_s_job_has_a_success_policy() -> None:
@@ -349,31 +349,31 @@ def test_doubt_of_an_earlier_process_ends_with_the_pod_that_it_saw(succeeded: st
     """A Master was evicted, and nobody followed while its successor trained to the end and was deleted."""
     first = history_of(master("a", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z"))
     later = PodHistory(kind_of("PyTorchJob"), first.handover(job_that_succeeded(""), NOW))
-    assert len(later.interruptions(job_that_succeeded(succeeded))) == doubts
+    assert len(later.stopped(job_that_succeeded(succeeded))) == doubts
 
 
 def test_pod_that_a_suspension_deleted_is_no_doubt_after_the_job_was_resumed() -> None:
     pod = master("a", deleted="2026-01-01T12:10:30Z")
     job = job_that_succeeded("2026-01-01T12:10:40Z")
-    assert history_of(pod).interruptions(job)
+    assert history_of(pod).stopped(job)
     noted = PodHistory(kind_of("PyTorchJob"), history_of(pod).handover(job_that_succeeded(""), NOW))
-    assert noted.interruptions(job)
+    assert noted.stopped(job)
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T12:10:05Z"}
     job["status"]["conditions"].append(resumed)
-    assert not history_of(pod).interruptions(job)
-    assert not noted.interruptions(job)
+    assert not history_of(pod).stopped(job)
+    assert not noted.stopped(job)
 
 
 def test_eviction_counts_also_if_the_clock_of_the_node_is_slow() -> None:
     pod = master("a", ended="2026-01-01T12:09:58Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
-    assert history_of(pod).interruptions(job_that_succeeded("2026-01-01T12:10:02Z"))
+    assert history_of(pod).stopped(job_that_succeeded("2026-01-01T12:10:02Z"))
 
 
 @pytest.mark.parametrize(("succeeded", "doubts"), [("2026-01-01T12:10:00Z", 0), ("2026-01-01T12:10:02Z", 1)])
 def test_pod_that_is_deleted_after_the_end_of_the_job_is_no_doubt(succeeded: str, doubts: int) -> None:
     """The operator deletes pods that still run when the job has ended; this one was deleted at 12:10:00."""
     pod = master("a", ended="2026-01-01T12:10:01Z", deleted="2026-01-01T12:10:30Z")
-    assert len(history_of(pod).interruptions(job_that_succeeded(succeeded))) == doubts
+    assert len(history_of(pod).stopped(job_that_succeeded(succeeded))) == doubts
 
 
 def pod_event(

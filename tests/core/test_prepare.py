@@ -29,7 +29,7 @@ from airflow_provider_ktrain.core.identity.names import (
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.deadline import deadline_of
@@ -37,7 +37,7 @@ from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
+from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 
@@ -71,7 +71,7 @@ def saved(manifest: Manifest, **more: Any) -> Manifest:
     job = request.stamped(fitted, "team", "s", attempt=4, now=CREATED_AT - 1.4, served=served)
     job["metadata"]["annotations"] |= {
         SUSPENDED_ANNOTATION: "ti", FAILED_ANNOTATION: json.dumps({"reason": "Failed", "message": "exit code 1"}),
-        STOPPED_PODS_ANNOTATION: json.dumps({"job": "u", "pods": []}), INTERRUPTED_ANNOTATION: "Master 0 ended",
+        STOPPED_PODS_ANNOTATION: json.dumps({"job": "u", "pods": []}), INCOMPLETE_ANNOTATION: "Master 0 ended",
     }  # fmt: skip
     job["metadata"] |= {"creationTimestamp": CREATED, "uid": "u", "resourceVersion": "7"}
     holder = job["spec"] if kind.runtimes else job["spec"].setdefault("runPolicy", {})

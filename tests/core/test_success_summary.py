@@ -7,7 +7,8 @@ import pytest
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.reporting.success_summary import format_duration, summary_of_success
+from airflow_provider_ktrain.core.reporting.announcement import summary_of_success
+from airflow_provider_ktrain.core.text.output import format_duration
 
 NOW = datetime(2026, 11, 21, 11, 0, tzinfo=UTC)
 REF = JobRef("PyTorchJob", "v1", "ns", "train-1", "u", "ti")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from tests.e2e.soak_count import LABELS, Count, Observed, counted, read_records
 
 SUCCESS: dict[str, Any] = {"state": "success", "try_number": 1, "dag_id": "same", "map_index": 9}
@@ -58,7 +58,7 @@ def test_job_after_a_success_counts_as_repeated(first: str, repeated: int) -> No
 
 def test_job_that_replaces_a_doubtful_success_is_not_repeated() -> None:
     doubtful = job("a", "0", "Succeeded")
-    doubtful["metadata"]["annotations"] = {INTERRUPTED_ANNOTATION: "Master 0 ended with exit code 0 after ..."}
+    doubtful["metadata"]["annotations"] = {INCOMPLETE_ANNOTATION: "Master 0 ended with exit code 0 after ..."}
     assert not counted(Observed([doubtful, job("b", "0", "Succeeded", at=30)], {"a"}), [SUCCESS]).repeated
 
 

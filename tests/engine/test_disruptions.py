@@ -15,9 +15,9 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB, Kind, kind_of
-from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
+from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.engine import job_control as operations
 from airflow_provider_ktrain.engine.follow import observer
 from airflow_provider_ktrain.engine.follow.deferral import Handover
@@ -101,7 +101,7 @@ def annotation_of(training: Staged, name: str) -> str | None:
 
 
 def mark_of(training: Staged) -> str | None:
-    return annotation_of(training, INTERRUPTED_ANNOTATION)
+    return annotation_of(training, INCOMPLETE_ANNOTATION)
 
 
 def running_pods(training: Staged) -> list[str]:
@@ -154,7 +154,7 @@ async def test_result_that_is_read_at_the_end_removes_the_mark() -> None:
         assert (await following).succeeded
 
 
-mark = {INTERRUPTED_ANNOTATION: DOUBTS[MASTER]}
+mark = {INCOMPLETE_ANNOTATION: DOUBTS[MASTER]}
 
 
 async def test_mark_is_the_proof_when_the_pods_are_gone() -> None:

@@ -23,10 +23,10 @@ from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, 
 from airflow_provider_ktrain.core.identity import adoption
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.conditions import INTERRUPTED_ANNOTATION
+from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.state.pods.interruption import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
+from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import decisions, owned_job, stopping
@@ -65,7 +65,7 @@ STEPS = 150
 STRANGER = Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "theirs")
 
 
-NOTES = {STOPPED_PODS_ANNOTATION, INTERRUPTED_ANNOTATION}
+NOTES = {STOPPED_PODS_ANNOTATION, INCOMPLETE_ANNOTATION}
 
 
 class Interleaving:

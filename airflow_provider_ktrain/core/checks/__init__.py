@@ -50,7 +50,6 @@ def check(
 ) -> list[Problem]:
     """All problems of a manifest, errors first, each group in the order of the rules.
 
-    :param manifest: the manifest; any part of it may be wrong or missing.
     :param kind: the kind that the manifest must have (`PyTorchJob`). Default: any training job.
     :param schema: the JSON schema that the server publishes for this kind and version, `$ref`s to
         `#/components/schemas/` allowed. With it an unknown field is an error, as under strict field validation.

@@ -25,10 +25,7 @@ def judge_cluster_queue(
     """The problems that a job has with its ClusterQueue.
 
     :param at: the label that names the LocalQueue.
-    :param name: of the ClusterQueue.
-    :param queue: the ClusterQueue as read from the API server.
     :param manifest: of the job. What only its runtime requests is not counted.
-    :param namespace_labels: labels of the job's namespace.
     """
     spec = queue.get("spec") or {}
     policy = spec.get("stopPolicy") or "None"

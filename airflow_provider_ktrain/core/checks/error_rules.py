@@ -26,13 +26,9 @@ def name(job: Job) -> Iterator[Finding]:
     name = job.root["metadata"]["name"]
     if name.text and not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name.text):
         fixed = re.sub(r"[^a-z0-9]+", "-", name.text.lower()).strip("-").lstrip("0123456789-")
-        yield Finding(
-            name,
-            "invalid job name",
-            repr(name.text),
-            "lower-case letters, digits and -, starting with a letter",
-            f"for example {fixed!r}" if fixed else "choose another name",
-        )
+        expected = "lower-case letters, digits and -, starting with a letter"
+        hint = f"for example {fixed!r}" if fixed else "choose another name"
+        yield Finding(name, "invalid job name", repr(name.text), expected, hint)
 
 
 @rule("name-length", ERROR)
@@ -48,13 +44,9 @@ def name_length(job: Job) -> Iterator[Finding]:
     ]
     longest = max(suffixes, key=len, default="")
     if len(name.text + longest) > MAX_LABEL:
-        yield Finding(
-            name,
-            "the job's name is too long: pods add a suffix to it",
-            f"{len(name.text)} characters, {len(name.text + longest)} with {longest}",
-            f"at most {MAX_LABEL - len(longest)} characters",
-            "shorten it",
-        )
+        message = "the job's name is too long: pods add a suffix to it"
+        found = f"{len(name.text)} characters, {len(name.text + longest)} with {longest}"
+        yield Finding(name, message, found, f"at most {MAX_LABEL - len(longest)} characters", "shorten it")
 
 
 @rule("namespace", ERROR)
@@ -140,13 +132,8 @@ def container_name(job: Job) -> Iterator[Finding]:
         names = [c["name"].text for c in replica.containers]
         if required and names and required not in names:
             at = replica.containers[0]["name"] if len(names) == 1 else replica.pod["containers"]
-            yield Finding(
-                at,
-                f"{replica.role} has no container named {required}, which the operator requires",
-                ", ".join(names),
-                required,
-                f"rename the training container to {required}",
-            )
+            message = f"{replica.role} has no container named {required}, which the operator requires"
+            yield Finding(at, message, ", ".join(names), required, f"rename the training container to {required}")
 
 
 @rule("image", ERROR)

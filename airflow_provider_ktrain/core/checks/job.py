@@ -58,8 +58,6 @@ class Replica:
     """One replica type of a job.
 
     :param role: as the manifest writes it.
-    :param at: the replica spec.
-    :param count: number of pods.
     :param container: the name of the main container, if the kind or the manifest names one.
     """
 
@@ -138,11 +136,7 @@ class Trainer(Replica):
 
 @dataclass(frozen=True)
 class Job:
-    """A manifest of a known kind.
-
-    :param root: the whole manifest.
-    :param kind: its kind.
-    """
+    """A manifest of a known kind."""
 
     root: Field
     kind: Kind
@@ -202,13 +196,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule reports.
+    """What a rule reports: a `Problem` at a field, with the rule's code.
 
-    :param at: the field at fault.
-    :param message: what is wrong.
-    :param found: the value found.
-    :param expected: what would be right.
-    :param hint: what to do.
     :param level: only if it differs from the rule's.
     """
 

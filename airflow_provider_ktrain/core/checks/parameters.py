@@ -50,7 +50,6 @@ class Shape:
 def validated(given: Mapping[str, Any], *required: str) -> dict[str, Any]:
     """The parameters that are in the table, with text of whole numbers converted.
 
-    :param given: values by name; names that are not in the table are left out.
     :param required: names that may not be None, besides REQUIRED.
     :raises ManifestError: naming each invalid parameter with what was found, what was expected and a remedy.
     """
@@ -61,10 +60,7 @@ def validated(given: Mapping[str, Any], *required: str) -> dict[str, Any]:
 
 
 def converted(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with text of whole numbers converted, where a number is expected. Nothing is checked.
-
-    :param given: values by name; each name is in the table.
-    """
+    """Parameters with text of whole numbers converted, where a number is expected. Nothing is checked."""
     return {name: _number(value) if PARAMETERS[name].numbers else value for name, value in given.items()}
 
 

@@ -21,7 +21,6 @@ RESERVED_VARIABLES = "KTRAIN_"  #: environment variables with this prefix are se
 def check_pod_override(override: Any, kind: Kind) -> None:
     """Check the parameter itself, without the job that it is merged into.
 
-    :param override: the value of the parameter.
     :raises ManifestError: listing all errors.
     """
     given = plain(override)

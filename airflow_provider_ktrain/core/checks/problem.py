@@ -27,11 +27,8 @@ ERROR, WARNING = Level.ERROR, Level.WARNING
 class Problem:
     """One problem of a manifest, a parameter or the cluster.
 
-    :param level: error or warning.
     :param code: identifier of the rule: `container-name`.
     :param path: JSON path: `$.spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].image`.
-    :param message: what is wrong.
-    :param found: the value found.
     :param expected: what would be right.
     :param hint: what to do.
     """

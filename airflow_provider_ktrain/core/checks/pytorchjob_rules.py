@@ -29,13 +29,9 @@ def no_workers(job: Job) -> Iterator[Finding]:
     """
     worker = job.replicas.get("Worker")
     if worker and worker.count == 0 and not job.spec["elasticPolicy"].present:
-        yield Finding(
-            worker.at["replicas"],
-            "training-operator 1.9 refuses 0 Workers; ktrain's operators leave them out",
-            "0",
-            "at least 1",
-            "remove Worker: the Master then runs alone",
-        )
+        message = "training-operator 1.9 refuses 0 Workers; ktrain's operators leave them out"
+        hint = "remove Worker: the Master then runs alone"
+        yield Finding(worker.at["replicas"], message, "0", "at least 1", hint)
 
 
 @rule("elastic", ERROR, PYTORCHJOB)
@@ -93,13 +89,9 @@ def worker_only(job: Job) -> Iterator[Finding]:
         return
     own = {e["name"].text for e in worker.main["env"]}
     if worker.count > 1 and "MASTER_ADDR" not in own and not re.search(r"rdzv|master[-_]addr", worker.command_line):
-        yield Finding(
-            job.replica_specs,
-            "without a Master or an elasticPolicy, MASTER_ADDR, RANK and WORLD_SIZE are not set",
-            "only Worker",
-            "Master and Worker, or spec.elasticPolicy",
-            "add a Master, or an elasticPolicy",
-        )
+        message = "without a Master or an elasticPolicy, MASTER_ADDR, RANK and WORLD_SIZE are not set"
+        expected = "Master and Worker, or spec.elasticPolicy"
+        yield Finding(job.replica_specs, message, "only Worker", expected, "add a Master, or an elasticPolicy")
 
 
 @rule("backoff-limit", WARNING, PYTORCHJOB)
@@ -111,13 +103,9 @@ def backoff_limit(job: Job) -> Iterator[Finding]:
     limit = job.spec["runPolicy"]["backoffLimit"]
     policies = {r.at["restartPolicy"].text for r in job.replicas.values()}
     if limit.number and policies and policies <= {"Never", "ExitCode"}:
-        yield Finding(
-            limit,
-            f"backoffLimit has no effect under restartPolicy {' and '.join(sorted(policies))}",
-            str(limit.number),
-            "OnFailure, or no backoffLimit",
-            "remove it, and set `retries` of the task",
-        )
+        message = f"backoffLimit has no effect under restartPolicy {' and '.join(sorted(policies))}"
+        hint = "remove it, and set `retries` of the task"
+        yield Finding(limit, message, str(limit.number), "OnFailure, or no backoffLimit", hint)
 
 
 @rule("unequal-gpus", WARNING, PYTORCHJOB)

@@ -58,12 +58,7 @@ _NODE_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"
 
 
 def rules(*, kueue: bool = False, code: bool = False, dra: bool = False) -> list[dict[str, Any]]:
-    """The rules of a Role.
-
-    :param kueue: with the rights on Workloads and LocalQueues. Default: False.
-    :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
-    :param dra: with the right to get ResourceClaims. Default: False.
-    """
+    """The rules of a Role. The parameters are those of `objects`."""
     known = (*RULES, *(CODE_RULES if code else ()), *(KUEUE_RULES if kueue else ()), *(DRA_RULES if dra else ()))
     return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in known]
 

@@ -15,9 +15,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # a DNS subdomain
 class Reference:
     """A name in a manifest.
 
-    :param kind: of the object.
     :param plural: the resource's path segment, in the core API group.
-    :param at: the field with the name.
     :param pulls_images: whether only the pull of images needs it; the kubelet tries without it, too. Default: False.
     """
 

@@ -188,7 +188,6 @@ def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_
     """The problems that a job would have on its runtime.
 
     :param manifest: of the job, before our own patches.
-    :param name_length: number of characters of the job's name.
     """
     for error in mismatches(manifest, runtime, name_length):
         yield Problem.of("runtime-patch" if error.where else "name-length", error, "$.spec.runtimeRef")

@@ -40,14 +40,10 @@ def nccl_without_gpus(job: Job) -> Iterator[Finding]:
     """
     users = [r.role for r, _ in _using(job, "nccl")]
     for replica, at in without_nccl_gpus(job):
-        verb = "uses" if replica.role in users else "configures"
-        yield Finding(
-            at,
-            f"{replica.role} {verb} nccl, which needs GPUs, and requests none",
-            "nccl, no GPU",
-            f"resources.limits {DEFAULT_RESOURCE}: 1",
-            "request GPUs, or use gloo" if replica.role in users else "request GPUs, or remove the settings of nccl",
-        )
+        uses = replica.role in users
+        message = f"{replica.role} {'uses' if uses else 'configures'} nccl, which needs GPUs, and requests none"
+        hint = "request GPUs, or use gloo" if uses else "request GPUs, or remove the settings of nccl"
+        yield Finding(at, message, "nccl, no GPU", f"resources.limits {DEFAULT_RESOURCE}: 1", hint)
 
 
 @rule("resource-name", WARNING)
@@ -88,13 +84,10 @@ def gloo_with_gpus(job: Job) -> Iterator[Finding]:
     """Replicas that request GPUs don't use gloo."""
     for replica, at in _using(job, "gloo"):
         if gpus := _gpus(job, replica):
-            yield Finding(
-                at,
-                f"{replica.role} requests GPUs and uses gloo, which exchanges gradients through the CPU: it is slow",
-                f"gloo, {gpus} GPUs",
-                "nccl",
-                "use nccl, or remove the GPUs; on simulated GPUs gloo is right",
-            )
+            slow = "gloo, which exchanges gradients through the CPU: it is slow"
+            message = f"{replica.role} requests GPUs and uses {slow}"
+            hint = "use nccl, or remove the GPUs; on simulated GPUs gloo is right"
+            yield Finding(at, message, f"gloo, {gpus} GPUs", "nccl", hint)
 
 
 @rule("shm", WARNING)
@@ -107,13 +100,10 @@ def shared_memory(job: Job) -> Iterator[Finding]:
         for trained in _trained(job, replica):
             mounts = {m["mountPath"].text.rstrip("/") for m in trained.main["volumeMounts"]}
             if trained.gpus and "/dev/shm" not in mounts and not trained.pod["hostIPC"].value:
-                yield Finding(
-                    trained.main["volumeMounts"],
-                    f"{trained.role} uses nccl and has only the default 64 MiB of /dev/shm",
-                    "no mount at /dev/shm",
-                    "an emptyDir of medium Memory at /dev/shm",
-                    "add volumes=[SharedMemory()], or a volume {name: shm, emptyDir: {medium: Memory}} and its mount",
-                )
+                message = f"{trained.role} uses nccl and has only the default 64 MiB of /dev/shm"
+                expected = "an emptyDir of medium Memory at /dev/shm"
+                hint = "add volumes=[SharedMemory()], or a volume {name: shm, emptyDir: {medium: Memory}} and its mount"
+                yield Finding(trained.main["volumeMounts"], message, "no mount at /dev/shm", expected, hint)
 
 
 @rule("nproc", WARNING)
@@ -157,21 +147,13 @@ def world_size(job: Job) -> Iterator[Finding]:
         right = {pods, processes, *(pods * n for n in launched)}
         for count, at in replica.numbers(r"--?world[-_]size"):
             if count not in right:
-                yield Finding(
-                    at,
-                    "--world-size disagrees with the replicas",
-                    str(count),
-                    " or ".join(map(str, sorted(right))),
-                    "remove it: the operator sets WORLD_SIZE" if is_set else "correct it",
-                )
+                expected = " or ".join(map(str, sorted(right)))
+                hint = "remove it: the operator sets WORLD_SIZE" if is_set else "correct it"
+                yield Finding(at, "--world-size disagrees with the replicas", str(count), expected, hint)
             elif is_set:
-                yield Finding(
-                    at,
-                    "--world-size is superfluous: the operator sets WORLD_SIZE, which init_method env:// reads",
-                    str(count),
-                    "no such argument",
-                    "remove it; a program that doesn't know it fails at its start",
-                )
+                message = "--world-size is superfluous: the operator sets WORLD_SIZE, which init_method env:// reads"
+                hint = "remove it; a program that doesn't know it fails at its start"
+                yield Finding(at, message, str(count), "no such argument", hint)
 
 
 @rule("template-restart-policy", WARNING)
@@ -180,13 +162,9 @@ def template_restart_policy(job: Job) -> Iterator[Finding]:
     for replica in job.replicas.values():
         inner, outer = replica.pod["restartPolicy"], replica.at["restartPolicy"]
         if inner.present and inner.value != outer.value:
-            yield Finding(
-                inner,
-                "the operator overrides the restartPolicy of a pod template",
-                str(inner.value),
-                f"restartPolicy under {replica.role}, beside template",
-                "move it there",
-            )
+            message = "the operator overrides the restartPolicy of a pod template"
+            expected = f"restartPolicy under {replica.role}, beside template"
+            yield Finding(inner, message, str(inner.value), expected, "move it there")
 
 
 @rule("endless-restarts", WARNING)
@@ -205,13 +183,10 @@ def endless_restarts(job: Job) -> Iterator[Finding]:
     if restarted:
         roles = " and ".join(r.role for r in restarted)
         by_default = "" if any(r.at["restartPolicy"].present for r in restarted) else " by default"
-        yield Finding(
-            job.spec["runPolicy"]["backoffLimit"],
-            f"restartPolicy of {roles} is OnFailure{by_default}: a failing program is restarted without limit",
-            "no backoffLimit",
-            "restartPolicy Never, or a backoffLimit",
-            "set restartPolicy: Never, and `retries` of the task; crash_loop_limit only ends crash loops",
-        )
+        at, expected = job.spec["runPolicy"]["backoffLimit"], "restartPolicy Never, or a backoffLimit"
+        message = f"restartPolicy of {roles} is OnFailure{by_default}: a failing program is restarted without limit"
+        hint = "set restartPolicy: Never, and `retries` of the task; crash_loop_limit only ends crash loops"
+        yield Finding(at, message, "no backoffLimit", expected, hint)
 
 
 @rule("ttl", WARNING)
@@ -219,14 +194,10 @@ def ttl(job: Job) -> Iterator[Finding]:
     """The operator keeps an ended job until its task has read how it ended."""
     ttl = job.spec["runPolicy"][TTL]
     if ttl.number is not None and ttl.number < TTL_MINIMUM:
-        yield Finding(
-            ttl,
-            f"the operator may delete the ended job before its task has read how it ended; tasks raise this value to "
-            f"{TTL_MINIMUM}",
-            str(ttl.number),
-            f"at least {TTL_MINIMUM}",
-            "remove it: the task deletes the job (on_finish_action)",
-        )
+        early = "the operator may delete the ended job before its task has read how it ended"
+        message = f"{early}; tasks raise this value to {TTL_MINIMUM}"
+        hint = "remove it: the task deletes the job (on_finish_action)"
+        yield Finding(ttl, message, str(ttl.number), f"at least {TTL_MINIMUM}", hint)
 
 
 @rule("reserved-variable", WARNING)

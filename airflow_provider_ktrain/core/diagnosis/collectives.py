@@ -89,7 +89,7 @@ def _main_containers(evidence: Evidence) -> Iterator[tuple[str, str]]:
     for pod in evidence.pods:
         for container in main_containers(pod):
             if evidence.kind.is_main_container(str(container.get("name"))):
-                yield log_key(name_of(pod), str(container.get("name"))), evidence.replica_of(pod)
+                yield log_key(name_of(pod), str(container.get("name"))), evidence.kind.replica(pod)
 
 
 def _read(logs: Mapping[str, Sequence[str]]) -> tuple[dict[int, _Rank], set[int], float]:

@@ -40,13 +40,10 @@ MAX_HANDED_OVER_CONTAINERS = 20
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart of a container, in replica or in a new pod.
+    """One restart of a container, in its pod or in a new one.
 
-    :param replica: for example `Master 0`.
     :param container: name of the container; empty if the whole pod was lost.
-    :param is_init: whether it is an init container.
     :param pod: name of the pod of the previous run.
-    :param pod_uid: uid of that pod.
     :param number: restarts of this container so far, this one included; None if unknown.
     :param run: number of the previous run within its pod, from 0.
     :param terminated: terminated state of the previous run; empty if the pod was lost.
@@ -102,8 +99,6 @@ class Restart:
 class CrashLoop:
     """A container that failed several times in a row, each time after a run shorter than SHORT_RUN_SECONDS.
 
-    :param replica: for example `Master 0`.
-    :param failures: how often it failed.
     :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
     """
 
@@ -140,10 +135,7 @@ class _Container:
 
 
 class RestartHistory:
-    """The restarts of a job, as far as one process has seen them.
-
-    :param handed_over: what the previous process knew, as `handover` returned it. Default: None.
-    """
+    """The restarts of a job, as far as one process has seen them."""
 
     def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
@@ -199,14 +191,11 @@ class RestartHistory:
             return []
         self._note_loss(pod, gone=True)
         restarts = self._note_runs(pod)
-        self._pods[self._replica(pod)] = pod
+        self._pods[self._kind.replica(pod)] = pod
         return restarts
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
-        """The crash loop of the container that failed most often in a row; None if it failed less often than `limit`.
-
-        :param limit: number of failures in a row; None for no limit.
-        """
+        """The crash loop of the container that failed most often in a row; None if that is less than `limit` times."""
         key = max(self._containers, key=lambda k: self._containers[k].failures, default=None)
         if limit is None or key is None or self._containers[key].failures < max(limit, 1):
             return None
@@ -232,7 +221,7 @@ class RestartHistory:
 
     def _replace(self, pod: Json) -> list[Restart]:
         """Make a pod the current one of its replica if it is newer, which is a restart."""
-        replica = self._replica(pod)
+        replica = self._kind.replica(pod)
         before = self._pods.get(replica)
         if before is None or uid_of(before) == uid_of(pod):
             self._pods[replica] = pod
@@ -279,7 +268,7 @@ class RestartHistory:
         The same may have happened while no process followed the job. So the previous process's counts continue only
         once every replica has run in its current pod.
         """
-        replica, why = self._replica(pod), _why_lost(pod, gone=gone)
+        replica, why = self._kind.replica(pod), _why_lost(pod, gone=gone)
         if not why or replica in self._lost or not self._is_current(pod):
             return
         if why == POD_DELETED and self._kind.behavior.failure_deletes_peers:
@@ -296,7 +285,7 @@ class RestartHistory:
             container.failures = container.failures if key.endswith("/") else 0
 
     def _note_first_run(self, pod: Json) -> None:
-        replica = self._replica(pod)
+        replica = self._kind.replica(pod)
         if replica in self._running_since or replica in self._lost or not self._is_current(pod):
             return
         runs = [run for c in objects.main_containers(pod) for run in objects.runs_of(c)]
@@ -327,7 +316,7 @@ class RestartHistory:
     def _note_runs(self, pod: Json) -> list[Restart]:
         restarts: list[Restart] = []
         for is_init, status in objects.with_init(pod) if self._is_current(pod) else ():
-            key = f"{self._replica(pod)}/{status.get('name')}"
+            key = f"{self._kind.replica(pod)}/{status.get('name')}"
             container = self._container(key, pod, status)
             if container is None:
                 continue
@@ -398,7 +387,7 @@ class RestartHistory:
         times = _ousted_at(pod)
         if times is None or uid in self._ousted or self._is_elastic:
             return
-        count = self._containers.setdefault(f"{self._replica(pod)}/", _Container())
+        count = self._containers.setdefault(f"{self._kind.replica(pod)}/", _Container())
         began, ended = times
         if count.uid == uid or ended < count.last:  # counted by the process before
             return
@@ -411,10 +400,7 @@ class RestartHistory:
 
     def _is_current(self, pod: Json) -> bool:
         """Whether it is the newest pod of its replica."""
-        return uid_of(self._pods.get(self._replica(pod), {})) == uid_of(pod)
-
-    def _replica(self, pod: Json) -> str:
-        return self._kind.replica_name(*self._kind.pod_role(objects.labels_of(pod)))
+        return uid_of(self._pods.get(self._kind.replica(pod), {})) == uid_of(pod)
 
 
 def _why_lost(pod: Json, *, gone: bool) -> str:

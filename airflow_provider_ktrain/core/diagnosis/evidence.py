@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, find_failures, likely_causes
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import Condition, true_conditions
-from airflow_provider_ktrain.core.state.pods.objects import Json, created, labels_of, metadata_of, name_of
+from airflow_provider_ktrain.core.state.pods.objects import Json, created, metadata_of, name_of
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,6 @@ class Evidence:
     def node_problems(self) -> list[NodeProblem]:
         """What is wrong with the nodes that were read, in their order."""
         return [problem for node in self.nodes for problem in node_problems(node, self.pods)]
-
-    def replica_of(self, pod: Json) -> str:
-        """The replica of a pod, for example `Worker 3`."""
-        role, index = self.kind.pod_role(labels_of(pod))
-        return self.kind.replica_name(role, index)
 
 
 def make_evidence(

@@ -25,10 +25,7 @@ class FailurePattern:
 
     A match explains a failure, but isn't proof: it never forbids a retry.
 
-    :param pattern: regular expression to search for.
-    :param category: category of the cause.
     :param description: predicate of the summary, as in `Worker 0 <description>: <message>`.
-    :param resolution: what the user should do.
     :param category_with_gpus: category if the pod requests GPUs. Default: None, the same as `category`.
     :param blames_node: whether the failure is the node's, so that `avoid_failed_nodes` avoids the node. Default: False.
     """
@@ -88,7 +85,6 @@ def explain_disruption(reason: str, message: str = "") -> FailurePattern | None:
     """What the reason and message mean for which Kubernetes ended a pod; None if that isn't known.
 
     :param reason: of the pod's status, or of its condition DisruptionTarget.
-    :param message: the one that belongs to the reason. Default: "".
     """
     return first_match(_BY_MESSAGE.get(reason, ()), message) or first_match(DISRUPTIONS, reason)
 

@@ -97,7 +97,6 @@ class Hang:
 
     :param groups: of the main processes; those that keep the others waiting first.
     :param odd: how many groups these are, at the beginning. 0: this can't be said.
-    :param replicas: number of replicas of the job.
     :param read: number of replicas that printed stacks.
     """
 
@@ -212,7 +211,6 @@ def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int) -> Hang | No
     """Group the processes by where they are; None if none has printed its stack.
 
     :param stacks: what each replica printed, by its name.
-    :param replicas: number of replicas of the job.
     """
     processes = list(_processes(stacks))
     alive = {process.rank for process in processes if process.place.why != GONE}
@@ -239,10 +237,6 @@ def grouped(processes: Sequence[Process]) -> list[Group]:
 def explain_hang(cause: Cause, limit: Limit, seconds: float, hang: Hang, problem: NodeProblem | None = None) -> Cause:
     """The cause with where the processes were. If it names what failed already, only its detail gets them.
 
-    :param cause: of the limit.
-    :param limit: the limit that has passed.
-    :param seconds: its value.
-    :param hang: where the processes were.
     :param problem: of the node of the replica that keeps the others waiting. Default: None, none is known.
     """
     places = "\n".join(hang.lines)

@@ -7,24 +7,27 @@ rule looks at one kind of evidence; the first that applies decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis import startup_rules
-from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
-from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
+from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rules
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of
-from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
+from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of, broken_nodes
+from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica, find_known_message
 from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.devices import requested_by
 from airflow_provider_ktrain.core.state.pods.objects import (
+    Json,
     created,
     deletion_requested_at,
     disruption_of,
     is_being_deleted,
+    main_containers,
     node_of,
+    state_of,
 )
 
 Rule = Callable[[Evidence], Cause | None]
@@ -32,10 +35,7 @@ _NO_FAILURE_LEFT = "its last failure is no longer visible"
 
 
 def diagnose(evidence: Evidence) -> Cause:
-    """The cause of a job's failure, or of its lack of progress.
-
-    :param evidence: what is known of the job.
-    """
+    """The cause of a job's failure, or of its lack of progress."""
     cause = next((cause for rule in _RULES if (cause := rule(evidence))), _unknown(evidence))
     return _with_failed_nodes(cause, evidence)
 
@@ -45,9 +45,7 @@ def diagnose_limit(
 ) -> Cause:
     """The cause if one of the task's limits ended the job: the limit, and what kept the job from making progress.
 
-    :param limit: the limit that was exceeded.
     :param amount: its value: seconds, or a number of restarts for `max_restarts`.
-    :param evidence: what is known of the job.
     :param step: the highest step that the program reported. Default: None, it reported none.
     :param option: how the user sets the limit. Default: "", by the operator's parameter of its name.
     :param replicas: how many run and what the others wait for. Default: "", not known.
@@ -91,6 +89,16 @@ def diagnose_limit(
     return _with_failed_nodes(cause, evidence)
 
 
+def lost_replica(job: Mapping[str, Any], pods: Sequence[Json]) -> str:
+    """Which replica is lost for good of a job that has failed and runs on, and what that means."""
+    evidence = make_evidence(job, pods)
+    cause, primary = diagnose_replica(evidence), evidence.kind.primary(job)
+    return (
+        f"{evidence.title} has lost a replica for good. Its {primary} runs on.\n"
+        f"{'No pod shows why.' if cause is None else cause.summary}\nThe job fails after 5 minutes without a log line."
+    )
+
+
 def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
     """The cause of a job that a queue has given up because its pods were not ready, with what kept them from it.
 
@@ -110,14 +118,11 @@ def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
 def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence, *, of_pods: bool = False) -> Cause:
     """The cause if a crash loop ended the job: that of the last failure.
 
-    :param replica: the replica whose container failed, for example `Master 0`.
-    :param failures_in_a_row: how often it failed.
-    :param evidence: what is known of the job.
     :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
     """
     evidence = replace(evidence, include_recovered=True)
     if of_pods:
-        ousted = (pod for pod in evidence.pods if evidence.replica_of(pod) == replica and disruption_of(pod)[0])
+        ousted = (pod for pod in evidence.pods if evidence.kind.replica(pod) == replica and disruption_of(pod)[0])
         evidence = replace(evidence, pods=sorted(ousted, key=created)[-1:])
     often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
     last = diagnose_replica(evidence) or Cause(
@@ -145,7 +150,43 @@ def find_startup_cause(evidence: Evidence, waited_seconds: float, *, has_run: bo
 
 def _with_failed_nodes(cause: Cause, evidence: Evidence) -> Cause:
     """The cause with a short summary and the nodes that failed."""
-    return replace(cause, failed_nodes=find_failed_nodes(evidence, cause)).with_short_summary()
+    return replace(cause, failed_nodes=_find_failed_nodes(evidence, cause)).with_short_summary()
+
+
+def _find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:
+    """The nodes on which a job failed by infrastructure, by name, each with the reason.
+
+    Those with a broken GPU, lost ones, those that evicted a pod because of a shortage, and those whose conditions say
+    that they broke while the job ran. Not those of preempted or drained pods, nor of pods that exceeded a limit of
+    their own. What a program logs about its GPU counts only for the failure that is the cause.
+    """
+    found: dict[str, str] = {}
+    if cause.category is Category.INFRASTRUCTURE:
+        for node, reason in (*broken_nodes(evidence), *_of_failures(evidence), *_of_blocked_pods(evidence)):
+            found.setdefault(node, reason)
+    return found
+
+
+def _of_failures(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    for at, failure in enumerate(evidence.failures):
+        found = [(failure_patterns.explain_disruption(failure.reason, failure.message), f" ({failure.reason})")]
+        if at == 0:
+            message = find_known_message(failure)
+            known = startup_rules.find_start_error(failure.reason, failure.message) or (message[0] if message else None)
+            found.append((known, ""))
+        why = next((f"{known.description}{reason}" for known, reason in found if known and known.blames_node), "")
+        if failure.node and why:
+            yield failure.node, f"{failure.replica} {why}"
+
+
+def _of_blocked_pods(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Pods whose containers the node can't start."""
+    for pod in evidence.pods:
+        for container in main_containers(pod):
+            waiting = state_of(container, "waiting")
+            known = startup_rules.find_start_error(str(waiting.get("reason")), str(waiting.get("message") or ""))
+            if known and known.blames_node and (node := node_of(pod)):
+                yield node, f"{evidence.kind.replica(pod)} {known.description}"
 
 
 #: Category, description and resolution for each limit.
@@ -206,12 +247,11 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
         return None
     spec = evidence.job.get("spec") or {}
     seconds = (spec.get("runPolicy") or spec).get("activeDeadlineSeconds")
+    summary = f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}"
     return Cause(
-        Category.TIMEOUT,
-        f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}",
-        failed.message,
+        Category.TIMEOUT, summary, failed.message,
         "Raise activeDeadlineSeconds of the manifest, or execution_timeout if the operator set the deadline from it.",
-    )
+    )  # fmt: skip
 
 
 def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
@@ -222,12 +262,9 @@ def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
     limit = ((evidence.job.get("spec") or {}).get("runPolicy") or {}).get("backoffLimit")
     codes = [m[1] for e in evidence.events if (m := re.search(r"exitCode: ((?!0\b)\d+)", str(e.get("message"))))]
     last_code = f"; the last failure had exit code {codes[-1]}" if codes else ""
-    return Cause(
-        Category.USER_CODE,
-        f"{evidence.title} reached its backoffLimit{'' if limit is None else f' of {limit} restarts'}{last_code}",
-        failed.message,
-        "Read the log. Under restartPolicy Always, a program that succeeds is restarted as well.",
-    )
+    summary = f"{evidence.title} reached its backoffLimit{'' if limit is None else f' of {limit} restarts'}{last_code}"
+    resolution = "Read the log. Under restartPolicy Always, a program that succeeds is restarted as well."
+    return Cause(Category.USER_CODE, summary, failed.message, resolution)
 
 
 def _pod_deleted(evidence: Evidence) -> Cause | None:
@@ -236,19 +273,15 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
     found = re.search(evidence.kind.behavior.failed_role, failed.message) if failed else None
     role = found[1] if found else ""
     deletions = [
-        (at, evidence.replica_of(pod), node_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))
+        (at, evidence.kind.replica(pod), node_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))
     ]
     of_failed_role = [deletion for deletion in deletions if role and deletion[1].startswith(role)]
     if not failed or not of_failed_role:
         return None
     _, replica, node = min(of_failed_role)
-    cause = Cause(
-        Category.INFRASTRUCTURE,
-        f"{replica} was deleted or killed from outside, which failed the job",
-        failed.message,
-        "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node.",
-        replica,
-    )
+    summary = f"{replica} was deleted or killed from outside, which failed the job"
+    resolution = "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node."
+    cause = Cause(Category.INFRASTRUCTURE, summary, failed.message, resolution, replica)
     return blame_node_of(cause, node, evidence)
 
 
@@ -269,12 +302,9 @@ def _job_deleted(evidence: Evidence) -> Cause | None:
     if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
         return None
     obstacle = startup_rules.find_obstacle(evidence)
-    return Cause(
-        Category.INFRASTRUCTURE,
-        f"{evidence.title} {'was' if evidence.gone else 'is being'} deleted by someone else before it ended",
-        obstacle.summary if obstacle else "",
-        "Find out what deletes jobs in this namespace: kubectl, a quota or cleanup tool, another workflow.",
-    )
+    summary = f"{evidence.title} {'was' if evidence.gone else 'is being'} deleted by someone else before it ended"
+    resolution = "Find out what deletes jobs in this namespace: kubectl, a quota or cleanup tool, another workflow."
+    return Cause(Category.INFRASTRUCTURE, summary, obstacle.summary if obstacle else "", resolution)
 
 
 def _suspended(evidence: Evidence) -> Cause | None:
@@ -282,23 +312,16 @@ def _suspended(evidence: Evidence) -> Cause | None:
     condition = evidence.conditions.get("Suspended")
     if not condition:
         return None
-    return Cause(
-        Category.QUEUE,
-        f"{evidence.title} is suspended: {condition.message or condition.reason or 'it waits for its queue'}",
-        "",
-        "Check the queue's workloads and quota. If the job has no queue, resume it.",
-    )
+    summary = f"{evidence.title} is suspended: {condition.message or condition.reason or 'it waits for its queue'}"
+    resolution = "Check the queue's workloads and quota. If the job has no queue, resume it."
+    return Cause(Category.QUEUE, summary, resolution=resolution)
 
 
 def _unknown(evidence: Evidence) -> Cause:
     """No rule found a cause."""
     if not evidence.conditions and (evidence.kind.behavior.reports_phases or not evidence.job.get("status")):
-        return Cause(
-            Category.UNKNOWN,
-            f"{evidence.title} has no status: no operator has reconciled it",
-            "",
-            f"Check that {evidence.operators} runs, and the job's events.",
-        )
+        summary = f"{evidence.title} has no status: no operator has reconciled it"
+        return Cause(Category.UNKNOWN, summary, "", f"Check that {evidence.operators} runs, and the job's events.")
     return Cause(Category.UNKNOWN, f"{evidence.title} shows no failure", "", "Check its events and logs.")
 
 

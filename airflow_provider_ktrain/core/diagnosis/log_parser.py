@@ -31,7 +31,6 @@ class Tail:
     :param child_exit_code: exit code of the process that torchrun or mpirun reports as the first to fail; negative for
         a signal. Default: None, no report.
     :param quoted_lines: the last MAX_QUOTED_LINES lines, limited in length: what a cause quotes.
-    :param text: all known lines.
     :param has_log: whether there is a log at all, even an empty one. Default: False.
     :param final_text: the last PATTERN_WINDOW_LINES lines without warnings, in which known messages are searched.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, shown
 
@@ -17,29 +17,24 @@ class Category(enum.StrEnum):
 
     ENVIRONMENT is for what the job needs and what can be fixed before a retry: a ConfigMap, a Secret, a volume, a
     service account, an admission policy, and a manifest that the operator accepts.
-
-    :ivar is_of_cluster: whether the cluster couldn't run the job, or lost it: the same job may succeed.
     """
 
-    is_of_cluster: bool
-
-    def __new__(cls, value: str, is_of_cluster: bool = False) -> Self:
-        """A category whose value is the text alone."""
-        member = str.__new__(cls, value)
-        member._value_, member.is_of_cluster = value, is_of_cluster
-        return member
-
     USER_CODE = "user code"
-    ENVIRONMENT = "environment", True
-    IMAGE = "image", True
-    SCHEDULING = "scheduling", True
-    INFRASTRUCTURE = "infrastructure", True
+    ENVIRONMENT = "environment"
+    IMAGE = "image"
+    SCHEDULING = "scheduling"
+    INFRASTRUCTURE = "infrastructure"
     OUT_OF_MEMORY = "out of memory"
-    QUEUE = "queue", True
+    QUEUE = "queue"
     TIMEOUT = "timeout"
     HANG = "hang"
     KILLED = "killed"
     UNKNOWN = "unknown"
+
+    @property
+    def is_of_cluster(self) -> bool:
+        """Whether the cluster couldn't run the job, or lost it: the same job may succeed."""
+        return self in (self.ENVIRONMENT, self.IMAGE, self.SCHEDULING, self.INFRASTRUCTURE, self.QUEUE)
 
     @classmethod
     def of(cls, value: object) -> Category:
@@ -56,7 +51,7 @@ class Cause:
     :param detail: further evidence: the operator's message, restarts, the last lines of the replica's log. Default: "".
     :param resolution: what the user should do; empty if unknown. Default: "".
     :param replica: for example `Worker 3`; empty if the cause concerns the whole job. Default: "".
-    :param failed_nodes: nodes that failed, by name, each with the reason: see `failed_nodes.py`. Default: none.
+    :param failed_nodes: nodes that failed, by name, each with the reason. Default: none.
     :param last_lines: the end of the replica's log, which the detail quotes as well. Not part of `as_dict`. Default:
         none.
     :param unquoted: the summary without the words of a log that it quotes. Not part of `as_dict`. Default: the summary.

@@ -47,12 +47,9 @@ class Fault(enum.IntEnum):
 class NodeProblem:
     """A condition or taint of a node.
 
-    :param node: the node's name.
     :param name: type of the condition, or key of the taint; `spec.unschedulable` or `deletion` for these.
     :param text: for example `AcceleratedHardwareReady is False since 12:04 UTC (NvidiaXID79Error)`.
     :param message: what the cluster says about it; empty if it says nothing.
-    :param fault: what kind of problem it is.
-    :param since: when it began; None if unknown.
     :param is_new: whether it began after the job's first pod was created: only such a problem can be a cause.
     """
 
@@ -114,7 +111,6 @@ _CORDONED = "node.kubernetes.io/unschedulable"
 def node_problems(node: Json, pods: Sequence[Json]) -> list[NodeProblem]:
     """What is wrong with a node: what began since the job started comes first, then what is worse, then what is older.
 
-    :param node: the Node object.
     :param pods: of the job, each as last seen. The creation of the first one counts as the job's start.
     """
     started = parse_timestamp(min((at for pod in pods if (at := created(pod))), default=""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
@@ -32,12 +32,7 @@ _LEAVING_RESOLUTION = "Retry: the node is going away. Save checkpoints often eno
 
 
 def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
-    """The cause, or the problem of a node that explains it: of the replica's node, or of the peer's that it lost.
-
-    :param cause: of the failure, without its node.
-    :param failure: the one that most likely made the job fail.
-    :param evidence: what is known of the job.
-    """
+    """The cause, or the problem of a node that explains it: of the replica's node, or of the peer's that it lost."""
     if cause.replica:  # that replica is the cause, and not the one that failed
         if cause.category is not Category.INFRASTRUCTURE:
             return cause
@@ -51,24 +46,18 @@ def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
 
 def problem_of_hanging(replica: str, evidence: Evidence) -> NodeProblem | None:
     """The problem of a node that explains why its replica hangs; None if there is none."""
-    nodes = {node_of(pod) for pod in evidence.pods if evidence.replica_of(pod) == replica}
+    nodes = {node_of(pod) for pod in evidence.pods if evidence.kind.replica(pod) == replica}
     return _first(evidence, lambda p: p.node in nodes and p.fault in _BROKEN)
 
 
 def blame_node_of(cause: Cause, node: str, evidence: Evidence) -> Cause:
-    """The cause of a pod that somebody deleted, or the problem of its node.
-
-    :param cause: without the node.
-    :param node: the pod's node.
-    :param evidence: what is known of the job.
-    """
+    """The cause of a pod that somebody deleted, or the problem of its node."""
     return named(cause, _first(evidence, lambda p: p.node == node), cause.replica)
 
 
 def named(cause: Cause, problem: NodeProblem | None, replica: str) -> Cause:
     """The cause with the node's problem before it.
 
-    :param cause: without it.
     :param problem: None: the cause stays.
     :param replica: whose node it is.
     """
@@ -88,8 +77,6 @@ def nodes_to_read(pods: Sequence[Json]) -> list[str]:
     """The names of the nodes that may explain a failure, the most likely first: MAX_NODES at most.
 
     Nodes that don't report come first, then those of the pods that failed first.
-
-    :param pods: of the job, each as last seen.
     """
 
     def order(pod: Json) -> tuple[int, str, str]:
@@ -102,6 +89,24 @@ def nodes_to_read(pods: Sequence[Json]) -> list[str]:
         return 2 + (not is_being_deleted(pod)), "", name_of(pod)
 
     return list(dict.fromkeys(node for pod in sorted(pods, key=order) if (node := node_of(pod))))[:MAX_NODES]
+
+
+def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:
+    """The nodes that don't report, each with the time since when, as RFC 3339."""
+    since: dict[str, str] = {}
+    for pod in pods:
+        if at := silent_since(pod):
+            node = node_of(pod)
+            since[node] = min(at, since.get(node, at))
+    return dict(sorted(since.items()))
+
+
+def describe_silence(node: str, since: str) -> str:
+    """A sentence about a node that doesn't report. Tolerations may postpone the eviction of its pods.
+
+    :param since: of `silent_nodes`.
+    """
+    return f"Node {node} has not reported since {since[11:16]} UTC. Kubernetes evicts its pods after 5 minutes."
 
 
 def describe_nodes(evidence: Evidence) -> Iterator[str]:
@@ -141,4 +146,4 @@ def _explains(problem: NodeProblem, f: Failure, cause: Cause) -> bool:
 
 def _replica_on(problem: NodeProblem, evidence: Evidence) -> str:
     """The replica on the problem's node, of several the first by name of its pod."""
-    return next(evidence.replica_of(pod) for pod in evidence.pods if node_of(pod) == problem.node)
+    return next(evidence.kind.replica(pod) for pod in evidence.pods if node_of(pod) == problem.node)

@@ -26,22 +26,13 @@ PEER_LOSS_DELAY = timedelta(minutes=15)
 class Failure:
     """A container that failed, or a pod that Kubernetes ended.
 
-    :param role: for example `Worker`.
-    :param index: the replica's index.
-    :param replica: the replica's name, for example `Worker 3`.
-    :param pod: name of the pod.
     :param container: name of the container; empty if the pod ended before any container failed.
-    :param is_init: whether it is an init container.
     :param exit_code: exit code of its last failed run; None if unknown.
     :param reason: from the kubelet or the pod: Error, OOMKilled, StartError, Evicted, ...
-    :param message: the message for that reason.
     :param since: when the container first failed, as far as is known; None if unknown.
-    :param restarts: restarts of the container.
     :param tail: the end of its log, or its termination message.
     :param is_latest: whether no other pod has replaced its pod. If the job failed, the failure that caused it is one of
         the latest.
-    :param has_gpus: whether the pod requests GPUs, or parts of them, as a resource.
-    :param node: name of the pod's node; empty if unknown.
     """
 
     role: str
@@ -67,9 +58,6 @@ def find_failures(
     """All failures, the earliest first; replicas that only lost a peer come last, by an error of the network first.
 
     Containers that ended because their pod was deleted are not failures.
-
-    :param logs: last lines of containers, by `log_key`.
-    :param include_recovered: include containers that run again or have succeeded since. Default: False.
     """
     newest = {_replica_key(kind, pod): pod for pod in sorted(pods, key=_creation_order)}
     tail = functools.cache(lambda key, message: read_tail(logs.get(key), message))  # recreated pods share a log
@@ -91,8 +79,6 @@ def likely_causes(found: Sequence[Failure]) -> list[Failure]:
 
     A failure whose pod was replaced is over, with two exceptions: nothing else has failed, or all others only lost a
     peer. In the second case, a replaced pod that failed shortly before is the peer that they lost.
-
-    :param found: all failures, as `find_failures` returns them.
     """
     latest = [f for f in found if f.is_latest]
     if not latest or not latest[0].tail.is_peer_loss:
@@ -117,8 +103,7 @@ def describe_exit_code(exit_code: int | None) -> str:
 
 def _replica_key(kind: Kind, pod: Json) -> str:
     """The same for a pod and its replacements: the name, except that each pod of a batch Job has another."""
-    role, index = kind.pod_role(objects.labels_of(pod))
-    return kind.replica_name(role, index) if kind.behavior.renames_pods(role) else objects.name_of(pod)
+    return kind.replica(pod) if kind.behavior.renames_pods(kind.role_of(pod)[0]) else objects.name_of(pod)
 
 
 def _creation_order(pod: Json) -> tuple[str, bool]:
@@ -129,7 +114,7 @@ def _creation_order(pod: Json) -> tuple[str, bool]:
 def _failures_of_pod(
     kind: Kind, pod: Json, is_latest: bool, tail: Callable[[str, str], Tail], include_recovered: bool
 ) -> Iterator[Failure]:
-    role, index = kind.pod_role(objects.labels_of(pod))
+    role, index = kind.role_of(pod)
     disruption, disruption_message, disrupted_at = objects.disruption_of(pod)
     for is_init, container, runs in objects.failures_of(pod, include_recovered):
         first, last = runs[0], runs[-1]
@@ -137,7 +122,7 @@ def _failures_of_pod(
         yield Failure(
             role=role,
             index=index,
-            replica=kind.replica_name(role, index),
+            replica=kind.replica(pod),
             pod=objects.name_of(pod),
             container=name,
             is_init=is_init,

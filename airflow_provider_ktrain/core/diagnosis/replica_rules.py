@@ -82,9 +82,8 @@ def _out_of_memory(f: Failure) -> Cause | None:
     """The kubelet reports OOMKilled, or a launcher or shell reports that one of its processes got SIGKILL."""
     resolution = "Raise the memory limit, or reduce the batch size, prefetching or the number of DataLoader workers."
     if f.reason == "OOMKilled":
-        return Cause(
-            Category.OUT_OF_MEMORY, f"{f.replica} ran out of memory (OOMKilled, exit code 137)", "", resolution
-        )
+        summary = f"{f.replica} ran out of memory (OOMKilled, exit code 137)"
+        return Cause(Category.OUT_OF_MEMORY, summary, "", resolution)
     shell_reports_kill = f.exit_code == SIGKILLED and re.search(r"^Killed$|\bKilled  ", f.tail.last_line)
     if (f.tail.child_exit_code == -9 or shell_reports_kill) and not f.tail.exception:
         code = describe_exit_code(f.exit_code)
@@ -182,7 +181,7 @@ def _left_early(evidence: Evidence, f: Failure, lost: Cause) -> Cause | None:
     if f.since is None or f.role in evidence.kind.launchers:
         return None
     left = [
-        (ended, evidence.replica_of(pod))
+        (ended, evidence.kind.replica(pod))
         for pod in evidence.pods
         for container in main_containers(pod)
         if (run := (container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
@@ -202,12 +201,9 @@ def _killed(f: Failure) -> Cause | None:
     """SIGKILL or SIGTERM ended the container, and neither Kubernetes nor the program reports why."""
     if f.exit_code not in (SIGKILLED, SIGTERMED) or f.tail.exception:
         return None
-    return Cause(
-        Category.INFRASTRUCTURE,
-        f"{f.replica} was killed from outside by {signal_name(f.exit_code)} (exit code {f.exit_code})",
-        "",
-        "Check the node for memory pressure, a reboot or a manual kill. A failed liveness probe kills as well.",
-    )
+    summary = f"{f.replica} was killed from outside by {signal_name(f.exit_code)} (exit code {f.exit_code})"
+    resolution = "Check the node for memory pressure, a reboot or a manual kill. A failed liveness probe kills as well."
+    return Cause(Category.INFRASTRUCTURE, summary, "", resolution)
 
 
 _RULES: tuple[Callable[[Failure], Cause | None], ...] = (

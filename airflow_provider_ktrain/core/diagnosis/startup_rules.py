@@ -65,7 +65,7 @@ def _has_run(evidence: Evidence) -> bool:
     return _was_running(evidence.job) or any(
         _longest_run(status, evidence.now) >= LONG_RUN_SECONDS
         for pod in evidence.pods
-        if kind.pod_role(objects.labels_of(pod))[0] == primary
+        if kind.role_of(pod)[0] == primary
         for status in objects.main_containers(pod)
     )
 
@@ -91,8 +91,6 @@ def find_unstartable_command(evidence: Evidence) -> Cause | None:
     """Why a container whose command can't be started will never run; None if there is no such container.
 
     Under OnFailure, training-operator's default, the kubelet restarts it forever and the job stays Running.
-
-    :param evidence: what is known of the job.
     """
     for failure in evidence.all_failures:
         is_needed = failure.is_init or evidence.kind.is_main_container(failure.container)  # not a sidecar
@@ -143,12 +141,9 @@ def find_operator_rejection(evidence: Evidence) -> Cause | None:
     """The operator reports that the manifest is invalid, and has created no pods."""
     for _, reason, message, waited_seconds in _lasting_events(evidence):
         if re.search(r"FailedValidation$|^ValidationError$", reason) and not _has_pods(evidence):
-            cause = Cause(
-                Category.ENVIRONMENT,
-                f"{evidence.title} was rejected by its operator: {first_line(message)}",
-                f"Event {reason}: {message}",
-                "Correct the manifest. `ktrain check` names the field.",
-            )
+            summary = f"{evidence.title} was rejected by its operator: {first_line(message)}"
+            resolution = "Correct the manifest. `ktrain check` names the field."
+            cause = Cause(Category.ENVIRONMENT, summary, f"Event {reason}: {message}", resolution)
             return _waited_for(cause, waited_seconds)
     return None
 
@@ -224,7 +219,7 @@ def find_blocked_container(evidence: Evidence) -> Cause | None:
     """
     found = []
     for pod in evidence.pods:
-        replica, waited_seconds = evidence.replica_of(pod), _waited_on_node(evidence, pod)
+        replica, waited_seconds = evidence.kind.replica(pod), _waited_on_node(evidence, pod)
         states = ((container, objects.state_of(container, "waiting")) for container in objects.containers(pod))
         waiting_containers = [(container, waiting) for container, waiting in states if waiting]
         for container, waiting in waiting_containers:
@@ -258,14 +253,10 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     if reason != "CreateContainerConfigError" and "OCI runtime" in message:
         known, error = _start_error(message)
         return Cause(known.category, f"{replica} {known.description}: {error}", detail, known.resolution, replica)
-    missing = reason == "CreateContainerConfigError"
-    return Cause(
-        Category.ENVIRONMENT if missing else Category.INFRASTRUCTURE,
-        f"{replica} can't create container {container.get('name')}: {first_line(message)}",
-        detail,
-        failure_patterns.CREATE_MISSING if missing else "Check the node and the pod's volumes, then retry.",
-        replica,
-    )
+    summary = f"{replica} can't create container {container.get('name')}: {first_line(message)}"
+    if reason == "CreateContainerConfigError":
+        return Cause(Category.ENVIRONMENT, summary, detail, failure_patterns.CREATE_MISSING, replica)
+    return Cause(Category.INFRASTRUCTURE, summary, detail, "Check the node and the pod's volumes, then retry.", replica)
 
 
 def _pull_error(message: str) -> str:
@@ -278,11 +269,7 @@ def _pull_error(message: str) -> str:
 
 
 def find_start_error(reason: str, message: str) -> FailurePattern | None:
-    """What a container runtime's message means; None if the kubelet doesn't report that it could not start a container.
-
-    :param reason: of a container's state.
-    :param message: of a container's state.
-    """
+    """What a container's state means; None if it isn't that the container runtime could not start the container."""
     if reason not in (*_START_REASONS, "CreateContainerError"):
         return None
     return _start_error(message)[0]
@@ -327,7 +314,7 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
     for errors in (failure_patterns.MOUNT_ERRORS, failure_patterns.SANDBOX_ERRORS):
         for known, (reason, message) in itertools.product(errors, messages):
             if _NOT_READY_REASONS[reason] is errors and re.search(known.pattern, message):
-                replica = evidence.replica_of(pod)
+                replica = evidence.kind.replica(pod)
                 what = f"{replica} {known.description}"
                 output = re.search(r"^Output: (.+)", message, re.MULTILINE)  # of the command mount
                 error = f"{first_line(message).split(' : ')[0]}: {output[1]}" if output else message
@@ -380,7 +367,7 @@ def find_missing_claim(evidence: Evidence, waited_seconds: float) -> tuple[str, 
         waits = condition.get("status") == "False" and not objects.is_being_deleted(pod)
         message = str(condition.get("message"))
         if waits and (missing := re.search(failure_patterns.MISSING_CLAIM.pattern, message)):
-            replica = evidence.replica_of(pod)
+            replica = evidence.kind.replica(pod)
             summary = f"{replica} can't be scheduled: {missing[0]}"
             cause = Cause(Category.ENVIRONMENT, summary, message, failure_patterns.MISSING_CLAIM.resolution, replica)
             return missing[1], _waited_for(cause, waited_seconds)
@@ -399,33 +386,25 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
         about_nodes = re.split(r"\. (?:no new claims|preemption)", message)[0].rstrip(".")
         selection = describe_selection(pod) if "selector" in message else ""
         selected = f"\nIt selects nodes by {selection}." if selection else ""
-        return Cause(
-            Category.SCHEDULING,
-            f"{evidence.replica_of(pod)} can't be scheduled: {about_nodes}",
-            f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}{selected}",
-            " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1].resolution,
-            evidence.replica_of(pod),
-        )
+        replica = evidence.kind.replica(pod)
+        summary = f"{replica} can't be scheduled: {about_nodes}"
+        detail = f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}{selected}"
+        resolution = " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1].resolution
+        return Cause(Category.SCHEDULING, summary, detail, resolution, replica)
     for pod in evidence.pods:
         if scheduler := _silent_scheduler(pod):
-            return Cause(
-                Category.SCHEDULING,
-                f"{evidence.replica_of(pod)} waits for the scheduler {scheduler}, which has not responded",
-                "",
-                f"Check that the scheduler {scheduler} runs, or remove schedulerName.",
-                evidence.replica_of(pod),
-            )
+            replica = evidence.kind.replica(pod)
+            summary = f"{replica} waits for the scheduler {scheduler}, which has not responded"
+            resolution = f"Check that the scheduler {scheduler} runs, or remove schedulerName."
+            return Cause(Category.SCHEDULING, summary, "", resolution, replica)
     for event in evidence.events:
         message = str(event.get("message"))
         reason = str(event.get("reason"))
         if (reason.startswith("FailedCreate") or reason in _CREATION_FAILURES) and "quota" in message:
             quota = _without_prefix(message).removeprefix("exceeded quota: ")
-            return Cause(
-                Category.SCHEDULING,
-                f"{evidence.title} exceeds the namespace's quota: {quota}",
-                f"Event {event.get('reason')}: {message}",
-                "Free some of the quota, or ask its administrator for a larger one.",
-            )
+            summary = f"{evidence.title} exceeds the namespace's quota: {quota}"
+            resolution = "Free some of the quota, or ask its administrator for a larger one."
+            return Cause(Category.SCHEDULING, summary, f"Event {reason}: {message}", resolution)
     return None
 
 

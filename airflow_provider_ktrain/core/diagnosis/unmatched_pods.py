@@ -31,8 +31,6 @@ def suspects(evidence: Evidence) -> list[Json]:
 def find_unmatched_pod(evidence: Evidence, nodes: Sequence[Node], waited_seconds: float) -> Cause | None:
     """Why no node can take one of the suspects; None if a node can, or may be created on demand.
 
-    :param evidence: what is known of the job.
-    :param nodes: all nodes of the cluster.
     :param waited_seconds: since the first read that has shown this.
     """
     if not nodes or any(node.is_of_pool for node in nodes):
@@ -45,7 +43,7 @@ def find_unmatched_pod(evidence: Evidence, nodes: Sequence[Node], waited_seconds
             why, there, resolution = _no_match(pod, nodes)
         else:
             continue
-        replica, message = evidence.replica_of(pod), str(objects.scheduling(pod).get("message"))
+        replica, message = evidence.kind.replica(pod), str(objects.scheduling(pod).get("message"))
         summary = f"{replica} can't be scheduled: {why}. Giving up after waiting {waited_seconds:.0f} s."
         detail = "\n".join((f"The cluster has {counted(len(nodes), 'node')}{there}.", message))
         return Cause(Category.SCHEDULING, summary, detail, resolution, replica).with_short_summary()

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, Owner, Reattach, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.kinds.conditions import interruption_note
+from airflow_provider_ktrain.core.kinds.conditions import incomplete_note
 from airflow_provider_ktrain.core.state.pods.objects import containers, is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
@@ -74,10 +74,10 @@ def decide(
     if owner.try_number > me.try_number:  # this worker was disconnected for long, or the run was deleted and recreated
         return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
     phase = phase_of(found)
-    interrupted = interruption_note(found) if phase is Phase.SUCCEEDED else ""
+    incomplete = incomplete_note(found) if phase is Phase.SUCCEEDED else ""
     proves_success = (
         phase is Phase.SUCCEEDED
-        and not interrupted
+        and not incomplete
         and owner.try_number < me.try_number
         and not cleared(owner, me, first_try)
     )
@@ -90,8 +90,8 @@ def decide(
     whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
     if phase is Phase.FAILED:
         return Decision(Action.REPLACE, f"it is the failed job of {whose}")
-    if interrupted:
-        return Decision(Action.REPLACE, f"it succeeded for {whose}, and is probably incomplete", f"{interrupted}.")
+    if incomplete:
+        return Decision(Action.REPLACE, f"it succeeded for {whose}, and is probably incomplete", f"{incomplete}.")
     if cleared(owner, me, first_try):
         return Decision(Action.REPLACE, f"the task was cleared after {whose} submitted it")
     if phase is Phase.SUCCEEDED:

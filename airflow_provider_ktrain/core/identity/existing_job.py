@@ -33,7 +33,6 @@ def describe_existing(job: str, decision: Decision) -> str:
 def what_differs(job: str, manifest: Mapping[str, Any], found: Mapping[str, Any], *, invalid: str = "") -> str:
     """The warning about a job that is adopted although the manifest of this try is different or invalid.
 
-    :param job: kind, namespace and name.
     :param manifest: of this try, stamped.
     :param invalid: why the manifest can't be submitted. Default: empty, it can.
     """

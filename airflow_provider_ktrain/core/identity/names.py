@@ -174,7 +174,6 @@ def delete_command(kind: Kind, namespace: str, name: str) -> str:
 class JobRef:
     """A reference to one job in one cluster, which worker and triggerer exchange.
 
-    :param kind: PyTorchJob, MPIJob or TrainJob.
     :param version: API version without the group, for example v1.
     :param uid: uid of the job: a later job may have the same name.
     :param owner: the ti_id of the try that owns it: fences every delete and patch. Empty: a job that others submitted.
@@ -223,7 +222,6 @@ class JobRef:
         """A reference to a job as it was read.
 
         :param owner: the try that owns it. None: others submitted the job.
-        :param cluster: as of the class. Default: empty.
         """
         meta = job["metadata"]
         ref = cls(kind.name, version, meta["namespace"], meta["name"], meta["uid"], cluster=cluster)

@@ -26,7 +26,6 @@ class Verdict:
     """Whether a job is orphaned, and why.
 
     :param orphan: whether it is. The reaper releases a job that is orphaned at two checks in a row.
-    :param reason: a clause for the log.
     """
 
     orphan: bool

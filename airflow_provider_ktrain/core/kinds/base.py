@@ -27,15 +27,12 @@ _REST_OF_POD_NAME = re.compile(r"(-\d+(?=-\d))?(-(?P<index>\d+))?(-[a-z0-9]{5})?
 class Kind:
     """One kind of training job.
 
-    :param name: the resource's `kind`.
     :param plural: the resource's path segment.
     :param operators: of the API versions that we can write, newest first; which one is used is discovered from the
         cluster.
-    :param form: what its manifest looks like.
     :param roles: the replica types, in order of rank.
     :param primaries: roles whose end is the job's end, in order of preference: the first that the job has.
     :param required_roles: roles without which nothing runs.
-    :param group: the API group.
     :param platform_hint: what users should know about the future of this kind. Default: empty, nothing.
     :param name_length: the greatest length of a job's name: its pods' names, which begin with it, are host names of at
         most 63 characters, and room is left for four digits of an index.
@@ -44,9 +41,6 @@ class Kind:
     :param auxiliary_roles: roles whose command is neither the training program nor its launcher.
     :param single_roles: roles with one pod, which is shown without its index.
     :param main_containers: containers whose failure fails the job, others being sidecars. Default: empty, all.
-    :param runtimes: how its jobs use runtimes. Default: None, they have none.
-    :param behavior: what its operator does, in every version.
-    :param scaling: whether its jobs can be scaled.
     """
 
     name: str
@@ -133,6 +127,14 @@ class Kind:
         index = labels.get(f"{OPERATOR_LABEL}/replica-index") or "0"
         return role or value or "pod", int(index) if index.isdigit() else 0
 
+    def role_of(self, pod: Mapping[str, Any]) -> tuple[str, int]:
+        """Role and index of a pod: see `pod_role`."""
+        return self.pod_role((pod.get("metadata") or {}).get("labels") or {})
+
+    def replica(self, pod: Mapping[str, Any]) -> str:
+        """The replica of a pod as messages name it: see `replica_name`."""
+        return self.replica_name(*self.role_of(pod))
+
     def replica_of(self, job: Mapping[str, Any], pod_name: str) -> tuple[str, int] | None:
         """Role and index of one of the job's pods by its name alone; None if no pod of the job has this name.
 
@@ -175,7 +177,7 @@ class Kind:
         :param job: the pod's job; only its kind and name may be known.
         :return: empty if the pod has no containers.
         """
-        role, _ = self.pod_role((pod.get("metadata") or {}).get("labels") or {})
+        role, _ = self.role_of(pod)
         template = ((self.replicas(job).get(role) or {}).get("template") or {}).get("spec") or {}
         names = [str(c.get("name")) for c in (pod.get("spec") or {}).get("containers") or ()]
         named = (job.get("spec") or {}).get("mainContainer")
@@ -199,10 +201,7 @@ class Kind:
     # ---- status
 
     def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether the job runs although no condition shows it.
-
-        :param pods: its pods; none if they are not known.
-        """
+        """Whether the job runs although no condition shows it."""
         return False
 
     def runs_on(self, job: Mapping[str, Any]) -> bool:

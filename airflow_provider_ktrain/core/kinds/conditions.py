@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 FAILED_ANNOTATION = "ktrain.airflow/failed"  #: the condition Failed of a job that a release suspended
-#: why the success of a job is doubtful: its pods, which showed that, may be gone when the next process looks
-INTERRUPTED_ANNOTATION = "ktrain.airflow/interrupted"
+#: why the success of a job is incomplete: its pods, which showed that, may be gone when the next process looks
+INCOMPLETE_ANNOTATION = "ktrain.airflow/interrupted"
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ def true_conditions(job: Mapping[str, Any]) -> dict[str, Condition]:
     return _kept_failure(job) | {str(c["type"]): _condition(str(c["type"]), c) for c in found}
 
 
-def interruption_note(job: Mapping[str, Any]) -> str:
-    """What INTERRUPTED_ANNOTATION says of the job; empty if nothing."""
-    return str(((job.get("metadata") or {}).get("annotations") or {}).get(INTERRUPTED_ANNOTATION) or "")
+def incomplete_note(job: Mapping[str, Any]) -> str:
+    """What INCOMPLETE_ANNOTATION says of the job; empty if nothing."""
+    return str(((job.get("metadata") or {}).get("annotations") or {}).get(INCOMPLETE_ANNOTATION) or "")
 
 
 def ended_at(job: Mapping[str, Any]) -> str:

@@ -43,11 +43,7 @@ class ManifestForm:
     resources_field: str = "resources"
 
     def new_spec(self, roles: Sequence[str], run_policy: Mapping[str, Any]) -> dict[str, Any]:
-        """The `spec` of a job with these roles, one replica each, to which `core/manifest/overlay.py` applies options.
-
-        :param roles: for example Master and Worker.
-        :param run_policy: that of the operator's version for a job without a manifest.
-        """
+        """The `spec` of a job with these roles, one replica each, without options."""
         return {
             "runPolicy": dict(run_policy),
             self.replica_specs: {
@@ -74,7 +70,6 @@ class ManifestForm:
     def override_pods(self, manifest: dict[str, Any], override: Mapping[str, Any]) -> None:
         """Merge a pod template into those of the manifest, by Kubernetes' strategic merge.
 
-        :param override: a pod template, or pod templates by role.
         :raises ManifestError: it can't be merged. The path in it begins with `pod_override`.
         """
         for patched, path, patch in override_patches(override):

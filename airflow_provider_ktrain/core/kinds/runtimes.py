@@ -13,10 +13,8 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 class RuntimeRef:
     """The runtime that a job refers to: an object that holds the job's pod templates.
 
-    :param kind: its kind: ClusterTrainingRuntime.
     :param plural: the resource's path segment.
     :param namespaced: whether it is in the job's namespace.
-    :param name: its name.
     """
 
     kind: str

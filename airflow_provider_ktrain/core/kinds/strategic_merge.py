@@ -43,7 +43,6 @@ _DEFAULTS = {"protocol": "TCP"}  #: of keys that may be left out
 def merged(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "$") -> Json:
     """A copy of `base` with the patch applied.
 
-    :param base: a mapping of JSON values.
     :param patch: what to change. The only directive is `$patch: replace` or `delete`, in a mapping or in an entry of a
         merged list.
     :param path: of the patch, for errors. Default: `$`.

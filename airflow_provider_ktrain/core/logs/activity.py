@@ -23,7 +23,6 @@ MAX_REPLICAS = 256  #: whose logs are read, beside the primary's
 class Container:
     """A container that may have written lines since a time.
 
-    :param replica: as messages name it, such as `Worker 3`.
     :param started: when its newest run started, in epoch seconds; 0 if this isn't known.
     """
 
@@ -58,7 +57,7 @@ def containers_to_read(kind: Kind, job: Object, pods: Sequence[Object], since: f
     :param since: in epoch seconds; containers that ended before are left out.
     """
     primary = kind.primary(job), 0
-    found = [(_role(kind, pod), list(_containers(kind, job, pod, since))) for pod in pods]
+    found = [(kind.role_of(pod), list(_containers(kind, job, pod, since))) for pod in pods]
     replicas = [(role, containers) for role, containers in found if containers]
     replicas.sort(key=lambda replica: (replica[0] != primary, -replica[0][1]))
     kept = MAX_REPLICAS + sum(role == primary for role, _ in replicas)
@@ -71,10 +70,6 @@ def containers_to_read(kind: Kind, job: Object, pods: Sequence[Object], since: f
     return Selection(tuple(container for _, containers in replicas[:kept] for container in containers), note)
 
 
-def _role(kind: Kind, pod: Object) -> tuple[str, int]:
-    return kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
-
-
 def _containers(kind: Kind, job: Object, pod: Object, since: float) -> Iterator[Container]:
     meta, spec = pod["metadata"], pod.get("spec") or {}
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
@@ -82,7 +77,7 @@ def _containers(kind: Kind, job: Object, pod: Object, since: float) -> Iterator[
         run, finished = run_of(pod, name), epoch_seconds(finished_at(pod, name))
         if not run.started or not is_followed(kind, job, pod, name) or (finished is not None and finished < int(since)):
             continue
-        replica = kind.replica_name(*_role(kind, pod))
+        replica = kind.replica(pod)
         started = epoch_seconds(started_at(pod, name)) or 0.0
         yield Container(meta["name"], meta["uid"], name, replica, run.restart, started, run.ended)
 

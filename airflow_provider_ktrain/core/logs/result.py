@@ -174,7 +174,7 @@ def _json(text: str) -> Any:
 def _termination_message(kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str:
     primary = kind.primary(job)
     for pod in pods:
-        if kind.pod_role((pod.get("metadata") or {}).get("labels") or {}) != (primary, 0):
+        if kind.role_of(pod) != (primary, 0):
             continue
         main = kind.main_container_name(job, pod)
         for status in (pod.get("status") or {}).get("containerStatuses") or ():

@@ -42,7 +42,7 @@ def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[
     selected = {kind.primary(job): [0]} if isinstance(choice, str) else choice
 
     def chosen(pod: Mapping[str, Any]) -> bool:
-        role, index = kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
+        role, index = kind.role_of(pod)
         return index in selected.get(role, ())
 
     return chosen

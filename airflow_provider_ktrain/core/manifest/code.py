@@ -28,7 +28,6 @@ class CodeFile:
     """A file or a symbolic link of a directory.
 
     :param path: relative to the directory, with `/`.
-    :param content: of a file. Default: empty.
     :param executable: whether its owner may execute the file. Default: False.
     :param link: target of a symbolic link, relative to the link's directory. Default: empty, it is a file.
     """
@@ -44,9 +43,7 @@ class Code:
     """The packed code of a job.
 
     :param hash: of paths, contents and modes. It doesn't depend on times, owners or the version of Python.
-    :param files: number of files.
     :param size: bytes of the files.
-    :param archive: the packed files.
     """
 
     hash: str
@@ -62,7 +59,6 @@ class Code:
 def pack(files: Iterable[CodeFile]) -> Code:
     """Pack files, in the order of their paths. Times and owners are left out.
 
-    :param files: of the directory.
     :raises ManifestError: there are none, or they are too large.
     """
     ordered = sorted(files, key=lambda file: file.path)
@@ -119,9 +115,5 @@ def too_large(sizes: Iterable[tuple[int, str]], *, packed: int | None = None) ->
 
 
 def config_map_name(job: str, submission: str) -> str:
-    """The name of the ConfigMap with a job's code. A job that replaces another of its name never mounts the old one.
-
-    :param job: name of the job.
-    :param submission: value of the job's submission label.
-    """
+    """The name of the ConfigMap with a job's code. A job that replaces another of its name never mounts the old one."""
     return f"{job}-code-{submission}"

@@ -22,14 +22,14 @@ from airflow_provider_ktrain.core.identity.names import (
     Owner,
     Reattach,
 )
-from airflow_provider_ktrain.core.identity.task_variables import task_variables
+from airflow_provider_ktrain.core.identity.task_variables import ATTEMPT, task_variables
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name
 from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
+from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
 
 #: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
@@ -42,7 +42,6 @@ class JobRequest:
 
     The fields that are not listed are parameters of the operators, whose docstrings describe them.
 
-    :param owner: this try.
     :param first_try: the first try since the task was last cleared.
     :param manifest: the manifest with all options, valid as far as it can be checked without a cluster. None if it, or
         a parameter, is invalid.
@@ -116,13 +115,13 @@ class JobRequest:
     def fitted(self, api_version: str) -> Manifest:
         """The manifest in the API version that the cluster serves, with the checkpoint directory and the code's hash.
 
-        :param api_version: such as `kubeflow.org/v1`.
         :raises ManifestError: `invalid`; or the manifest is written for another version; or it has code and no command.
         """
         if self.manifest is None:
             raise self.invalid or ManifestError("the job has no manifest")
         manifest = transform.change_version(self.manifest, api_version) if self.generated else self.manifest
-        fitted = overlay(transform.fit(manifest, api_version), JobOptions(checkpoint_dir=self.checkpoint_dir))
+        env = {CHECKPOINT_DIR: self.checkpoint_dir} if self.checkpoint_dir is not None else {}
+        fitted = overlay(transform.fit(manifest, api_version), JobOptions(env=env))
         if self.code is not None:
             run_with_code(fitted, "")
             mapping_at(mapping_at(fitted, "metadata"), "annotations")[CODE_ANNOTATION] = self.code.hash
@@ -140,18 +139,14 @@ class JobRequest:
     ) -> Manifest:
         """The manifest to send: with name, labels, owner, variables of the task, and deadlines for the cluster.
 
-        :param fitted: from `fitted`.
-        :param namespace: namespace of the job.
-        :param submission: value of the job's submission label.
         :param attempt: number of the submission in this life of the task, from 1.
-        :param now: time of the submission, in epoch seconds.
         :param served: what the cluster serves for the job. Default: None, the kind has no runtimes.
         :raises RuntimeMismatchError: the job doesn't fit the runtime or the version of the Trainer.
         """
         key = self.owner.key
-        task = task_variables(key.dag_id, key.run_id, key.task_id, key.map_index, self.owner.try_number)
+        env = task_variables(key.dag_id, key.run_id, key.task_id, key.map_index, self.owner.try_number)
         avoided = tuple(self.avoid_nodes) if self.can_avoid_nodes(served) else ()
-        manifest = overlay(fitted, JobOptions(attempt=attempt, task=task, avoid_nodes=avoided))
+        manifest = overlay(fitted, JobOptions(env={ATTEMPT: str(attempt), **env}, avoid_nodes=avoided))
         runtimes = self.kind.runtimes
         if self.code is not None and runtimes and served is not None:
             runtimes.require_code(served)
@@ -170,17 +165,13 @@ class JobRequest:
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)
 
     def can_avoid_nodes(self, served: Served | None) -> bool:
-        """Whether the pods of a new job can get an affinity: those of a runtime can't on every cluster.
-
-        :param served: as for `stamped`.
-        """
+        """Whether the pods of a new job can get an affinity: those of a runtime can't on every cluster."""
         return served is None or self.kind.runtimes is None or not self.kind.runtimes.lacks(served)
 
     def annotations(self, fitted: Manifest | None, *, now: float) -> dict[str, str]:
         """The annotations that this task adds to its job.
 
         :param fitted: from `fitted`; None if the manifest is invalid, so that only a job that exists can get them.
-        :param now: time of the submission, in epoch seconds.
         """
         notes = {
             OWNER_ANNOTATION: self.owner.annotation(),

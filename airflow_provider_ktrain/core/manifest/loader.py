@@ -31,7 +31,6 @@ MAX_PARTS = 500_000  #: of its JSON, more than any manifest has (etcd accepts 1.
 class Document:
     """One document of a source.
 
-    :param content: its value, plain JSON.
     :param file: the file's path, `manifest` for other text, or empty for an object.
     :param line: its first line in the file, from 1.
     :param lines: the line of each JSON path; empty unless the source was YAML.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity.task_variables import ATTEMPT
 from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, add_to_node_terms, mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
@@ -58,9 +57,6 @@ class JobOptions:
     :param annotations: added to the job and its pods.
     :param pod_override: a pod template, or pod templates by role, that is merged into those of the job by Kubernetes'
         strategic merge, after all other options.
-    :param checkpoint_dir: environment variable KTRAIN_CHECKPOINT_DIR of every replica.
-    :param attempt: environment variable KTRAIN_ATTEMPT of every replica: the number of this submission, from 1.
-    :param task: environment variables of every replica, by name: of `core.identity.task_variables`.
     :param avoid_nodes: names of nodes that the replicas avoid. The affinity of a TrainJob is added to that of its
         runtime later, by `trainjob/patches.py: expand`.
     """
@@ -87,9 +83,6 @@ class JobOptions:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     pod_override: Mapping[str, Json] = field(default_factory=dict)
-    checkpoint_dir: str | None = None
-    attempt: int | None = None
-    task: Mapping[str, str] = field(default_factory=dict)
     avoid_nodes: Sequence[str] = ()
 
 
@@ -203,17 +196,13 @@ def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program
     for key, words in (("command", options.command), ("args", options.args)):
         if words is not None and runs_program:
             program[key] = [str(word) for word in words]
-    extra = {CHECKPOINT_DIR: options.checkpoint_dir, ATTEMPT: options.attempt, **options.task}
-    for name, value in {**options.env, **{k: str(v) for k, v in extra.items() if v is not None}}.items():
+    for name, value in options.env.items():
         entry = {"valueFrom": plain(value)} if isinstance(value, Mapping) else {"value": str(value)}
         _put(program, "env", {"name": name, **entry}, same="name")
 
 
 def _set_resources(program: dict[str, Json], key: str, options: JobOptions) -> None:
-    """Set the resources and GPUs of the program.
-
-    :param key: the key of the program's resources.
-    """
+    """Set the resources and GPUs of the program."""
     amounts: dict[str, Json] = dict(options.resources)
     if options.gpus is not None:
         if options.gpu_resource in amounts:

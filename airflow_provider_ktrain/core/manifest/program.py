@@ -222,11 +222,6 @@ def program(
 ) -> str:
     """The program that calls the function with its arguments and prints rank 0's return value.
 
-    :param definition: of the function.
-    :param name: of the function.
-    :param args: its positional arguments.
-    :param kwargs: its keyword arguments.
-    :param runner: what starts the program. Default: torchrun or Python.
     :raises ManifestError: if the arguments are not JSON, or the program is too large.
     """
     try:

@@ -34,10 +34,7 @@ def accelerators_of_job(job: Mapping[str, Any]) -> Amounts:
 
 
 def gpu_resources_of_job(job: Mapping[str, Any]) -> set[str]:
-    """The names under which the replicas of a job request GPUs, such as `amd.com/gpu`.
-
-    :param job: a manifest, or a job as read from the API server.
-    """
+    """The names under which the replicas of a job request GPUs, such as `amd.com/gpu`."""
     replicas = kind_of(job.get("kind")).replicas(job)
     return {name for spec in replicas.values() for name in gpu_resources(pod_of(spec))}
 

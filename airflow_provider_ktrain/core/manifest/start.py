@@ -39,7 +39,6 @@ def run_with_code(
 ) -> Manifest:
     """A copy of the manifest whose program runs in the directory of the code, and prints stacks when it is stopped.
 
-    :param manifest: with its apiVersion.
     :param config_map: name of the ConfigMap. None: the job has no code.
     :param stacks: name of the job's directory for stacks, the same in all pods: mpirun carries it from the Launcher to
         the Workers. Default: empty, no stacks are printed.
@@ -94,10 +93,7 @@ def _grace_of(runtime: Mapping[str, Any] | None) -> float:
 
 
 def runs_function(manifest: Mapping[str, Any]) -> bool:
-    """Whether the program of the manifest is a function that was sent with it.
-
-    :param manifest: with its options.
-    """
+    """Whether the program of the manifest is a function that was sent with it."""
     result: Manifest = plain(manifest)
     kind, spec = kind_of(result.get("kind")), mapping_at(result, "spec")
     templates = kind.form.templates(result) if not kind.runtimes else [("", {})]

@@ -55,8 +55,6 @@ def change_version(manifest: Mapping[str, Any], api_version: str) -> Manifest:
     """A manifest that was built from options alone, for the API version that the cluster serves.
 
     The defaults of its run policy are replaced.
-
-    :param api_version: such as `kubeflow.org/v1`.
     """
     result: Manifest = plain(manifest)
     kind, given = kind_of(result.get("kind")), result["apiVersion"]
@@ -72,7 +70,6 @@ def change_version(manifest: Mapping[str, Any], api_version: str) -> Manifest:
 def fit(manifest: Mapping[str, Any], api_version: str) -> Manifest:
     """The manifest as the operator of this cluster reads it. A missing apiVersion is set to the served one.
 
-    :param api_version: that the cluster serves for this kind, as `kubeflow.org/v1`.
     :raises VersionNotServedError: if the manifest is written for another version.
     """
     result: Manifest = plain(manifest)
@@ -108,9 +105,6 @@ def stamp(
     Fields that a server sets (status, uid, resourceVersion, ...; in a manifest saved by `kubectl get -o yaml`) are
     removed. A ttlSecondsAfterFinished below TTL_MINIMUM is raised to it: the ended job shows how it ended until Airflow
     has read it, and the task itself deletes it.
-
-    :param labels: on the job and its pods.
-    :param annotations: on the job only.
     """
     result: Manifest = plain(manifest)
     result.pop("status", None)
@@ -154,8 +148,6 @@ def expire(manifest: Mapping[str, Any], seconds: int) -> Manifest:
     """Let the cluster delete the job some time after its end, if the kind's operator does that.
 
     A TTL of the manifest is replaced.
-
-    :param seconds: from the job's end to its deletion.
     """
     result: Manifest = plain(manifest)
     if kind_of(result.get("kind")).operator_of(str(result.get("apiVersion"))).expires:

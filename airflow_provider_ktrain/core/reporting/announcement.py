@@ -1,9 +1,10 @@
-"""What the log shows of a job when it is submitted: its replicas, kubectl commands, and its manifest."""
+"""What the log shows of a job when it is submitted, and when it has succeeded."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import yaml
@@ -14,7 +15,8 @@ from airflow_provider_ktrain.core.manifest.resources import pod_of
 from airflow_provider_ktrain.core.reporting.lineage import of_manifest
 from airflow_provider_ktrain.core.state.accelerators import described
 from airflow_provider_ktrain.core.state.pods.devices import requested_by
-from airflow_provider_ktrain.core.text.output import clipped, counted
+from airflow_provider_ktrain.core.text.output import clipped, counted, format_duration
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of megabytes
 
@@ -39,6 +41,20 @@ def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bo
             f"kubectl describe {resource} -n {ref.namespace}",
         ]
     )
+
+
+def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], now: datetime) -> str:
+    """One line for the log: the job, its run time and its replicas.
+
+    :param now: the current time, used if the job has no completionTime.
+    """
+    status = job.get("status") or {}
+    created = (job.get("metadata") or {}).get("creationTimestamp")
+    began = parse_timestamp(status.get("startTime") or created)
+    ended = parse_timestamp(status.get("completionTime")) or now
+    run_time = f" after {format_duration((ended - began).total_seconds())}" if began else ""
+    replicas = counted(kind.size(job), "replica")
+    return f"{ref} succeeded{run_time} with {replicas}."
 
 
 def manifest_text(manifest: Mapping[str, Any]) -> str:

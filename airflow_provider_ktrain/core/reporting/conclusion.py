@@ -26,12 +26,9 @@ class Conclusion:
     """Why a job that has not ended is released.
 
     :param owner: `JobRef.owner`, the id of the task instance that concludes.
-    :param submission: `JobRef.submission`.
     :param event: name of the event that ended the job, for example `limit`. Default: "".
     :param category: a `core.diagnosis.model.Category`. Default: "unknown".
     :param summary: what happened, in one line, without quoted log lines. Default: "".
-    :param resolution: what the user should do. Default: "", unknown.
-    :param replica: the replica that the cause concerns. Default: "", the whole job.
     :param limit: name of the parameter whose limit was reached. Default: "", none.
     :param decided_at: epoch seconds. Default: 0, unknown.
     :param failed_nodes: nodes that failed, by name, each with the reason, the latest last. Default: none.

@@ -29,7 +29,6 @@ _SECRET_VOLUME = {"secretName", "name", "items", "defaultMode", "optional"}  #: 
 def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -> Any:
     """A copy of a manifest, or of a part of it, without secrets.
 
-    :param value: of JSON types.
     :param hides: whether Airflow hides the value of an environment variable, by its name. Default: never.
     """
     if isinstance(value, Mapping):

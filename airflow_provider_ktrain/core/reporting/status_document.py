@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.formats import VERSION, json_size
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.accelerators import GPU, Amounts, described, stored
 from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
-from airflow_provider_ktrain.core.state.pods.objects import created, labels_of, name_of, node_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.objects import created, name_of, node_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
 from airflow_provider_ktrain.core.text.output import shown
@@ -51,19 +51,16 @@ class TrainingStatus:
     """The state of a training at one moment.
 
     :param job: `kind`, `namespace`, `name` and `uid`; `code`, the hash of its code, if it has any.
-    :param try_number: of the task instance.
     :param written_at: epoch seconds.
     :param host: `worker` or `trigger`: who follows the job.
     :param phases: phase and epoch seconds since when, oldest first.
     :param rows: of the replicas: see COLUMNS. `gpus` is a number of GPUs, or amounts of other accelerators.
     :param last_lines: last log line by replica, most important replica first. Default: none.
-    :param metrics: what the program reports. Default: nothing.
     :param usage: device-seconds so far: see `core.state.usage`. Default: empty.
     :param limits: the running limits: `name`, `due` in epoch seconds, `seconds`. Default: none.
     :param queue: what the queue does with the job, in one sentence. Default: "".
     :param notice: what somebody should know about the nodes of the job. Default: "".
     :param requested: the accelerators that the job asks for; none if not known. Default: none.
-    :param ended: whether the try has ended. Default: False.
     :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
     """
 
@@ -153,13 +150,10 @@ def _cell(cell: Any) -> int | str:
 
 
 def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyType({})) -> list[list[Any]]:
-    """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts.
-
-    :param claims: their ResourceClaims. Default: none was read.
-    """
+    """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts."""
     newest: dict[tuple[str, int], Pod] = {}
     for pod in sorted(pods, key=created):
-        newest[kind.pod_role(labels_of(pod))] = pod
+        newest[kind.role_of(pod)] = pod
 
     def rank(replica: tuple[str, int]) -> tuple[int, str, int]:
         role, index = replica
@@ -185,6 +179,6 @@ def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, st
     found = []
     for pod in pods:
         if line := lines.get(name_of(pod)):
-            role = kind.pod_role(labels_of(pod))
+            role = kind.role_of(pod)
             found.append((role != primary, state_of_pod(pod, kind) in FINE, kind.replica_name(*role), line))
     return {name: line for _, _, name, line in sorted(found, key=lambda entry: entry[:2])}

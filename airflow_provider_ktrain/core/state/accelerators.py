@@ -176,10 +176,7 @@ def is_gpu(resource: str) -> bool:
 
 
 def is_accelerator(name: str) -> bool:
-    """Whether something is counted that is known to be an accelerator or a part of one.
-
-    :param name: a key of `Amounts`.
-    """
+    """Whether something is counted that is known to be an accelerator or a part of one."""
     return name == GPU or accelerator_of(name.removesuffix(SHARED)) is not None
 
 
@@ -214,10 +211,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def counted_units(number: int, name: str) -> str:
-    """A number with its unit: `1 GPU`, `16 TPUs`.
-
-    :param name: a key of `Amounts`.
-    """
+    """A number with its unit: `1 GPU`, `16 TPUs`."""
     return f"{number:,} {unit_of(name)[number != 1]}"
 
 

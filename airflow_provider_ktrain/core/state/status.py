@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.conditions import interruption_note, true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import incomplete_note, true_conditions
 from airflow_provider_ktrain.core.state.pods.exit_code import find_ended_primary
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 
@@ -42,7 +42,7 @@ class Seen(enum.StrEnum):
     RUNNING = "running"
     PRIMARY_ENDED = "its primary container has ended"
     SUCCEEDED = "succeeded"
-    INTERRUPTED = "succeeded after it was stopped from outside"
+    INCOMPLETE = "succeeded after a pod was stopped from outside"
     FAILED = "failed"
     GONE = "gone"
 
@@ -125,6 +125,6 @@ def seen_in(job: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]) ->
     phase = phase_of(job, pods)
     if phase.ended:
         if phase is Phase.SUCCEEDED:
-            return Seen.INTERRUPTED if interruption_note(job) else Seen.SUCCEEDED
+            return Seen.INCOMPLETE if incomplete_note(job) else Seen.SUCCEEDED
         return Seen.FAILED
     return Seen.RUNNING if find_ended_primary(_kind_of(job), job, pods) is None else Seen.PRIMARY_ENDED

@@ -106,6 +106,16 @@ def readable_size(size: int) -> str:
     return f"{size / 1024**power:.1f} {SIZE_UNITS[power]}" if power else counted(size, "byte")
 
 
+def format_duration(seconds: float) -> str:
+    """`12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`: the two largest units."""
+    rest, parts = max(round(seconds), 0), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        parts.append((count, unit))
+    first = next((n for n, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count or unit == parts[first][1])
+
+
 def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
     """The text if it fits, else its head and tail, `shown`, with the number of characters left out between them.
 
@@ -140,7 +150,6 @@ def with_short_first_line(text: str) -> str:
 def ends_of_chain(text: str, most: int) -> str:
     """The first line of a chain of errors, `what: why: why`; of a long one what fits of its beginning and its end.
 
-    :param text: the chain, whose last error is the cause.
     :param most: characters.
     """
     line = shown(text.strip().partition("\n")[0])

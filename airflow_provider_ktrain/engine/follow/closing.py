@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.reporting.success_summary import summary_of_success
+from airflow_provider_ktrain.core.reporting.announcement import summary_of_success
 from airflow_provider_ktrain.core.state.accelerators import unit_of
 from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
@@ -92,16 +92,16 @@ class Closing:
     async def cause_of_end(self) -> Cause:
         """Why the job failed or is gone, or is taken for incomplete although its status shows a success."""
         if self._state.phase is Phase.SUCCEEDED:
-            return self._cause_of_interruption()
+            return self._cause_of_incomplete_success()
         return diagnose(await self._evidence())
 
-    def _cause_of_interruption(self) -> Cause:
+    def _cause_of_incomplete_success(self) -> Cause:
         """The job's status shows a success, and a pod on which it depends was stopped from outside."""
-        found = self._state.pods.interruptions(self._state.known_job)
-        first = next((one for one in found if one.text == self._state.interruption), None)
+        found = self._state.pods.stopped(self._state.known_job)
+        first = next((one for one in found if one.text == self._state.why_incomplete), None)
         return Cause(
             Category.INFRASTRUCTURE,
-            f"{self._state.interruption}: the training is probably incomplete",
+            f"{self._state.why_incomplete}: the training is probably incomplete",
             resolution="Retry: a program that saves checkpoints continues from the last one. A program that prints a "
             "result at its end (KTRAIN_RESULT) proves that it is complete.",
             replica="" if first is None else self._state.kind.replica_name(first.role, first.index),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from airflow_provider_ktrain.core.diagnosis.disruptions import describe_silence, lost_replica, silent_nodes
+from airflow_provider_ktrain.core.diagnosis.job_rules import lost_replica
 from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, node_problems
+from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 from airflow_provider_ktrain.core.state.status import Phase

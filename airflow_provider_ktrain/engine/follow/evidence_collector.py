@@ -170,7 +170,7 @@ class EvidenceCollector:
         followed = self._cursor.has(uid, container) or (name, container) in unread
         if followed or not is_followed(kind, self._state.known_job, pod, container):
             return
-        role, index = kind.pod_role(pod["metadata"].get("labels") or {})
+        role, index = kind.role_of(pod)
         log_line = LineLogger(self._log, kind)
         for time, text in lines:
             log_line(LogLine(name, container, role, index, 0, time, text))

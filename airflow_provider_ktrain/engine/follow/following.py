@@ -168,7 +168,7 @@ class Following:
         return Noticed(event, passed.limit, passed.seconds)
 
     def _stopped_pod(self) -> Noticed | None:
-        """Whether the success of the job may be doubtful for a reason that its annotation doesn't have yet."""
+        """Whether the success of the job may be incomplete for a reason that its annotation doesn't have yet."""
         pods = self.state.pods
         versions = pods.stopped_version, pods.groups.shown_version if self.state.is_noted else 0
         if versions == self._noted or not self._options.release or self._rests(Event.STOPPED_POD):
@@ -247,8 +247,8 @@ class Following:
     def seen(self) -> Seen:
         """What was observed last. A result proves that a program which was stopped from outside is complete."""
         seen = self.state.seen
-        if seen is Seen.SUCCEEDED and self.state.interruption and not self._output.result.find()[2]:
-            return Seen.INTERRUPTED
+        if seen is Seen.SUCCEEDED and self.state.why_incomplete and not self._output.result.find()[2]:
+            return Seen.INCOMPLETE
         return seen
 
     async def still_holds(self, noticed: Noticed) -> bool | None:

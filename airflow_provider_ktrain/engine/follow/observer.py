@@ -16,8 +16,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.devices import claims_of
-from airflow_provider_ktrain.core.state.pods.interruption import Replica, ends_in_events, is_interrupted
-from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, labels_of, node_of
+from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, node_of
+from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events, was_stopped
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
 from airflow_provider_ktrain.engine.api import api_paths
@@ -214,8 +214,8 @@ class Observer:
                 pod, deleted = stripped(event["object"]), event["type"] == "DELETED"
                 if pod["metadata"]["uid"] not in existing and state.owns(pod):
                     changes.append((pod, deleted))
-                    missing -= {state.kind.pod_role(labels_of(pod))} if deleted else set()
-                    stopped = stopped or is_interrupted(state.kind, state.known_job, pod)
+                    missing -= {state.kind.role_of(pod)} if deleted else set()
+                    stopped = stopped or was_stopped(state.kind, state.known_job, pod)
                 if not missing and not stopped:
                     break
         for pod, deleted in changes:

@@ -100,7 +100,7 @@ class PrimaryResult:
             await self._read_left_out()
         state, kind = self._state, self._state.kind
         primary = kind.primary(state.known_job), 0
-        pods = [pod for pod in state.pods_of_training if kind.pod_role(pod["metadata"].get("labels") or {}) == primary]
+        pods = [pod for pod in state.pods_of_training if kind.role_of(pod) == primary]
         name, container, queries = "", "", list[dict[str, str]]()
         if pods:
             newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))

@@ -103,8 +103,7 @@ class StackReader:
         """What is wrong with the node of a replica; None if nothing is, or if the connection may not read it."""
         kind = self._state.kind
         for pod in self._pods:
-            role, index = kind.pod_role(pod["metadata"].get("labels") or {})
-            if kind.replica_name(role, index) == replica and (name := node_of(pod)):
+            if kind.replica(pod) == replica and (name := node_of(pod)):
                 with contextlib.suppress(KtrainError):
                     path = api_paths.nodes(name)
                     node = await get(self._api, path, missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
@@ -124,7 +123,7 @@ class StackReader:
             run = run_of(pod, str(name))
             if not run.started or run.ended:
                 continue
-            role, index = kind.pod_role(pod["metadata"].get("labels") or {})
+            role, index = kind.role_of(pod)
             replica = kind.replica_name(role, index)
             order = (role, index) != primary, steps.get(replica, math.inf), -index
             found.append((order, _Source(pod["metadata"]["name"], str(name), replica)))

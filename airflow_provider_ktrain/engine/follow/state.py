@@ -12,20 +12,20 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.kinds.conditions import ended_at, interruption_note, true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import ended_at, incomplete_note, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import UNKNOWN, Amounts
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
-from airflow_provider_ktrain.core.state.pods.interruption import (
+from airflow_provider_ktrain.core.state.pods.objects import created
+from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
+from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
     Replica,
     deciding_replicas,
     note,
     pods_until_end,
 )
-from airflow_provider_ktrain.core.state.pods.objects import created, labels_of
-from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen, phase_of
 from airflow_provider_ktrain.core.text.output import with_short_first_line
 from airflow_provider_ktrain.engine.api.job_calls import belongs
@@ -99,10 +99,10 @@ class JobState:
         return pods_until_end(self.kind, self.known_job, self.pods.all)
 
     @property
-    def interruption(self) -> str:
-        """Why the success of the job is doubtful: what its pods have shown, or an earlier process; "" if it isn't."""
-        shown = (one.text for one in self.pods.interruptions(self.known_job))
-        return interruption_note(self.known_job) or next(shown, "")
+    def why_incomplete(self) -> str:
+        """Why the success of the job is incomplete: what its pods have shown, or an earlier process; "" if it isn't."""
+        shown = (one.text for one in self.pods.stopped(self.known_job))
+        return incomplete_note(self.known_job) or next(shown, "")
 
     @property
     def is_noted(self) -> bool:
@@ -112,7 +112,7 @@ class JobState:
     @property
     def note(self) -> dict[str, str]:
         """The annotation about stopped pods that the job doesn't have yet; empty if it has it."""
-        value = note(self.known_job, self.pods.interruptions(self.known_job))
+        value = note(self.known_job, self.pods.stopped(self.known_job))
         return {} if value is None else {STOPPED_PODS_ANNOTATION: value}
 
     @property
@@ -207,9 +207,7 @@ class JobState:
         if self.phase is not Phase.SUCCEEDED:
             return True
         primary = self.kind.primary(self.job or {}), 0
-        return any(
-            phase_of_pod(pod) == "Succeeded" and self.kind.pod_role(labels_of(pod)) == primary for pod in self.pods.all
-        )
+        return any(phase_of_pod(pod) == "Succeeded" and self.kind.role_of(pod) == primary for pod in self.pods.all)
 
 
 def phase_of_pod(pod: Mapping[str, Any]) -> str:

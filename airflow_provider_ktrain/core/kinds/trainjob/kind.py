@@ -112,7 +112,7 @@ class TrainJob(Kind):
             return any(entry.get("ready") for entry in _jobs_status(job) if starts(str(entry.get("name"))))
         return any(
             (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
-            and starts(self.pod_role((pod.get("metadata") or {}).get("labels") or {})[0])
+            and starts(self.role_of(pod)[0])
             for pod in known
         )
 

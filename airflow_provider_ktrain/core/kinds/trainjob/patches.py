@@ -83,10 +83,7 @@ def our_templates(manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, 
 
 
 def add_template(manifest: dict[str, Any], job: str = ANY_JOB) -> dict[str, Any]:
-    """The pod template for a replicated job in our entry of runtimePatches, added if it isn't there.
-
-    :param job: its name. Default: ANY_JOB.
-    """
+    """The pod template for a replicated job in our entry of runtimePatches, added if it isn't there."""
     templates = dict(our_templates(manifest))
     if job not in templates:
         templates[job] = {}
@@ -110,8 +107,6 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, pol
     labels. The user's own entries are kept as they are. A job without numNodes gets the runtime's, and an annotation
     names the runtime's jobs.
 
-    :param served: what the cluster serves.
-    :param name_length: number of characters of the job's name.
     :param policy: the ML policy that the runtime must have, such as `torch`. Default: empty, any.
     :raises RuntimeMismatchError: the manifest or the options need what this cluster doesn't serve; a patch names a job,
         container or volume that the runtime doesn't have; the pods' names would be too long.
@@ -164,10 +159,7 @@ def patched_template(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) ->
 def mismatches(
     manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_length: int
 ) -> Iterator[RuntimeMismatchError]:
-    """Patches of jobs and containers that the runtime doesn't have, mounts of volumes that aren't there, long names.
-
-    :param name_length: number of characters of the job's name.
-    """
+    """Patches of jobs and containers that the runtime doesn't have, mounts of volumes that aren't there, long names."""
     jobs = replicated_jobs((runtime.get("spec") or {}).get("template") or {})
     known = {str(r.get("name")): pod_of(r) for r in jobs}
     patched = {str(r.get("name")): pod_of(r) for r in replicated_jobs(patched_template(manifest, runtime))}
@@ -218,7 +210,6 @@ def _long_names(jobs: Sequence[Mapping[str, Any]], count: int, name_length: int)
 def require_code(served: Served) -> None:
     """Check that a job can get code: volumes need runtimePatches, and MPI nodes a command that can't be changed.
 
-    :param served: what the cluster serves.
     :raises RuntimeMismatchError: the Trainer is too old, or the runtime can't be read or is for MPI.
     """
     _require_patches("code", served)

@@ -106,7 +106,6 @@ def gpu_resources(spec: Mapping[str, Any]) -> set[str]:
 def amounts_of(pods: Iterable[Json], claims: Claims) -> Iterator[tuple[Json, Amounts]]:
     """Each pod with the accelerators that it requests. A claim that pods share counts for the first one on a node.
 
-    :param pods: of one namespace.
     :param claims: those that were read; the devices of others are UNKNOWN.
     """
     counted = set[str]()

@@ -14,8 +14,6 @@ def primary_exit_code(kind: Kind, job: Json, pods: Sequence[Json]) -> int | None
     """The exit code with which the program of a failed job ended by itself.
 
     None if that is not known: the primary replica has not failed, or its pod was evicted or deleted.
-
-    :param pods: its pods, each as last seen, deleted ones included.
     """
     pod, container = _primary(kind, job, pods)
     failed = [run for run in objects.failed_runs(container) if not objects.was_ended_by_deletion(run, pod)]
@@ -24,11 +22,7 @@ def primary_exit_code(kind: Kind, job: Json, pods: Sequence[Json]) -> int | None
 
 @dataclass(frozen=True)
 class EndedPrimary:
-    """The end of the primary replica's main container, which the job's status may not show yet.
-
-    :param replica: for example `Master 0`.
-    :param finished_at: as the kubelet reports it.
-    """
+    """The end of the primary replica's main container, which the job's status may not show yet."""
 
     replica: str
     exit_code: int
@@ -54,6 +48,6 @@ def find_ended_primary(kind: Kind, job: Json, pods: Sequence[Json]) -> EndedPrim
 def _primary(kind: Kind, job: Json, pods: Sequence[Json]) -> tuple[Json, Json]:
     """The newest pod of the primary replica, and the status of its main container; empty if they aren't known."""
     primary = kind.primary(job), 0
-    own = (pod for pod in pods if kind.pod_role(objects.labels_of(pod)) == primary)
+    own = (pod for pod in pods if kind.role_of(pod) == primary)
     newest: Json = max(own, key=objects.created, default={})
     return newest, objects.container_status(newest, kind.main_container_name(job, newest))

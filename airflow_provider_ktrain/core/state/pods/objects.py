@@ -241,8 +241,6 @@ def failures_of(pod: Json, include_recovered: bool = False) -> list[tuple[bool, 
     """The containers of a pod that failed by themselves: whether it is an init container, its status, its failed runs.
 
     A pod that Kubernetes ended before any container failed has one entry, with an empty status and an empty run.
-
-    :param include_recovered: also containers that run again or have succeeded since. Default: False.
     """
     disruption, found = disruption_of(pod)[0], []
     for is_init, container in with_init(pod):

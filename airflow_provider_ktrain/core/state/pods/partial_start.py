@@ -46,7 +46,6 @@ class PartialStart:
     def describe_partial_start(self, job: str, limit: float | None) -> str:
         """Who waits for what.
 
-        :param job: kind, namespace and name of the job.
         :param limit: `partial_start_timeout` in seconds; None if there is none.
         """
         (name, number), *kinds = self.held.items()
@@ -81,19 +80,15 @@ def find_partial_start(job: Json, pods: Iterable[Json], claims: Claims = Mapping
     placed = [pod for pod in active if objects.node_of(pod)]
     found = [(pod, amounts) for pod, amounts in amounts_of(placed, claims) if any(map(is_accelerator, amounts))]
     starts = [at for pod, _ in found if (at := scheduled_at(pod)) is not None]
-
-    def role_of(pod: Json) -> tuple[str, int]:
-        return kind.pod_role(objects.labels_of(pod))
-
-    workers = sum(role_of(pod)[0] == "Worker" for pod in placed)
+    workers = sum(kind.role_of(pod)[0] == "Worker" for pod in placed)
     if not starts or (kind.scaling.is_elastic(job) and workers >= kind.scaling.worker_bounds(job)[0]):
         return None
-    ordered = sorted(waiting, key=role_of)
+    ordered = sorted(waiting, key=kind.role_of)
     return PartialStart(
         since=max(min(starts), min(waits)),
         held=sum((amounts for _, amounts in found), Amounts()),
         holding=len(found),
-        waiting=tuple(kind.replica_name(*role_of(pod)) for pod in ordered),
+        waiting=tuple(kind.replica(pod) for pod in ordered),
         reason=next((text for pod in ordered if (text := str(objects.scheduling(pod).get("message") or ""))), ""),
     )
 
@@ -106,7 +101,6 @@ def holds_accelerators(pod: Json, claims: Claims) -> bool:
 def warning_due(since: float, limit: float | None) -> float:
     """When to warn about a partial start, in epoch seconds.
 
-    :param since: when it began, in epoch seconds.
     :param limit: `partial_start_timeout` in seconds; None if there is none.
     """
     return since + (WARNING_SECONDS if limit is None else min(WARNING_SECONDS, limit / 2))

@@ -18,7 +18,6 @@ from airflow_provider_ktrain.core.state.pods.devices import Claims
 from airflow_provider_ktrain.core.state.pods.objects import (
     created_at,
     is_being_deleted,
-    labels_of,
     node_of,
     restarts_of,
     silent_since,
@@ -33,7 +32,6 @@ MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started 
 class State(NamedTuple):
     """What decisions depend on. Pods of one group have the same.
 
-    :param phase: of the pod; Pending if it has none yet.
     :param is_gated: whether a queue holds it back.
     :param has_accelerators: whether it has any: see `holds_accelerators`.
     :param is_later_attempt: whether it belongs to a later attempt of the job: see `Kind.is_restarting`.
@@ -137,10 +135,7 @@ class _Group:
 
 
 def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | None:
-    """Since when a job holds accelerators while some of its pods have no node: see `find_partial_start`.
-
-    :param job: the job as last seen; empty if it has not been seen yet.
-    """
+    """Since when a job holds accelerators while some of its pods have no node: see `find_partial_start`."""
     partial = find_partial_start(job, groups.examples(), groups.claims)
     if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(job):
         partial = find_partial_start(
@@ -157,7 +152,7 @@ def restarted_often(pod: Pod) -> bool:
 def _place_of(kind: Kind, pod: Pod, claims: Claims) -> tuple[State, float]:
     spec = pod.get("spec") or {}
     state = State(
-        role=kind.pod_role(labels_of(pod))[0],
+        role=kind.role_of(pod)[0],
         phase=str((pod.get("status") or {}).get("phase", "Pending")),
         has_node=bool(node_of(pod)),
         is_terminating=is_being_deleted(pod),

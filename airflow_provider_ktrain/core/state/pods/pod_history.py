@@ -12,16 +12,16 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods.devices import Claim, claims_of
-from airflow_provider_ktrain.core.state.pods.interruption import (
-    MAX_INTERRUPTIONS,
-    Interruption,
+from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, restarts_of
+from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
+from airflow_provider_ktrain.core.state.pods.stopped_pods import (
+    MAX_STOPPED_PODS,
     Replica,
-    find_interruptions,
-    noted_interruptions,
+    StoppedPod,
+    find_stopped_pods,
+    noted_stopped_pods,
     requested_at,
 )
-from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, labels_of, restarts_of
-from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.usage import Span, Usage, usage
 
 Pod = Mapping[str, Any]
@@ -33,8 +33,6 @@ class PodHistory:
     """The pods of a job by uid, each as last seen: operators delete pods, and a diagnosis needs them.
 
     For each replica the latest pods are kept. Of older ones only their restarts and their usage are kept.
-
-    :param handed_over: what the previous process counted, as `handover` returned it. Default: None.
     """
 
     def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
@@ -45,18 +43,15 @@ class PodHistory:
         self._evicted: Collection[str] = ()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
-        self._interrupted = Interruption.all_of(given.get("interrupted"))
+        self._stopped_before = StoppedPod.all_of(given.get("interrupted"))
         #: grows with each change of a pod that was stopped from outside; 0: no process has seen one
-        self.stopped_version = len(self._interrupted)
+        self.stopped_version = len(self._stopped_before)
         self._requested: dict[str, float] = {}  # when the deletion of pods was requested, by uid, in epoch seconds
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
         self._dropped_usage = Usage.from_dict(given)
 
     def update(self, changed: Mapping[str, Pod], removed: Iterable[str], now: datetime) -> None:
-        """Record changes of the pods that exist.
-
-        :param changed: new pods, and pods that have changed, by uid.
-        """
+        """Record changes of the pods that exist."""
         self._known |= changed
         for pod in changed.values():
             self.groups.put(pod)
@@ -80,14 +75,14 @@ class PodHistory:
         self.stopped_version += at is not None or has_condition(pod, "DisruptionTarget")
 
     def note_end(self, replica: Replica, text: str) -> None:
-        """Record how a pod ended that nobody has seen: see `interruption.ends_in_events`."""
-        self._interrupted.append(Interruption(*replica, uid="", created="", text=text))
+        """Record how a pod ended that nobody has seen: see `stopped_pods.ends_in_events`."""
+        self._stopped_before.append(StoppedPod(*replica, uid="", created="", text=text))
         self.stopped_version += 1
 
-    def interruptions(self, job: Pod) -> list[Interruption]:
+    def stopped(self, job: Pod) -> list[StoppedPod]:
         """The replicas that were stopped from outside although their end counts as success."""
-        earlier = [*self._interrupted, *noted_interruptions(job)]
-        return find_interruptions(self._kind, job, self.all, self._requested, earlier)
+        earlier = [*self._stopped_before, *noted_stopped_pods(job)]
+        return find_stopped_pods(self._kind, job, self.all, self._requested, earlier)
 
     def mark_evicted(self) -> None:
         """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
@@ -142,7 +137,7 @@ class PodHistory:
         return frozen
 
     def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
-        """For the next process: restarts, device-seconds and interruptions that the pods that exist don't show.
+        """For the next process: restarts, device-seconds and stopped pods that the pods that exist don't show.
 
         :param spans: when the job was suspended by a queue. Default: never.
         """
@@ -150,9 +145,9 @@ class PodHistory:
         spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims, self.live)
         seconds = spent.as_dict()
         seconds.pop("gpus", None)
-        interrupted = [asdict(one) for one in self.interruptions(job)[:MAX_INTERRUPTIONS]]
+        stopped = [asdict(one) for one in self.stopped(job)[:MAX_STOPPED_PODS]]
         restarts = float(self.restarts - self._count(self.live))
-        return {"restarts": restarts, **seconds, **({"interrupted": interrupted} if interrupted else {})}
+        return {"restarts": restarts, **seconds, **({"interrupted": stopped} if stopped else {})}
 
     def _count(self, pods: list[Pod]) -> int:
         replaced = itertools.chain.from_iterable(self._replaced(pods))
@@ -181,7 +176,7 @@ class PodHistory:
 
     def _replica(self, pod: Pod) -> str:
         """Role and index, or the name for pods of other roles."""
-        role, index = self._kind.pod_role(labels_of(pod))
+        role, index = self._kind.role_of(pod)
         return f"{role} {index}" if self._kind.has_role(role) else str(pod["metadata"]["name"])
 
 

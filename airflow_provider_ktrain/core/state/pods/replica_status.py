@@ -10,7 +10,6 @@ from airflow_provider_ktrain.core.state.pods.objects import (
     Json,
     has_ended,
     is_being_deleted,
-    labels_of,
     scheduling,
     silent_since,
 )
@@ -27,7 +26,6 @@ class ReplicaStatus:
     """The replicas at one moment.
 
     :param states: what changes, without times: two equal ones need one line.
-    :param line: for the log.
     :param all_run: whether every replica runs or has succeeded.
     """
 
@@ -37,10 +35,7 @@ class ReplicaStatus:
 
 
 def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> ReplicaStatus:
-    """The status of a job's replicas.
-
-    :param now: the current time, for how long a replica has had its problem.
-    """
+    """The status of a job's replicas."""
     found: dict[str, list[Json]] = {}
     for pod in pods.pods.values():
         found.setdefault(pods.state_of(pod), []).append(pod)
@@ -54,7 +49,7 @@ def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> Rep
             others.append(f"{len(replicas)} {state}")
             states.append((state, (str(len(replicas)),)))
         else:
-            roles = sorted(kind.pod_role(labels_of(pod)) for pod in replicas)
+            roles = sorted(kind.role_of(pod) for pod in replicas)
             names = tuple(kind.replica_name(*role) for role in roles)
             oldest = parse_timestamp(min(filter(None, map(_waiting_since, replicas)), default=None))
             waited = "" if oldest is None else f" {_age(max((now - oldest).total_seconds(), 0))}"

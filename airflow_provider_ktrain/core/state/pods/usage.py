@@ -45,11 +45,7 @@ class Usage:
 
     @classmethod
     def of_each(cls, each: Mapping[str, Usage], unknown_claims: int = 0) -> Usage:
-        """The usage of several kinds of accelerators.
-
-        :param each: by what is counted.
-        :param unknown_claims: see above. Default: 0.
-        """
+        """The usage of several kinds of accelerators."""
         used = ordered(name for name, one in each.items() if any(getattr(one, field) for field in AMOUNTS))
         if not used and not unknown_claims:
             return NO_USAGE
@@ -142,13 +138,10 @@ def usage(
 ) -> Usage:
     """The time for which a job's pods used accelerators. A ResourceClaim is used as long as one of its pods exists.
 
-    :param pods: the pods, each as last seen, deleted ones included.
-    :param now: the current time, until which existing pods are counted.
     :param job_ended: when the job ended. Default: None, it has not.
     :param evicted: uids of pods that a queue took from the job: all that they held is wasted. Default: none.
     :param in_queue: when the job was queued. Who counts all devices of the job then has counted those of evicted pods
         that still existed, too: so they are subtracted from `queued`. Default: never.
-    :param claims: ResourceClaims of the pods. Default: none was read.
     :param counted_with: pods that are counted by themselves, from their creation on with their claims. Default: none.
     """
     elsewhere: dict[str, str] = {}  # by claim, from when on it is counted with other pods

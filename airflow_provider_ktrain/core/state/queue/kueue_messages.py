@@ -76,7 +76,6 @@ def explain(reason: str, message: str) -> tuple[QueuePhase, str]:
     """The phase of a Workload without quota, and what keeps it from getting quota in plain words, without a full stop.
 
     :param reason: of its condition QuotaReserved, which is False; "" if it has none.
-    :param message: of the same condition.
     """
     phase = _REASONS.get(reason, QueuePhase.WAITING)
     if phase is QueuePhase.PENDING or not (reason or message):

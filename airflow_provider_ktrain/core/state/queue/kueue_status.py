@@ -71,7 +71,6 @@ class Eviction:
     """The last time that a job lost its admission.
 
     :param reason: of Kueue's condition, for example Preempted.
-    :param why: in plain words.
     :param at: when, RFC 3339. Reason and time together identify an eviction.
     """
 
@@ -128,22 +127,18 @@ class QueueStatus:
 
 @dataclass(frozen=True)
 class Queues:
-    """The queues of a job, as read from the API server; {} if one doesn't exist, None if it isn't known.
-
-    :param local: its LocalQueue. Default: None.
-    :param cluster: the ClusterQueue of this LocalQueue. Default: None.
-    """
+    """The queues of a job, as read from the API server; {} if one doesn't exist, None if it isn't known."""
 
     local: Workload | None = None
     cluster: Workload | None = None
 
 
 _LINES = {
-    QueuePhase.PENDING: "Queued in LocalQueue {queue}: {why}.",
-    QueuePhase.WAITING: "Queued in LocalQueue {queue}: {why}.",
+    **dict.fromkeys(
+        (QueuePhase.PENDING, QueuePhase.WAITING, QueuePhase.NEVER_FITS, QueuePhase.CHECKING),
+        "Queued in LocalQueue {queue}: {why}.",
+    ),
     QueuePhase.MISCONFIGURED: "Queued in LocalQueue {queue}: {why}. An administrator must correct this.",
-    QueuePhase.NEVER_FITS: "Queued in LocalQueue {queue}: {why}.",
-    QueuePhase.CHECKING: "Queued in LocalQueue {queue}: {why}.",
     QueuePhase.ADMITTED: "Admitted by ClusterQueue {admission}.",
     QueuePhase.EVICTING: "The job lost its quota and will be queued again: {why}.",
     QueuePhase.DEACTIVATED: "The job is paused: {why}. It continues when the Workload is active again.",
@@ -220,8 +215,6 @@ def workload_of(workloads: Iterable[Workload], uid: str) -> Workload | None:
     """The Workload of a job: the newest that the job owns as its controller; None if there is none.
 
     A Workload that has not finished comes first: Kueue replaces the Workload of an elastic job that grows.
-
-    :param workloads: of the job's namespace.
     """
 
     def is_owned(workload: Workload) -> bool:

@@ -61,7 +61,6 @@ class ReportedSteps:
         The GPU-seconds are those from the first report to the last repeated one, so they include restarts of pods and
         pauses in between.
 
-        :param gpus: number of GPUs of the job.
         :param held: GPU-seconds that the job held, of which the repeated ones are a part.
         """
         steps = self.repeated

@@ -57,7 +57,6 @@ class Point(NamedTuple):
 class Series:
     """The points of one metric, in the order of their steps.
 
-    :param source: the replica that reports it, such as `Master 0`.
     :param reported_at: when it last did, in epoch seconds.
     :param points: at most 2 * MAX_POINTS, the oldest ones thinned out. Default: none.
     :param best: the best finite value so far. Default: None, there is none.
@@ -91,10 +90,7 @@ class Series:
 
 
 class TrainingMetrics:
-    """All series of a training, and how far it has come.
-
-    :param handed_over: what the previous process had, as `handover` returned it. Default: None.
-    """
+    """All series of a training, and how far it has come."""
 
     def __init__(self, handed_over: Mapping[str, Any] | None = None) -> None:
         given = mapping(handed_over)
@@ -119,7 +115,6 @@ class TrainingMetrics:
     def read_line(self, source: str, text: str, written_at: float, *, earlier: bool = False) -> bool:
         """Take the metrics of one log line. Returns whether it has any.
 
-        :param source: the replica that wrote the line, such as `Worker 1`.
         :param written_at: when it was written, in epoch seconds.
         :param earlier: whether it was written before all lines that were not. Default: False.
         """

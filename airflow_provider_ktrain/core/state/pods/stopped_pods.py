@@ -3,7 +3,7 @@
 A program that handles SIGTERM by saving a checkpoint and exiting with 0 ends like one that is complete: if its pod is
 evicted, preempted or deleted, the job succeeds in the middle of the training (recordings 100b, 107c). Its pods show
 that: the condition DisruptionTarget, or a deletion that was requested before the container ended. The operator deletes
-them, so each is judged as last seen, and what may make a success doubtful is noted on the job for the next process.
+them, so each is judged as last seen, and what may make a success incomplete is noted on the job for the next process.
 If nobody has seen a pod, the kubelet's events show it, and the conditions of a PyTorchJob with a Master.
 """
 
@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.conditions import ended_at
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.objects import Json, created, labels_of, node_of, uid_of
+from airflow_provider_ktrain.core.state.pods.objects import Json, created, node_of, uid_of
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 Replica = tuple[str, int]
@@ -26,9 +26,9 @@ Replica = tuple[str, int]
 MAX_CLOCK_SKEW_SECONDS = 5.0
 DEFAULT_GRACE_SECONDS = 30  #: Kubernetes' terminationGracePeriodSeconds
 MAX_LAG_SECONDS = 60.0  #: in which a job's status shows that its program has ended
-#: the job's interruptions that may make its success doubtful: see `note`
+#: the job's stopped pods that may make its success incomplete: see `note`
 STOPPED_PODS_ANNOTATION = "ktrain.airflow/stopped-pods"
-MAX_INTERRUPTIONS = 8  #: for the next process: one is enough to doubt a success
+MAX_STOPPED_PODS = 8  #: for the next process: one is enough to make a success incomplete
 #: reasons of the condition DisruptionTarget: what happened to the pod, and whether its node is to blame
 #: (https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions)
 REASONS = {
@@ -41,7 +41,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Interruption:
+class StoppedPod:
     """The end of a replica's newest pod, which was stopped from outside. Its fields are a stored format.
 
     :param text: what happened, for example `Master 0 ended with exit code 0 after it was evicted from gpu-7`.
@@ -62,7 +62,7 @@ class Interruption:
 
     @classmethod
     def all_of(cls, stored: object) -> list[Self]:
-        """The interruptions of a list of stored ones; what can't be read is left out."""
+        """The stopped pods of a list of stored ones; what can't be read is left out."""
         found = []
         for one in map(mapping, stored if isinstance(stored, list) else ()):
             try:
@@ -80,9 +80,9 @@ class Interruption:
         return not self.ends_by
 
 
-def noted_interruptions(job: Json) -> list[Interruption]:
+def noted_stopped_pods(job: Json) -> list[StoppedPod]:
     """What an earlier process has noted on this job."""
-    return Interruption.all_of(_noted(job))
+    return StoppedPod.all_of(_noted(job))
 
 
 def _noted(job: Json) -> object:
@@ -99,20 +99,20 @@ def note_of_proof(job: Json) -> str:
     return json.dumps({"job": uid_of(job), "pods": []})
 
 
-def note(job: Json, found: Sequence[Interruption]) -> str | None:
+def note(job: Json, found: Sequence[StoppedPod]) -> str | None:
     """The new value of STOPPED_PODS_ANNOTATION; None if what the job has says the same.
 
-    An interruption is noted when it is first seen, and once more when the program has ended with exit code 0 and the
+    A stopped pod is noted when it is first seen, and once more when the program has ended with exit code 0 and the
     job goes on: that counts until the job ends. One of a pod that was replaced is only removed for such a reason.
     """
-    noted, found = noted_interruptions(job), [one for one in found if one.uid][:MAX_INTERRUPTIONS]
+    noted, found = noted_stopped_pods(job), [one for one in found if one.uid][:MAX_STOPPED_PODS]
     before, now = ({(one.uid, one.has_ended) for one in ones} for ones in (noted, found))
     if now <= before and not any(has_ended for _, has_ended in before - now):
         return None
     return json.dumps({"job": uid_of(job), "pods": [asdict(one) for one in found]}) if found else ""
 
 
-def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterable[Interruption] = ()) -> list[Json]:
+def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterable[StoppedPod] = ()) -> list[Json]:
     """The pods without those that replace another one after the job has ended.
 
     The operator may create a Master just after it has reported the end (recordings 103, 105c, 107c). What becomes of
@@ -126,35 +126,34 @@ def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterabl
     seen: set[Replica] = {(one.role, one.index) for one in earlier}
     found = []
     for pod in known:
-        replica = kind.pod_role(labels_of(pod))
+        replica = kind.role_of(pod)
         if replica not in seen or created(pod) < end:
             found.append(pod)
         seen.add(replica)
     return found
 
 
-def find_interruptions(
-    kind: Kind, job: Json, pods: Sequence[Json], requested: Mapping[str, float], earlier: Sequence[Interruption] = ()
-) -> list[Interruption]:
-    """The interruptions of replicas on which the job's success depends, and whose pod was not replaced.
+def find_stopped_pods(
+    kind: Kind, job: Json, pods: Sequence[Json], requested: Mapping[str, float], earlier: Sequence[StoppedPod] = ()
+) -> list[StoppedPod]:
+    """The stopped pods of replicas on which the job's success depends, and whose pod was not replaced.
 
-    :param pods: its pods, each as last seen, deleted ones included.
     :param requested: when the deletion of pods was requested, by uid, in epoch seconds.
     :param earlier: what an earlier process knew of pods that may be gone. Default: nothing.
     """
     if _noted(job) == []:
         return []
     known_before = sorted(earlier, key=lambda one: (one.created, one.has_ended))
-    found: dict[Replica, Interruption] = {(one.role, one.index): one for one in known_before if _counts(job, one)}
+    found: dict[Replica, StoppedPod] = {(one.role, one.index): one for one in known_before if _counts(job, one)}
     for pod in pods_until_end(kind, job, pods, earlier):
-        replica = kind.pod_role(labels_of(pod))
+        replica = kind.role_of(pod)
         known = found.pop(replica, None)
-        interruption = _interruption_of(kind, job, pod, requested.get(uid_of(pod)))
-        if interruption is None and known is not None:
+        stopped = _stopped_pod_of(kind, job, pod, requested.get(uid_of(pod)))
+        if stopped is None and known is not None:
             is_same = known.uid == uid_of(pod) and not _has_failed(kind, job, pod)
-            interruption = known if is_same or known.created > created(pod) else None
-        if interruption is not None:
-            found[replica] = interruption
+            stopped = known if is_same or known.created > created(pod) else None
+        if stopped is not None:
+            found[replica] = stopped
     matter = [one for replica, one in sorted(found.items()) if kind.completes(job, *replica)]
     shown = None if matter else _shown_by_conditions(kind, job, pods)
     return matter if shown is None else [shown]
@@ -167,8 +166,7 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
     about a container that ends by itself.
 
     :param events: with the reasons Started and Killing, also about pods of other jobs.
-    :param lost: the replicas.
-    :return: the text of an `Interruption`, or "" if nobody stopped it; without the replicas that have no events.
+    :return: the text of a `StoppedPod`, or "" if nobody stopped it; without the replicas that have no events.
     """
     last: dict[Replica, tuple[float, bool, str]] = {}
     resumed, job_end = objects.resumed_at(job), epoch_seconds(ended_at(job))
@@ -196,11 +194,11 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
 
 def deciding_replicas(kind: Kind, job: Json, pods: Iterable[Json]) -> set[Replica]:
     """The replicas of these pods on which the job's success depends."""
-    return {replica for pod in pods if kind.completes(job, *(replica := kind.pod_role(labels_of(pod))))}
+    return {replica for pod in pods if kind.completes(job, *(replica := kind.role_of(pod)))}
 
 
-def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Interruption | None:
-    """The interruption of a primary whose pod nobody has seen, if the job's conditions show it.
+def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> StoppedPod | None:
+    """The stopped pod of a primary that nobody has seen, if the job's conditions show it.
 
     A pod that was seen shows more. A success long after that has come by another pod that nobody saw.
     """
@@ -208,15 +206,15 @@ def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Interru
     at, ended = epoch_seconds(since), epoch_seconds(end)
     if at is None or ended is None:
         return None
-    seen = any(kind.pod_role(labels_of(pod)) == primary and created(pod) < end for pod in pods)
+    seen = any(kind.role_of(pod) == primary and created(pod) < end for pod in pods)
     template = (kind.replicas(job).get(primary[0]) or {}).get("template") or {}
     if seen or ended - at > _grace_of(template) + MAX_LAG_SECONDS:
         return None
     text = f"{kind.replica_name(*primary)} ended with exit code 0 after its pod was stopped (condition Restarting)"
-    return Interruption(*primary, uid="", created="", text=text, at=at)
+    return StoppedPod(*primary, uid="", created="", text=text, at=at)
 
 
-def _counts(job: Json, earlier: Interruption) -> bool:
+def _counts(job: Json, earlier: StoppedPod) -> bool:
     """Whether what an earlier process saw says something about the end of the job."""
     if earlier.at and earlier.at <= (objects.resumed_at(job) or 0.0):
         return False  # the job has other pods since
@@ -235,9 +233,9 @@ def _has_failed(kind: Kind, job: Json, pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") == "Failed" or objects.run_failed(_end_of(kind, job, pod))
 
 
-def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) -> Interruption | None:
+def _stopped_pod_of(kind: Kind, job: Json, pod: Json, requested: float | None) -> StoppedPod | None:
     """None if the program ended by itself, failed, or was stopped after the end of the job."""
-    role, index = kind.pod_role(labels_of(pod))
+    role, index = kind.role_of(pod)
     ended, disrupted = _end_of(kind, job, pod), _disrupted_at(pod)
     at = min((time for time in (disrupted, requested) if time is not None), default=None)
     finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
@@ -255,12 +253,12 @@ def _interruption_of(kind: Kind, job: Json, pod: Json, requested: float | None) 
     how = f"ended with exit code {ended['exitCode']} after" if ended else "had not ended when"
     text = f"{replica} {how} {why.format(node=node)}"
     ends_by = 0.0 if ended else at + _grace_of(pod) + MAX_LAG_SECONDS
-    return Interruption(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by, at)
+    return StoppedPod(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by, at)
 
 
-def is_interrupted(kind: Kind, job: Json, pod: Json) -> bool:
+def was_stopped(kind: Kind, job: Json, pod: Json) -> bool:
     """Whether the pod, as it is now, was stopped from outside although its end counts as success."""
-    return _interruption_of(kind, job, pod, requested_at(pod)) is not None
+    return _stopped_pod_of(kind, job, pod, requested_at(pod)) is not None
 
 
 def _grace_of(pod: Json) -> float:
