@@ -83,17 +83,11 @@ _PAUSED = "paused by its Workload"
 class Released:
     """Result of a release.
 
-    :param mode: how the job was released: an unfinished job of a queue that can't be paused is deleted.
-    :param pods: number of pods that are gone or have finished. 0 if they were not read.
-    :param held: the accelerators that these pods held: pods that were seen on a node and not finished.
     :param seconds: time from the first request until all pods were gone.
     :param text: message for the log.
     :param freed: the part of it about pods and accelerators. Default: empty, all pods had ended, or none was read.
     """
 
-    mode: Mode
-    pods: int
-    held: Amounts
     seconds: float
     text: str
     freed: str = ""
@@ -167,13 +161,11 @@ async def release(
         )
     ended = bool(pods) and all(map(has_ended, pods))
     freed = "" if ended else f"{describe_freed(pods, verify, claims)}{f' ({seconds:.1f} s)' * verify}"
-    text = f"{ref} {what}. {freed}".rstrip()
-    text += f"\n{why}" * bool(why)
-    held, shared = _held(pods, claims, pods)
-    text += f"\nOther pods still use the devices of {counted(shared, 'ResourceClaim')}." if shared else ""
-    text += f"\n{STILL_DELETED}" * (not gone)
-    released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
-    return Released(done, len(released), held, round(seconds, 3), text, freed)
+    _, shared = _held(pods, claims, pods)
+    others = f"Other pods still use the devices of {counted(shared, 'ResourceClaim')}." if shared else ""
+    notes = filter(None, (why, others, "" if gone else STILL_DELETED))
+    text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
+    return Released(round(seconds, 3), text, freed)
 
 
 async def release_now(
@@ -197,12 +189,11 @@ async def release_now(
     releasing = _Release(api, ref, JobRead(job, []), timeout)
     fitting = fitting_mode(ref, job, mode)
     if fitting is Mode.DELETE_PODS:
-        return Released(fitting, 0, Amounts(), 0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
+        return Released(0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
     pauses = fitting is Mode.SUSPEND and _is_queued(job)
-    done, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
-    text = f"{ref} {what}. Its pods are being terminated."
-    text += f"\n{why}" * bool(why)
-    return Released(done, 0, Amounts(), round(time.monotonic() - releasing.began, 3), text)
+    _, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
+    text = f"{ref} {what}. Its pods are being terminated.\n{why}".rstrip()
+    return Released(round(time.monotonic() - releasing.began, 3), text)
 
 
 async def release_others(
