@@ -32,7 +32,7 @@ async def _post(api: Api, path: str, obj: Mapping[str, Any]) -> None:
     try:
         await api.request("POST", path, body=obj)
     except ApiStatusError as e:
-        if not e.conflict:
+        if e.status != 409:
             raise
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.accelerators import Amounts, described
@@ -41,6 +41,7 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
+    annotate,
     delete_fenced,
     job_pods,
     pod_owner_exists,
@@ -295,8 +296,8 @@ class _Release:
             try:
                 async with asyncio.timeout(half - time.monotonic()):
                     if ref.owner:
-                        mark = self._fenced(lambda: kueue.mark_suspended(api, ref, job, ref.owner))
-                        job = await retry_transient(mark, half)
+                        mark = functools.partial(annotate, api, ref, job, {SUSPENDED_ANNOTATION: ref.owner})
+                        job = await retry_transient(self._fenced(mark), half)
                     pause = functools.partial(kueue.set_active, api, ref.namespace, workload, False, fenced=False)
                     await retry_transient(pause, half)
                 return Mode.SUSPEND, _PAUSED, ""
@@ -327,8 +328,7 @@ class _Release:
 
     async def _delete(self, job: Object, why: str = "") -> tuple[Mode, str, str]:
         if not is_being_deleted(job):
-            path = api_paths.job(self._ref)
-            await self._ask(self._fenced(lambda: delete_fenced(self._api, kind_of(self._ref.kind), path, job)))
+            await self._ask(self._fenced(functools.partial(delete_fenced, self._api, self._ref, job)))
         return Mode.DELETE, "deleted", why
 
     async def _delete_pods(self, pods: Iterable[Object]) -> None:

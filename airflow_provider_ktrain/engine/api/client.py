@@ -107,16 +107,6 @@ class ApiStatusError(ClusterError):
         return cls(status, answer.get("reason") or "", answer.get("message") or "", details)
 
     @property
-    def conflict(self) -> bool:
-        """409: the object exists already, or it has changed since it was read."""
-        return self.status == 409
-
-    @property
-    def gone(self) -> bool:
-        """410: the resourceVersion or the continue token has expired."""
-        return self.status == 410
-
-    @property
     def transient(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status in (408, 429) or self.status >= 500

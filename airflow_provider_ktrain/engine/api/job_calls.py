@@ -156,7 +156,7 @@ async def list_objects(
         try:
             found = await api.request("GET", path, query=query)
         except ApiStatusError as e:
-            if not e.gone or "continue" not in query:
+            if e.status != 410 or "continue" not in query:
                 raise
             objects, query = [], selected  # the continue token has expired: list all at once
             continue
@@ -237,20 +237,18 @@ def owner_of(pod: Mapping[str, Any], ref: JobRef) -> str:
     return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).behavior.pod_owner_label, ""))
 
 
-async def delete_fenced(api: Api, kind: Kind, path: str, job: Mapping[str, Any]) -> None:
-    """Delete the job at `path`, only if it is still as it was read. The one way to delete a job.
+async def delete_fenced(api: Api, ref: JobRef, job: Mapping[str, Any]) -> None:
+    """Delete the job, only if it is still as it was read. The one way to delete a job.
 
     The decision to delete was made on what was read: the owner, the phase. A uid alone does not protect that decision,
     because another try adopts the job by a patch, which changes its owner and keeps its uid. Every write changes the
     resourceVersion, so the API server answers 409 to a delete that was decided on an old read.
 
-    :param kind: of the job; it decides whether the deletion is in the foreground.
-    :param path: path of the job.
-    :param job: the job as it was read.
     :raises ApiStatusError: 409 where the job has changed since, 404 where it does not exist.
     """
     fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
-    await api.request("DELETE", path, body={"propagationPolicy": kind.behavior.propagation, "preconditions": fence})
+    propagation = kind_of(ref.kind).behavior.propagation
+    await api.request("DELETE", api_paths.job(ref), body={"propagationPolicy": propagation, "preconditions": fence})
 
 
 async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:

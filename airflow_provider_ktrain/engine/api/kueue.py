@@ -141,20 +141,12 @@ async def pause(api: Api, ref: JobRef, job: Mapping[str, Any], *, by: str = "") 
         if "Finished" in true_conditions(workload):
             raise WorkloadFinishedError("its Workload is finished")
         if by:
-            await mark_suspended(api, ref, job, by)
+            await annotate(api, ref, job, {SUSPENDED_ANNOTATION: by})
         await set_active(api, ref.namespace, workload, False)
     except ApiStatusError as e:
         if e.status == 403:
             raise NotPausableError(f"the right to read and patch workloads.{GROUP} is missing") from e
         raise
-
-
-async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str) -> Object:
-    """Store in an annotation which try suspended the job ("": none), if the job hasn't changed since it was read.
-
-    :raises ApiStatusError: 409 if the job has changed.
-    """
-    return await annotate(api, ref, job, {SUSPENDED_ANNOTATION: by})
 
 
 async def set_active(

@@ -158,7 +158,7 @@ class Observer:
             try:
                 await self._replay(str(version), missing)
             except (ApiStatusError, ApiUnavailable) as e:
-                forgotten = isinstance(e, ApiStatusError) and (e.gone or e.status == 400)
+                forgotten = e.status in (400, 410)
                 if not forgotten and not self._gives_up():
                     raise
             self._unread_since = None

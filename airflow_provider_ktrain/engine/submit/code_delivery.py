@@ -33,7 +33,7 @@ async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> N
     try:
         await api.request("POST", api_paths.core(ref.namespace, RESOURCE), body=_config_map(ref, job, code))
     except ApiStatusError as e:
-        if not e.conflict or not await exists(api, ref):  # the response to an earlier request may have been lost
+        if e.status != 409 or not await exists(api, ref):  # the response to an earlier request may have been lost
             raise
 
 
@@ -72,7 +72,7 @@ def is_refused(error: ApiStatusError) -> bool:
     """
     if error.status == 413:
         return True
-    refuses = 400 <= error.status < 500 and error.status != 401 and not error.conflict
+    refuses = 400 <= error.status < 500 and error.status not in (401, 409)
     return refuses and bool(error.reason) and not error.transient
 
 

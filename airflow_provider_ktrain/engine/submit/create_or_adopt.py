@@ -46,7 +46,15 @@ from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, job_pods, list_pods, read_training
+from airflow_provider_ktrain.engine.api.job_calls import (
+    JobChanged,
+    JobRead,
+    Log,
+    annotate,
+    job_pods,
+    list_pods,
+    read_training,
+)
 from airflow_provider_ktrain.engine.api.request_errors import QuotaWait, explain
 from airflow_provider_ktrain.engine.submit import code_delivery
 from airflow_provider_ktrain.engine.submit.deletion_waiter import DeletionWaiter
@@ -170,7 +178,7 @@ class _Claim:
                 return await ask()
             except (ApiStatusError, ApiUnavailable) as e:
                 # 409: a quota was updated at the same time
-                again = e.transient or (isinstance(e, ApiStatusError) and e.conflict)
+                again = e.transient or (e.status == 409)
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if not again or now + delay > failing_since + self.patience:
@@ -347,7 +355,7 @@ class _Claim:
             ref = await self.ref(job)
             if workload is not None:
                 await kueue.set_active(self.api, self.target.namespace, workload, True)
-                job = await kueue.mark_suspended(self.api, ref, await self.find() or job, "")
+                job = await annotate(self.api, ref, await self.find() or job, {SUSPENDED_ANNOTATION: ""})
         except ApiStatusError as e:
             if e.status in (404, 409):
                 return None
