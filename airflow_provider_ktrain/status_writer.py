@@ -28,7 +28,7 @@ from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION,
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.text.output import shown, shown_log
 from airflow_provider_ktrain.engine.api.threads import in_thread
-from airflow_provider_ktrain.engine.follow.options import REFRESH_SECONDS
+from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
 
 log = shown_log(__name__)
 

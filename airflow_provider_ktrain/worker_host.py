@@ -20,7 +20,7 @@ from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.owned_job import Submission
@@ -49,7 +49,7 @@ class WorkerHost:
         sink = None if ti is None else TaskStatusSink.of(ti, WORKER)
         successor = Successor.NEXT_TRY if ti is not None and compat.has_tries_left(ti) else Successor.NOBODY
         ask = None if ti is None else self._ask_state
-        host = Host(STOP_SECONDS, ask, successor, policy=FollowPolicy(status_sink=sink))
+        host = Host(STOP_SECONDS, ask, successor, status_sink=sink)
         self._training = Training(hook.api, host, log, self._stop)
         self._runner = asyncio.Runner()
         self._main: asyncio.Task[Any] | None = None

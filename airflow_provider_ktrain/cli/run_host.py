@@ -30,7 +30,7 @@ from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log, read_training, served_version
 from airflow_provider_ktrain.engine.follow.deferral import Handover
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
@@ -63,9 +63,7 @@ class RunHost:
         self._version = ""
         self._ref: JobRef | None = None
         self._stop = StopSignal()
-        self._training = Training(
-            self._connect, Host(policy=FollowPolicy(deadline_option="--timeout")), log, self._stop
-        )
+        self._training = Training(self._connect, Host(deadline_option="--timeout"), log, self._stop)
         self._running: asyncio.Task[Outcome] | None = None
         self.interrupted_by: int | None = None  #: the number of the first signal
 

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.state.queue.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.training import Training
@@ -220,9 +220,9 @@ class Staged:
     @contextlib.asynccontextmanager
     async def owner(self, *, shared: bool = True) -> AsyncIterator[Training]:
         """The owner of the training's life, in a trigger, or in a worker unless it is `shared`."""
-        host = Host(successor=Successor.OTHER_PROCESS, policy=FollowPolicy(shared=shared, status_sink=self.memory))
+        host = Host(successor=Successor.OTHER_PROCESS, shared=shared, status_sink=self.memory)
         if not shared:
-            host = Host(seconds=3.5, policy=host.policy)
+            host = Host(seconds=3.5, status_sink=self.memory)
 
         @contextlib.asynccontextmanager
         async def connect(ref: JobRef | None) -> AsyncIterator[Api]:

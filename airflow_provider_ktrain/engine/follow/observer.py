@@ -62,7 +62,7 @@ class Observer:
         pods: Subscription,
     ) -> None:
         self._api, self._state, self._log, self._news = context.api, context.state, context.log, context.news
-        self._fail_fast = context.policy.fail_fast_on_forbidden
+        self._fail_fast = context.fail_fast
         self._output, self._queue, self._informers = output, queue, informers
         self._jobs, self._pods = jobs, pods
         self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
