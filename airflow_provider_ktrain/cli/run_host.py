@@ -12,7 +12,6 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
@@ -63,14 +62,10 @@ class RunHost:
         self._version = ""
         self._ref: JobRef | None = None
         self._stop = StopSignal()
-        self._training = Training(self._connect, Host(deadline_option="--timeout"), log, self._stop)
+        host = Host(deadline_option="--timeout")  # the caller closes the client
+        self._training = Training(lambda: contextlib.nullcontext(api), host, log, self._stop)
         self._running: asyncio.Task[Outcome] | None = None
         self.interrupted_by: int | None = None  #: the number of the first signal
-
-    @contextlib.asynccontextmanager
-    async def _connect(self, ref: JobRef | None) -> AsyncIterator[Api]:
-        """The client of this run, which its caller closes."""
-        yield self._api
 
     async def run(self) -> Outcome:
         """Submit the job, follow it to its end and delete it. `release_error` of the outcome says why that failed.

@@ -33,7 +33,14 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, annotate, read_training
+from airflow_provider_ktrain.engine.api.job_calls import (
+    JobChanged,
+    JobRead,
+    Log,
+    annotate,
+    check_cluster,
+    read_training,
+)
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
@@ -82,14 +89,14 @@ class Submission(Protocol):
 class OwnedJob:
     """The job for which this process is responsible, once it is known.
 
-    :param connect: opens the client for the cluster; with a reference it checks that the job is there.
+    :param connect: opens the client for the cluster.
     :param host: this process.
     :param log: the task's logger.
     """
 
     def __init__(
         self,
-        connect: Callable[[JobRef | None], contextlib.AbstractAsyncContextManager[Api]],
+        connect: Callable[[], contextlib.AbstractAsyncContextManager[Api]],
         host: Host,
         log: Log,
     ) -> None:
@@ -128,9 +135,19 @@ class OwnedJob:
         return self.ref
 
     async def api(self) -> Api:
-        """The client, which stays open until `close`."""
+        """The client, which stays open until `close`.
+
+        :raises AccessError: it leads to another cluster than that of the job.
+        """
         if self._opened is None:
-            self._opened = await self._stack.enter_async_context(self._connect(self.ref))
+            async with contextlib.AsyncExitStack() as stack:
+                api = await stack.enter_async_context(self._connect())
+                if self.ref is not None:
+                    await check_cluster(api, self.ref)
+                    if self.ref.uid:
+                        stack.callback(api.add_known_object(api_paths.job(self.ref), self.ref.uid))
+                self._opened = api
+                self._stack.push_async_callback(stack.pop_all().aclose)
         return self._opened
 
     async def close(self) -> None:

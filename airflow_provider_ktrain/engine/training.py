@@ -61,15 +61,13 @@ class Stopped(KtrainError):
 class Training:
     """The life of one training in one process.
 
-    :param connect: opens the client for the cluster; with a reference it checks that the job is there.
-    :param host: the process.
-    :param log: the task's logger.
+    :param connect, host, log: as of `OwnedJob`.
     :param stop: how the process is asked to stop. Default: None, this isn't asked while it follows.
     """
 
     def __init__(
         self,
-        connect: Callable[[JobRef | None], contextlib.AbstractAsyncContextManager[Api]],
+        connect: Callable[[], contextlib.AbstractAsyncContextManager[Api]],
         host: Host,
         log: Log,
         stop: StopSignal | None = None,

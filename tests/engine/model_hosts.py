@@ -173,7 +173,7 @@ class Process:
             self.task.cancel()
 
     @contextlib.asynccontextmanager
-    async def _connect(self, ref: JobRef | None) -> AsyncIterator[Api]:
+    async def _connect(self) -> AsyncIterator[Api]:
         try:
             yield cast(Api, self.client)
         finally:

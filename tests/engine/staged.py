@@ -13,7 +13,6 @@ from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.queue.kueue_status import QUEUE_LABEL
-from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -224,12 +223,7 @@ class Staged:
         if not shared:
             host = Host(seconds=3.5, status_sink=self.memory)
 
-        @contextlib.asynccontextmanager
-        async def connect(ref: JobRef | None) -> AsyncIterator[Api]:
-            async with connected(self.url) as api:
-                yield api
-
-        training = Training(connect, host, self.log)
+        training = Training(lambda: connected(self.url), host, self.log)
         try:
             yield training
         finally:

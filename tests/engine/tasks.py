@@ -170,11 +170,7 @@ def host_of(*, shared: bool = False, state: str = "failed", **fields: Any) -> Ho
 async def owner_in(api: Api, host: Host, log: Log, stop: StopSignal | None = None) -> AsyncIterator[Training]:
     """The owner of a training's life, with a client that stays open."""
 
-    @contextlib.asynccontextmanager
-    async def connected(ref: JobRef | None) -> AsyncIterator[Api]:
-        yield api
-
-    training = Training(connected, host, log, stop)
+    training = Training(lambda: contextlib.nullcontext(api), host, log, stop)
     try:
         yield training
     finally:

@@ -294,8 +294,7 @@ async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log 
     :raises AccessError: the connection leads to another cluster.
     :raises UnreachableError: the API server can't be reached, so it is unknown which cluster it is.
     """
-    here = await api.cluster()
-    if ref.cluster in ("", here):
+    if not ref.cluster or ref.cluster == (here := await api.cluster()):
         return
     try:
         end = time.monotonic() + patience
