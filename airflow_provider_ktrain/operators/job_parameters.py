@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.core.manifest.overlay import JobOptions
     from airflow_provider_ktrain.core.prepare import Prepared
     from airflow_provider_ktrain.engine.follow.options import Options
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
 FOLLOWING_PARAMETERS = (
@@ -46,6 +47,11 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     """
 
     kind: ClassVar[Kind]
+    defer_padding: ClassVar[float] = 900.0  #: seconds from the task's deadline to the timeout of the deferral
+    #: seconds that the worker follows the job after the 1st, 2nd and 3rd failed trigger of a try; then to its end
+    seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
+    #: seconds to retry an unreachable API server when neither a trigger nor a retry can take over
+    patience: ClassVar[float] = 900.0
     _manifest_file = ""  # its path; empty if it is not a file
 
     template_fields: Sequence[str] = (
@@ -403,6 +409,18 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             deadline=deadline_of(job),
             on_finish_action=OnFinishAction.of(self.on_finish_action),
         )
+
+    # what the task returns
+
+    def _with_fit_result(self, outcome: Outcome) -> Outcome:
+        """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
+        from airflow_provider_ktrain.operators import reported_outcome
+
+        return reported_outcome.fit(outcome, self)
+
+    def _returned(self, outcome: Outcome) -> Any:
+        """What the task returns after a training that succeeded."""
+        return outcome.result
 
     # for other tasks
 

@@ -1,6 +1,6 @@
 """The processes of the model: a worker, a trigger and a terminal, each of which runs the owner of a training.
 
-They do what `worker_host.py`, `operators/base.py`, `triggers/training.py` and `cli/run_host.py` do, without Airflow.
+They do what `operators/task_run.py`, `triggers/training.py` and `cli/run_host.py` do, without Airflow.
 """
 
 from __future__ import annotations
