@@ -50,10 +50,7 @@ class InterruptedTwice(KtrainError):
 class RunHost:
     """Submits one job, follows it to its end, and deletes it: an `engine.owned_job.Submission`.
 
-    :param api: client for the cluster.
     :param request: the job; its owner names this run.
-    :param namespace: of the job.
-    :param log: where everything is logged.
     """
 
     def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log) -> None:
@@ -72,7 +69,6 @@ class RunHost:
 
         :raises ManifestError: the API server rejects the manifest.
         :raises ClusterError: the job can't be created or watched.
-        :raises InterruptedTwice: a second signal.
         """
         loop = asyncio.get_running_loop()
         for number in SIGNALS:

@@ -87,12 +87,7 @@ class Submission(Protocol):
 
 
 class OwnedJob:
-    """The job for which this process is responsible, once it is known.
-
-    :param connect: opens the client for the cluster.
-    :param host: this process.
-    :param log: the task's logger.
-    """
+    """The job for which this process is responsible, once it is known."""
 
     def __init__(
         self,
@@ -126,10 +121,7 @@ class OwnedJob:
 
     @property
     def known_ref(self) -> JobRef:
-        """The reference to the job.
-
-        :raises KtrainError: it isn't known.
-        """
+        """The reference to the job."""
         if self.ref is None:
             raise KtrainError("the job is not known")
         return self.ref
@@ -202,7 +194,6 @@ class OwnedJob:
     def situation(self, event: Event, read: JobRead | None, *, seen: Seen | None = None) -> Situation:
         """What is known, for the rules.
 
-        :param event: what led here.
         :param read: job and pods as they were read for this decision; None if they were not read.
         :param seen: what the read shows, if the following has observed it. Default: None, the read alone.
         """
@@ -227,10 +218,7 @@ class OwnedJob:
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
 
     def mode(self, rule: Rule, job: Object | None) -> Mode | None:
-        """How the rule releases the job; None if it doesn't.
-
-        :param job: as it was read or seen.
-        """
+        """How the rule releases the job; None if it doesn't."""
         if rule.action in (Action.RELEASE, Action.RELEASE_NOW, Action.CONCLUDE_STORED):
             return Mode.DELETE if deletes(self.options.on_finish_action, seen_in(job, ())) else Mode.SUSPEND
         return MODES.get(rule.action)
@@ -238,7 +226,6 @@ class OwnedJob:
     def text(self, rule: Rule, event: Event, state: str = "") -> str:
         """The sentence of a rule about this job.
 
-        :param event: what led here.
         :param state: of the task in Airflow, if it was asked. Default: "".
         """
         ref = self.ref
@@ -249,10 +236,7 @@ class OwnedJob:
     # release
 
     async def read(self) -> JobRead:
-        """Read the job and its pods.
-
-        :raises ApiStatusError, ApiUnavailable: a request fails.
-        """
+        """Read the job and its pods."""
         return await read_training(await self.api(), self.known_ref)
 
     async def write(self, rule: Rule, read: JobRead, *, verify: bool = True) -> Result:
@@ -278,7 +262,6 @@ class OwnedJob:
     ) -> Result:
         """Read, decide and release until the job doesn't change in between.
 
-        :param event: what led here.
         :param task: Airflow's answer about the task. Default: it was not asked.
         :param timeout: in seconds. Default: that of the task's options.
         :param holds: whether the rule that led here holds on a read. Default: it does.
@@ -315,8 +298,6 @@ class OwnedJob:
     async def release_at_once(self, rule: Rule, seconds: float) -> Released:
         """Release the job by one request, fenced by what was seen last.
 
-        :param rule: that says so.
-        :param seconds: until the answer is needed.
         :raises JobChanged: it has changed since, or was never seen.
         :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
         """
@@ -338,7 +319,6 @@ class OwnedJob:
     async def annotate(self, read: JobRead, notes: Mapping[str, str], seconds: float) -> tuple[JobRead, str]:
         """Set annotations of the job, or remove them, again after a conflict, as long as it is this try's.
 
-        :param read: the job as it was read or seen.
         :param notes: values by the names of the annotations, empty to remove one.
         :param seconds: for requests to an API server that can't be reached or is overloaded.
         :return: the job as it is now, and why that failed; empty if it has these annotations.

@@ -85,7 +85,6 @@ class Released:
     """Result of a release.
 
     :param seconds: time from the first request until all pods were gone.
-    :param text: message for the log.
     :param freed: the part of it about pods and accelerators. Default: empty, all pods had ended, or none was read.
     """
 
@@ -101,9 +100,7 @@ def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mo
     is suspended if it has lost its condition Failed. A job that is being deleted can't be kept by a suspension. An
     unfinished job of a Kueue queue is paused by its Workload, or deleted if that isn't possible: `release` finds out.
 
-    :param ref: the job.
     :param job: as it was read. None: it is gone, and the pods that are left are deleted.
-    :param wanted: what was decided.
     """
     if job is None or wanted is Mode.DELETE:
         return Mode.DELETE
@@ -129,7 +126,6 @@ async def release(
 ) -> Released:
     """Release the job's accelerators as decided on `read`, and wait until its pods are gone.
 
-    :param ref: the job.
     :param mode: what was decided; carried out as `fitting_mode`.
     :param read: the job and its pods on which that was decided; its uid and resourceVersion fence the write. If the job
         is gone, the pods that are left are deleted.
@@ -179,10 +175,8 @@ async def release_now(
 
     A job that had ended already and is to be kept is left as it is: `release` deletes its running pods.
 
-    :param ref: the job.
     :param mode: what was decided; carried out as `fitting_mode`.
     :param job: its last known state, which may be out of date: its uid and resourceVersion fence the request.
-    :param timeout: limit for everything, in seconds.
     :param workload: the Workload of a job of a Kueue queue. Default: None, it isn't known, and the job is deleted.
     :raises JobChanged: the job has changed since. Nothing was done.
     :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
@@ -202,11 +196,8 @@ async def release_others(
 ) -> Released | None:
     """Release a job that isn't the caller's own: read it, decide, release, and start over if it has changed.
 
-    :param ref: the job.
     :param decide: called with each read; returns how to release the job, or None to leave it as it is. It may raise.
     :param timeout: limit for everything, in seconds; see `release`. Default: 90.
-    :param say: as of `release`. Default: None, nobody does.
-    :return: None: `decide` returned None.
     :raises ReleaseError: as `release`; or the job changed before each write.
     """
     began = time.monotonic()
@@ -229,7 +220,6 @@ def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool, claims: Cl
     """Sentence on the pods and accelerators that were released.
 
     :param pods: the job's pods that the release has seen; at least one has not ended, or there are none.
-    :param verified: whether none of them runs any more.
     :param claims: their ResourceClaims, as they were before. Default: none was read.
     """
     held, unfinished = _held(pods, claims, pods)[0], counted(sum(not has_ended(p) for p in pods), "pod")
@@ -245,7 +235,6 @@ def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool, claims: Cl
 class _Release:
     """One release: its time limit, its requests, and the pods that it has seen.
 
-    :ivar began: when it began, as `time.monotonic()`.
     :ivar seen: the pods by uid; each as it was when it was seen holding devices, or else as it was first seen.
     """
 
@@ -285,8 +274,6 @@ class _Release:
         """Pause an unfinished job of a queue by its Workload within half of the time, or else delete it.
 
         The Workload may have changed since it was seen: that the job is still ours is proved by the mark on it.
-
-        :return: as `write`.
         """
         api, ref, half = self._api, self._ref, (self.began + self._end) / 2
         if workload is not None and "Finished" in true_conditions(workload):  # Kueue doesn't resume it
@@ -435,9 +422,7 @@ class _Release:
 async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, end: float) -> T:
     """Repeat a request while the API server is unreachable or overloaded, or has just started.
 
-    :param began: value of `time.monotonic()` when the release began.
-    :param end: value of `time.monotonic()` until which it is repeated.
-    :raises ReleaseError: the API server rejects the request, or can't be reached in time.
+    :param began, end: of the release, by `time.monotonic`.
     """
     try:
         async with asyncio.timeout(max(0.0, end - time.monotonic()) + UNANSWERED_REQUEST_SECONDS):
@@ -476,9 +461,7 @@ def _held(
 ) -> tuple[Amounts, int]:
     """The accelerators that pods hold, and the number of their ResourceClaims that pods of others use as well.
 
-    :param pods: some of the job's pods.
     :param claims: their ResourceClaims. The devices of those that others use don't count.
-    :param job_pods: all pods of the job.
     """
     ours, holding = {uid_of(pod) for pod in job_pods}, list(filter(_holds, pods))
     named = {name for pod in holding for name in claims_of(pod)} & claims.keys()
@@ -487,7 +470,6 @@ def _held(
 
 
 async def _read_claims(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> Claims:
-    """The ResourceClaims of pods that hold devices: nothing is requested if they have none."""
     names = {name for pod in pods if _holds(pod) for name in claims_of(pod)}
     return (await read_claims(api, ref.namespace, names) or {}) if names else {}
 

@@ -19,7 +19,6 @@ class ConclusionStore:
     """Stores and finds the cause of a job that was released before it had ended.
 
     :param sink: where it is stored; None: nowhere.
-    :param log: the task's logger.
     """
 
     def __init__(self, sink: StatusSink | None, log: Log) -> None:

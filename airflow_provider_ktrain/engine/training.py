@@ -61,7 +61,6 @@ class Stopped(KtrainError):
 class Training:
     """The life of one training in one process.
 
-    :param connect, host, log: as of `OwnedJob`.
     :param stop: how the process is asked to stop. Default: None, this isn't asked while it follows.
     """
 
@@ -157,8 +156,6 @@ class Training:
 
         An error proves nothing about the training: following is tried again for the time of `patience`.
 
-        :param ref: the job.
-        :param options: how the task wants it to be followed.
         :param until: when to hand it over, by `time.monotonic`. Default: None, never.
         :param patience: seconds from the first error for which following is retried. Default: 0.
         :param first: what led here, if it may end the training. Default: None.

@@ -74,7 +74,6 @@ class TrainingHook:
     async def make_client(self, *, renew: bool = False) -> ApiClient:
         """A new client with credentials as they are now.
 
-        :param renew: run an exec plugin although its last credential has not expired. Default: False.
         :raises AccessError: no client can be built from the connection, or not in time.
         """
         from kubernetes_asyncio.client import ApiClient

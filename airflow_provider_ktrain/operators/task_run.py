@@ -44,11 +44,7 @@ KILLED = "the task received SIGTERM"
 
 
 class TaskRun:
-    """What one process does for a task: from the submission to the deferral, or from a resume to the end.
-
-    :param operator: of the task.
-    :param context: Airflow's context of the try.
-    """
+    """What one process does for a task: from the submission to the deferral, or from a resume to the end."""
 
     def __init__(self, operator: JobParameters, context: Context) -> None:
         self._operator, self._context, self._log = operator, context, operator.log
@@ -220,7 +216,6 @@ class TaskRun:
     def _patient_host(self, patience: float) -> WorkerHost:
         """A host for an existing job. A connection that can't be read is retried: its secrets backend may be down.
 
-        :param patience: for how long, in seconds.
         :raises AccessError: it still can't be read.
         """
         until = time.monotonic() + patience
@@ -293,7 +288,6 @@ class TaskRun:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
 
         :param event: what is known about the outcome: OUTCOME_STORED, OUTCOME_NOT_STORED or SUCCESS_FOUND.
-        :param host: as of `_finish`.
         """
         operator, context, log = self._operator, self._context, self._log
         self.outcome = outcome = operator._with_fit_result(outcome)

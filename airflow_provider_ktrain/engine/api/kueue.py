@@ -43,10 +43,7 @@ def workloads_path(version: str, namespace: str, name: str = "") -> str:
 
 
 async def served_version(api: Api) -> str:
-    """The version in which this cluster serves Kueue; "" if it serves none that this provider reads.
-
-    :raises ApiStatusError, ApiUnavailable: the request fails.
-    """
+    """The version in which this cluster serves Kueue; "" if it serves none that this provider reads."""
     group = await get(api, f"/apis/{GROUP}") or {}
     offered = {v["version"] for v in group.get("versions") or ()}
     return next((version for version in VERSIONS if version in offered), "")

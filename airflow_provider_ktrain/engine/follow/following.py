@@ -51,7 +51,6 @@ MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
 class Noticed:
     """What may end the training's life.
 
-    :param limit: the limit that has passed. Default: None.
     :param amount: its value, in seconds or restarts. Default: 0.
     """
 
@@ -210,7 +209,6 @@ class Following:
         return postponed
 
     def _running_clocks(self) -> list[Clock]:
-        """The time limits that run now."""
         state, options, output = self.state, self._options, self._output
         return list(
             clocks(
@@ -322,7 +320,6 @@ class Following:
                     self._broken.append(update)
 
     def _seconds_to_wait(self, until: float | None) -> float:
-        """Seconds until something is due, if nothing changes before."""
         now, state = time.monotonic(), self.state
         clocks = [] if state.ended else self._clocks()
         seconds = min((clock.due - time.time() for clock in clocks), default=MAX_WAIT_SECONDS)

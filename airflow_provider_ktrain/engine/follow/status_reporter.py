@@ -29,10 +29,7 @@ _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 
 
 class StatusReporter:
-    """Notices changes of one job's status, which the host's `status_sink` takes.
-
-    :param clocks: returns the limits that run now.
-    """
+    """Notices changes of one job's status, which the host's `status_sink` takes."""
 
     def __init__(
         self,

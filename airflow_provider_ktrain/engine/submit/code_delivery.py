@@ -27,7 +27,6 @@ RESOURCE = "configmaps"
 async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> None:
     """Create the ConfigMap of a job, unless it exists.
 
-    :param code: the code with which it was submitted.
     :raises ApiStatusError: the request fails; 409 if another job's ConfigMap has the name.
     """
     try:
@@ -38,10 +37,7 @@ async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> N
 
 
 async def exists(api: Api, ref: JobRef) -> bool:
-    """Whether the ConfigMap of a job exists.
-
-    :raises ApiStatusError: the request fails.
-    """
+    """Whether the ConfigMap of a job exists."""
     path = api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
     found = await get(api, path)
     return found is not None and is_owned(found, ref)
@@ -77,10 +73,7 @@ def is_refused(error: ApiStatusError) -> bool:
 
 
 def refusal(error: ApiStatusError, namespace: str) -> ManifestError | ClusterError:
-    """The error with which the task fails if its job can't get its code.
-
-    :param error: the response to the request that creates the ConfigMap.
-    """
+    """The error with which the task fails if its job can't get its code."""
     if refuses_manifest(error):  # `explain` assumes that the request creates the job
         return ClusterError(
             f"the API server refused the ConfigMap with the code ({error.status} {error.reason}). Ask the "

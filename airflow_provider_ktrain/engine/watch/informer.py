@@ -441,8 +441,6 @@ def shared_informer(
     """The informer of this path and these selectors for this Api.
 
     It starts with the first subscription and stops some seconds after the last one has ended.
-
-    :param refusal_level: with which it logs that the API server rejects the watch. Default: WARNING.
     """
     # The Api holds them, so a new Api for the same connection never gets an informer that is being closed.
     key = (path, label_selector, field_selector)
