@@ -24,9 +24,7 @@ TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has
 class TaskRecord:
     """What Airflow's database has about a task instance.
 
-    :param state: its state, such as `deferred`; empty if it has none.
-    :param started_at: epoch seconds at which that try began; None if it has not begun.
-    :param ended_at: epoch seconds at which it ended; None if it has not ended.
+    :param started_at, ended_at: epoch seconds; None if the try has not begun or ended.
     :param followed: whether a triggerer that sends heartbeats has the trigger of a deferred task. Default: None, not
         known: the task isn't deferred, or only just.
     """

@@ -21,7 +21,6 @@ def running(images: Mapping[str, Any], **options: Any) -> Iterator[EmbeddedClust
     """A cluster that runs until the end of the `with` block.
 
     :param images: directory by image name; the name `*` is every other image.
-    :param options: of `EmbeddedCluster`.
     :raises ClusterError: it isn't installed, or it doesn't start.
     """
     package = _installed()
@@ -33,28 +32,17 @@ def running(images: Mapping[str, Any], **options: Any) -> Iterator[EmbeddedClust
 
 
 def number_of_gpus() -> int:
-    """The number of this machine's GPUs, which containers use.
-
-    :raises ClusterError: the embedded cluster isn't installed.
-    """
+    """The number of this machine's GPUs, which containers use."""
     return len(_installed().devices())
 
 
 def mpi_api_for(api_version: str) -> str:
-    """The version of MPIJob that a cluster must serve for a job.
-
-    :param api_version: of the job's manifest.
-    :raises ClusterError: the embedded cluster isn't installed.
-    """
+    """The version of MPIJob that a cluster must serve for a job."""
     return str(_installed().mpi_api_for(api_version))
 
 
 def command(arguments: Sequence[str]) -> int:
-    """Run `ktrain-cluster`; returns its exit status.
-
-    :param arguments: as `ktrain-cluster` gets them.
-    :raises ClusterError: it isn't installed.
-    """
+    """Run `ktrain-cluster`; returns its exit status."""
     _installed()
     from ktrain_embedded.cli import main
 

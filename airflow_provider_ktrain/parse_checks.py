@@ -34,11 +34,7 @@ class ParseChecks(metaclass=compat.ChecksAfterInit):
         return ""
 
     def _check_literals(self, given: Mapping[str, Any]) -> None:
-        """Check the parameters whose values are known when the DAG is parsed.
-
-        :param given: their values by name.
-        :raises ManifestError: one is invalid.
-        """
+        """Check the parameters whose values are known when the DAG is parsed."""
         raise NotImplementedError
 
 

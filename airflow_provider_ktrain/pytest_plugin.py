@@ -50,7 +50,6 @@ class KtrainCluster:
         self._change("delete_namespace", self.namespace)
 
     def _change(self, method: str, namespace: Any) -> None:
-        """Call a method of Kubernetes' client."""
         from kubernetes import client, config
 
         with config.new_client_from_config(str(self.kubeconfig)) as api:

@@ -28,7 +28,7 @@ from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION,
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.text.output import shown, shown_log
 from airflow_provider_ktrain.engine.api.threads import in_thread
-from airflow_provider_ktrain.engine.follow.options import REFRESH_SECONDS
+from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
 
 log = shown_log(__name__)
 
@@ -59,11 +59,7 @@ class _Waiting:
 
 
 class StatusWriter:
-    """Writes the statuses of all tasks that are followed in one event loop.
-
-    :param interval: seconds between the beginnings of two writes. Default: SECONDS_BETWEEN_WRITES.
-    :param slow_after: seconds after which a write counts as slow. Default: SLOW_SECONDS.
-    """
+    """Writes the statuses of all tasks that are followed in one event loop."""
 
     def __init__(self, interval: float = SECONDS_BETWEEN_WRITES, slow_after: float = SLOW_SECONDS) -> None:
         self._interval, self._slow_after = interval, slow_after
@@ -186,11 +182,7 @@ _writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, StatusWriter] = w
 
 
 class TaskStatusSink:
-    """Takes the statuses of one task: a `StatusSink`.
-
-    :param ti: Airflow's task instance, in a worker or a trigger.
-    :param host: WORKER or TRIGGER.
-    """
+    """Takes the statuses of one task: a `StatusSink`."""
 
     def __init__(self, ti: Any, host: str) -> None:
         self.host = host
@@ -218,9 +210,6 @@ class TaskStatusSink:
         """Store the conclusion in the task's status, before a job that has not ended is released.
 
         It is a part of each status that this process writes from now on. It replaces an earlier conclusion.
-
-        :param document: `core.reporting.conclusion.Conclusion` as a dict.
-        :return: whether Airflow has stored it within CONCLUSION_SECONDS. False: it may still be stored later.
         """
         self._conclusion = dict(document)
         try:
@@ -294,7 +283,6 @@ class TaskStatusSink:
 
 
 def _writer() -> StatusWriter:
-    """The writer of the running event loop."""
     return _writers.setdefault(asyncio.get_running_loop(), StatusWriter())
 
 

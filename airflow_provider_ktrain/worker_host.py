@@ -20,7 +20,7 @@ from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.owned_job import Submission
@@ -49,7 +49,7 @@ class WorkerHost:
         sink = None if ti is None else TaskStatusSink.of(ti, WORKER)
         successor = Successor.NEXT_TRY if ti is not None and compat.has_tries_left(ti) else Successor.NOBODY
         ask = None if ti is None else self._ask_state
-        host = Host(STOP_SECONDS, ask, successor, policy=FollowPolicy(status_sink=sink))
+        host = Host(STOP_SECONDS, ask, successor, status_sink=sink)
         self._training = Training(hook.api, host, log, self._stop)
         self._runner = asyncio.Runner()
         self._main: asyncio.Task[Any] | None = None
@@ -59,7 +59,6 @@ class WorkerHost:
         """A host with the client of a connection, which is read now.
 
         :param operator: with `kubernetes_conn_id`, `cluster_context` and `log`.
-        :param ti: as of the class. Default: None.
         :raises AccessError: the connection can't be read.
         """
         hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
@@ -145,10 +144,7 @@ class WorkerHost:
             raise self._killed from None
 
     def kill(self, reason: str) -> None:
-        """Ask this execution to end. A signal handler may call this: it sets a flag and wakes the event loop.
-
-        :param reason: a clause for the log.
-        """
+        """Ask this execution to end. A signal handler may call this: it sets a flag and wakes the event loop."""
         self._stop.request(reason)
 
     def check(self) -> None:
@@ -198,12 +194,7 @@ class WorkerHost:
         patience: float = 0.0,
         first: Noticed | None = None,
     ) -> Outcome | None:
-        """Follow the job and return its outcome; None if `until` has passed, and then `handover` is set.
-
-        :param until: a time of `time.monotonic`; None follows the job to its end.
-        :param patience: seconds from the first error for which following is retried. Default: 0.
-        :param first: what led here, if it may end the training. Default: None.
-        """
+        """Follow the job as `Training.follow` does; None if `until` has passed, and then `handover` is set."""
         self.check()
         ended = self._run(self._training.follow(ref, options, until=until, patience=patience, first=first))
         if isinstance(ended, Handover):
@@ -215,20 +206,13 @@ class WorkerHost:
         return ended
 
     def follow_on(self, deferral: Deferral, until: float | None, *, patience: float, first: Noticed) -> Outcome | None:
-        """Follow a job that this try submitted before it deferred: from now on a kill may release it.
-
-        :param deferral: the last one of this try.
-        """
+        """Follow a job that this try submitted before it deferred: from now on a kill may release it."""
         training = self._training
         training.job.ref, training.job.options, training.handover = deferral.job, deferral.options, deferral.handover
         return self.follow(deferral.job, deferral.options, until, patience=patience, first=first)
 
     def watch(self, ref: JobRef, options: Options, timeout: float | None = None) -> Outcome:
-        """Follow a job that somebody else submitted; it is never released.
-
-        :param timeout: seconds. Default: None, no limit.
-        :raises TimeoutError: the job has not ended in time.
-        """
+        """Follow a job that somebody else submitted; it is never released."""
 
         async def watching() -> Outcome | Handover:
             async with asyncio.timeout(timeout):

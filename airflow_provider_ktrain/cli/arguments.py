@@ -21,10 +21,7 @@ def default_accelerator() -> str:
 
 
 def duration(text: str) -> float:
-    """Seconds of a duration such as `90`, `90s`, `15m`, `2h` or `1h30m`; more than 0.
-
-    :raises ArgumentTypeError: it isn't one.
-    """
+    """Seconds of a duration such as `90`, `90s`, `15m`, `2h` or `1h30m`; more than 0."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not seconds or "".join(number + unit for number, unit in parts) != text:
@@ -33,10 +30,7 @@ def duration(text: str) -> float:
 
 
 def namespace(text: str) -> str:
-    """The name of a namespace.
-
-    :raises ArgumentTypeError: it isn't a valid one.
-    """
+    """The name of a namespace."""
     if not re.fullmatch(NAMESPACE, text):
         raise argparse.ArgumentTypeError(f"found {text!r}, expected the name of a namespace: {NAMESPACE_FORMAT}")
     return text
@@ -54,10 +48,7 @@ def service_account(text: str) -> str:
 
 
 def count(text: str) -> int:
-    """A whole number, 0 or more.
-
-    :raises ArgumentTypeError: it isn't one.
-    """
+    """A whole number, 0 or more."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 0 or more")
     return int(text)

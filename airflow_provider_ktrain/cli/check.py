@@ -94,8 +94,6 @@ def _files(names: Iterable[str]) -> Iterator[str]:
     """The files to check: those that were named, and those in named directories that contain a training job.
 
     A kind that is like that of a training job is probably misspelled: the file is checked, too.
-
-    :raises ManifestError: a directory contains none.
     """
     for name in names:
         if not os.path.isdir(name):

@@ -20,7 +20,6 @@ DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs o
 def load(file: str) -> Document:
     """Read the training job of a file.
 
-    :param file: its path; `-` is standard input.
     :raises ManifestError: the file can't be read, has no training job, or contains templates.
     """
     name, text = ("<stdin>", sys.stdin.read()) if file == "-" else (file, text_of(Path(file)))
@@ -41,8 +40,6 @@ def request(
     """The job that is submitted. Each run has a deployment of its own, so no reaper knows it.
 
     :param name: readable prefix of its name. Default: empty, `job`.
-    :param code: as of `JobRequest`. Default: None.
-    :param run_seconds: as of `JobRequest`. Default: None.
     """
     run = uuid.uuid4().hex[:12]
     owner = Owner(TaskKey(f"{DAG_ID}-{run}", DAG_ID, name.strip("-") or "job", run), 1, str(uuid.uuid4()))

@@ -31,10 +31,7 @@ class Target:
     make_client: Callable[[], Awaitable[ApiClient]]
 
     def namespace_of(self, manifest: dict[str, Any]) -> str:
-        """The namespace of a job: the option's, else the manifest's, else the context's, else `default`.
-
-        :param manifest: of the job; any part of it may be wrong.
-        """
+        """The namespace of a job: the option's, else the manifest's, else the context's, else `default`."""
         metadata = manifest.get("metadata")
         own = metadata.get("namespace") if isinstance(metadata, dict) else None
         return (self.explicit and self.namespace) or own or self.namespace or "default"

@@ -14,7 +14,6 @@ async def create(api: Api, namespace: str, objects: Iterable[Mapping[str, Any]],
     """Create the namespace of a job, and the objects beside it in its file.
 
     :param namespace: of the job, and of objects that name none.
-    :param log: where the created objects are logged.
     :raises ClusterError: the cluster doesn't serve an object's kind, or rejects it.
     """
     await _post(api, "/api/v1/namespaces", {"metadata": {"name": namespace}})
@@ -28,11 +27,10 @@ async def create(api: Api, namespace: str, objects: Iterable[Mapping[str, Any]],
 
 
 async def _post(api: Api, path: str, obj: Mapping[str, Any]) -> None:
-    """Create an object, unless it exists."""
     try:
         await api.request("POST", path, body=obj)
     except ApiStatusError as e:
-        if not e.conflict:
+        if e.status != 409:
             raise
 
 

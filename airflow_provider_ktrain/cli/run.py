@@ -285,8 +285,6 @@ def _report(outcome: Any, console: Console) -> int:
     """Print the metrics and the result. The cause was logged before the release; stacks may have followed it.
 
     Returns the exit code.
-
-    :param outcome: `engine.follow.outcome.Outcome`.
     """
     if metrics := "\n".join(_metric(name, of) for name, of in outcome.training_metrics.items()):
         console.info(f"Metrics:\n{metrics}")

@@ -12,7 +12,6 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
@@ -30,7 +29,7 @@ from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log, read_training, served_version
 from airflow_provider_ktrain.engine.follow.deferral import Handover
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
@@ -51,10 +50,7 @@ class InterruptedTwice(KtrainError):
 class RunHost:
     """Submits one job, follows it to its end, and deletes it: an `engine.owned_job.Submission`.
 
-    :param api: client for the cluster.
     :param request: the job; its owner names this run.
-    :param namespace: of the job.
-    :param log: where everything is logged.
     """
 
     def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log) -> None:
@@ -63,23 +59,16 @@ class RunHost:
         self._version = ""
         self._ref: JobRef | None = None
         self._stop = StopSignal()
-        self._training = Training(
-            self._connect, Host(policy=FollowPolicy(deadline_option="--timeout")), log, self._stop
-        )
+        host = Host(deadline_option="--timeout")  # the caller closes the client
+        self._training = Training(lambda: contextlib.nullcontext(api), host, log, self._stop)
         self._running: asyncio.Task[Outcome] | None = None
         self.interrupted_by: int | None = None  #: the number of the first signal
-
-    @contextlib.asynccontextmanager
-    async def _connect(self, ref: JobRef | None) -> AsyncIterator[Api]:
-        """The client of this run, which its caller closes."""
-        yield self._api
 
     async def run(self) -> Outcome:
         """Submit the job, follow it to its end and delete it. `release_error` of the outcome says why that failed.
 
         :raises ManifestError: the API server rejects the manifest.
         :raises ClusterError: the job can't be created or watched.
-        :raises InterruptedTwice: a second signal.
         """
         loop = asyncio.get_running_loop()
         for number in SIGNALS:

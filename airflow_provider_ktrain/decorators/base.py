@@ -84,10 +84,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
                 )
 
     def build_manifest(self, source: Mapping[str, Any] | str | None) -> Manifest:
-        """Build the manifest as the operator does; `pod_override` must not replace the function's program.
-
-        :raises ManifestError: listing all errors.
-        """
+        """Build the manifest as the operator does; `pod_override` must not replace the function's program."""
         built = super().build_manifest(source)
         if not self.pod_override:
             return built
@@ -166,9 +163,7 @@ def function_task(
 ) -> TaskDecorator:
     """The decorator with these options, or the function decorated with it.
 
-    :param operator: what runs the function.
     :param python_callable: the function; None returns the decorator.
-    :param options: parameters of `task_decorator_factory` and of the operator.
     """
     decorate = functools.partial(_decorate, operator, options)
     return cast("TaskDecorator", decorate if python_callable is None else decorate(python_callable))
@@ -228,7 +223,6 @@ def _value(decorator: ast.expr, scope: Mapping[str, Any]) -> Any:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether it is one of the decorators of this package."""
     while isinstance(value, functools.partial):
         value = value.func
     return isinstance(value, FunctionType) and value.__module__.startswith(f"{__package__}.")

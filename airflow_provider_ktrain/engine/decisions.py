@@ -22,9 +22,7 @@ STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that it
 class Decisions:
     """Decides on one job while it is followed.
 
-    :param job: for which this process is responsible.
     :param store: of the cause, if an earlier process has released the job.
-    :param log: the task's logger.
     """
 
     def __init__(self, job: OwnedJob, store: ConclusionStore, log: Log) -> None:

@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.ending import Successor
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy
+
+REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
+
+
+class StatusSink(Protocol):
+    """Where a host takes statuses."""
+
+    host: str
+    """`worker` or `trigger`."""
+    try_number: int
+    """Of the task instance."""
+
+    def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None:
+        """Publish a status soon. It must not block or raise.
+
+        :param build: takes the status as it is when the host is about to write it. It returns a function that makes the
+            document, which the host calls in a thread.
+        :param urgent: whether the phase has changed.
+        """
+
+    async def conclude(self, document: Mapping[str, Any]) -> bool:
+        """Store a `core.reporting.conclusion.Conclusion` as a dict. It never raises.
+
+        :return: whether it was stored within 10 s. False: it may still be stored later.
+        """
+
+    def retract(self) -> None:
+        """Leave the conclusion out of later statuses: the job was not released."""
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        """The conclusion that a process of the same try has stored; empty if there is none. It never raises.
+
+        :return: None: Airflow doesn't answer.
+        """
 
 
 @dataclass(frozen=True)
@@ -19,11 +53,20 @@ class Host:
         Default: None: there is no task, and only the user asks the process to stop.
     :param successor: who continues with the job when this process stops while its task goes on. Default: nobody.
     :param patience: seconds for which the task's state is asked for again while it decides nothing. Default: 0.
-    :param policy: how the job is followed, and where statuses and conclusions go. Default: as in a worker, nowhere.
+    :param shared: whether the process follows many jobs, as a triggerer does: it uses one watch for all jobs of the
+        deployment. Default: False.
+    :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
+    :param status_sink: takes statuses and conclusions. Default: None, nobody does.
+    :param node_seconds: between two reads of a node while a job runs, one node at a time. Default: 60.
+    :param deadline_option: how the user sets the deadline, for messages. Default: "", by `execution_timeout`.
     """
 
     seconds: float | None = None
     ask_state: Callable[[float], Awaitable[str]] | None = None
     successor: Successor = Successor.NOBODY
     patience: float = 0.0
-    policy: FollowPolicy = field(default_factory=FollowPolicy)
+    shared: bool = False
+    began_at: float | None = None
+    status_sink: StatusSink | None = None
+    node_seconds: float = 60.0
+    deadline_option: str = ""

@@ -40,8 +40,6 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
 
     It doesn't wait for the Workers of a suspended job.
 
-    :param workers: the new number.
-    :param timeout: limit for everything, in seconds.
     :raises KtrainError: the job has ended, or the Workers don't run in time.
     :raises ManifestError: `workers` is outside the elastic bounds of the job, the job has no Workers, or jobs of its
         kind have a fixed size.
@@ -166,7 +164,6 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
 
 
 async def _is_queued(api: Api, job: Object) -> bool:
-    """Whether the job names a queue, on a cluster with Kueue."""
     return bool(kueue.queue_of(job) and await kueue.served_version(api))
 
 
@@ -187,7 +184,6 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
     """Delete the job and wait until its pods are gone.
 
     :param force: delete also an unfinished job that a task owns.
-    :param timeout: limit for everything, in seconds.
     :raises KtrainError: a task owns the unfinished job, and `force` is False.
     """
 

@@ -15,11 +15,7 @@ NOTE_SECONDS = 10.0  #: to note a stopped pod on a job that goes on: following w
 
 
 class JobNotes:
-    """Writes the annotations of one job.
-
-    :param job: for which this process is responsible.
-    :param log: the task's logger.
-    """
+    """Writes the annotations of one job."""
 
     def __init__(self, job: OwnedJob, log: Log) -> None:
         self._job, self._log = job, log

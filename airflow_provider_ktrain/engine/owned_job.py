@@ -33,7 +33,14 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, annotate, read_training
+from airflow_provider_ktrain.engine.api.job_calls import (
+    JobChanged,
+    JobRead,
+    Log,
+    annotate,
+    check_cluster,
+    read_training,
+)
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
@@ -80,16 +87,11 @@ class Submission(Protocol):
 
 
 class OwnedJob:
-    """The job for which this process is responsible, once it is known.
-
-    :param connect: opens the client for the cluster; with a reference it checks that the job is there.
-    :param host: this process.
-    :param log: the task's logger.
-    """
+    """The job for which this process is responsible, once it is known."""
 
     def __init__(
         self,
-        connect: Callable[[JobRef | None], contextlib.AbstractAsyncContextManager[Api]],
+        connect: Callable[[], contextlib.AbstractAsyncContextManager[Api]],
         host: Host,
         log: Log,
     ) -> None:
@@ -119,18 +121,25 @@ class OwnedJob:
 
     @property
     def known_ref(self) -> JobRef:
-        """The reference to the job.
-
-        :raises KtrainError: it isn't known.
-        """
+        """The reference to the job."""
         if self.ref is None:
             raise KtrainError("the job is not known")
         return self.ref
 
     async def api(self) -> Api:
-        """The client, which stays open until `close`."""
+        """The client, which stays open until `close`.
+
+        :raises AccessError: it leads to another cluster than that of the job.
+        """
         if self._opened is None:
-            self._opened = await self._stack.enter_async_context(self._connect(self.ref))
+            async with contextlib.AsyncExitStack() as stack:
+                api = await stack.enter_async_context(self._connect())
+                if self.ref is not None:
+                    await check_cluster(api, self.ref)
+                    if self.ref.uid:
+                        stack.callback(api.add_known_object(api_paths.job(self.ref), self.ref.uid))
+                self._opened = api
+                self._stack.push_async_callback(stack.pop_all().aclose)
         return self._opened
 
     async def close(self) -> None:
@@ -185,7 +194,6 @@ class OwnedJob:
     def situation(self, event: Event, read: JobRead | None, *, seen: Seen | None = None) -> Situation:
         """What is known, for the rules.
 
-        :param event: what led here.
         :param read: job and pods as they were read for this decision; None if they were not read.
         :param seen: what the read shows, if the following has observed it. Default: None, the read alone.
         """
@@ -210,10 +218,7 @@ class OwnedJob:
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
 
     def mode(self, rule: Rule, job: Object | None) -> Mode | None:
-        """How the rule releases the job; None if it doesn't.
-
-        :param job: as it was read or seen.
-        """
+        """How the rule releases the job; None if it doesn't."""
         if rule.action in (Action.RELEASE, Action.RELEASE_NOW, Action.CONCLUDE_STORED):
             return Mode.DELETE if deletes(self.options.on_finish_action, seen_in(job, ())) else Mode.SUSPEND
         return MODES.get(rule.action)
@@ -221,7 +226,6 @@ class OwnedJob:
     def text(self, rule: Rule, event: Event, state: str = "") -> str:
         """The sentence of a rule about this job.
 
-        :param event: what led here.
         :param state: of the task in Airflow, if it was asked. Default: "".
         """
         ref = self.ref
@@ -232,10 +236,7 @@ class OwnedJob:
     # release
 
     async def read(self) -> JobRead:
-        """Read the job and its pods.
-
-        :raises ApiStatusError, ApiUnavailable: a request fails.
-        """
+        """Read the job and its pods."""
         return await read_training(await self.api(), self.known_ref)
 
     async def write(self, rule: Rule, read: JobRead, *, verify: bool = True) -> Result:
@@ -261,7 +262,6 @@ class OwnedJob:
     ) -> Result:
         """Read, decide and release until the job doesn't change in between.
 
-        :param event: what led here.
         :param task: Airflow's answer about the task. Default: it was not asked.
         :param timeout: in seconds. Default: that of the task's options.
         :param holds: whether the rule that led here holds on a read. Default: it does.
@@ -298,8 +298,6 @@ class OwnedJob:
     async def release_at_once(self, rule: Rule, seconds: float) -> Released:
         """Release the job by one request, fenced by what was seen last.
 
-        :param rule: that says so.
-        :param seconds: until the answer is needed.
         :raises JobChanged: it has changed since, or was never seen.
         :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
         """
@@ -321,7 +319,6 @@ class OwnedJob:
     async def annotate(self, read: JobRead, notes: Mapping[str, str], seconds: float) -> tuple[JobRead, str]:
         """Set annotations of the job, or remove them, again after a conflict, as long as it is this try's.
 
-        :param read: the job as it was read or seen.
         :param notes: values by the names of the annotations, empty to remove one.
         :param seconds: for requests to an API server that can't be reached or is overloaded.
         :return: the job as it is now, and why that failed; empty if it has these annotations.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.accelerators import Amounts, described
@@ -41,6 +41,7 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
+    annotate,
     delete_fenced,
     job_pods,
     pod_owner_exists,
@@ -83,17 +84,10 @@ _PAUSED = "paused by its Workload"
 class Released:
     """Result of a release.
 
-    :param mode: how the job was released: an unfinished job of a queue that can't be paused is deleted.
-    :param pods: number of pods that are gone or have finished. 0 if they were not read.
-    :param held: the accelerators that these pods held: pods that were seen on a node and not finished.
     :param seconds: time from the first request until all pods were gone.
-    :param text: message for the log.
     :param freed: the part of it about pods and accelerators. Default: empty, all pods had ended, or none was read.
     """
 
-    mode: Mode
-    pods: int
-    held: Amounts
     seconds: float
     text: str
     freed: str = ""
@@ -106,9 +100,7 @@ def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mo
     is suspended if it has lost its condition Failed. A job that is being deleted can't be kept by a suspension. An
     unfinished job of a Kueue queue is paused by its Workload, or deleted if that isn't possible: `release` finds out.
 
-    :param ref: the job.
     :param job: as it was read. None: it is gone, and the pods that are left are deleted.
-    :param wanted: what was decided.
     """
     if job is None or wanted is Mode.DELETE:
         return Mode.DELETE
@@ -134,7 +126,6 @@ async def release(
 ) -> Released:
     """Release the job's accelerators as decided on `read`, and wait until its pods are gone.
 
-    :param ref: the job.
     :param mode: what was decided; carried out as `fitting_mode`.
     :param read: the job and its pods on which that was decided; its uid and resourceVersion fence the write. If the job
         is gone, the pods that are left are deleted.
@@ -167,13 +158,11 @@ async def release(
         )
     ended = bool(pods) and all(map(has_ended, pods))
     freed = "" if ended else f"{describe_freed(pods, verify, claims)}{f' ({seconds:.1f} s)' * verify}"
-    text = f"{ref} {what}. {freed}".rstrip()
-    text += f"\n{why}" * bool(why)
-    held, shared = _held(pods, claims, pods)
-    text += f"\nOther pods still use the devices of {counted(shared, 'ResourceClaim')}." if shared else ""
-    text += f"\n{STILL_DELETED}" * (not gone)
-    released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
-    return Released(done, len(released), held, round(seconds, 3), text, freed)
+    _, shared = _held(pods, claims, pods)
+    others = f"Other pods still use the devices of {counted(shared, 'ResourceClaim')}." if shared else ""
+    notes = filter(None, (why, others, "" if gone else STILL_DELETED))
+    text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
+    return Released(round(seconds, 3), text, freed)
 
 
 async def release_now(
@@ -186,10 +175,8 @@ async def release_now(
 
     A job that had ended already and is to be kept is left as it is: `release` deletes its running pods.
 
-    :param ref: the job.
     :param mode: what was decided; carried out as `fitting_mode`.
     :param job: its last known state, which may be out of date: its uid and resourceVersion fence the request.
-    :param timeout: limit for everything, in seconds.
     :param workload: the Workload of a job of a Kueue queue. Default: None, it isn't known, and the job is deleted.
     :raises JobChanged: the job has changed since. Nothing was done.
     :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
@@ -197,12 +184,11 @@ async def release_now(
     releasing = _Release(api, ref, JobRead(job, []), timeout)
     fitting = fitting_mode(ref, job, mode)
     if fitting is Mode.DELETE_PODS:
-        return Released(fitting, 0, Amounts(), 0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
+        return Released(0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
     pauses = fitting is Mode.SUSPEND and _is_queued(job)
-    done, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
-    text = f"{ref} {what}. Its pods are being terminated."
-    text += f"\n{why}" * bool(why)
-    return Released(done, 0, Amounts(), round(time.monotonic() - releasing.began, 3), text)
+    _, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
+    text = f"{ref} {what}. Its pods are being terminated.\n{why}".rstrip()
+    return Released(round(time.monotonic() - releasing.began, 3), text)
 
 
 async def release_others(
@@ -210,11 +196,8 @@ async def release_others(
 ) -> Released | None:
     """Release a job that isn't the caller's own: read it, decide, release, and start over if it has changed.
 
-    :param ref: the job.
     :param decide: called with each read; returns how to release the job, or None to leave it as it is. It may raise.
     :param timeout: limit for everything, in seconds; see `release`. Default: 90.
-    :param say: as of `release`. Default: None, nobody does.
-    :return: None: `decide` returned None.
     :raises ReleaseError: as `release`; or the job changed before each write.
     """
     began = time.monotonic()
@@ -237,7 +220,6 @@ def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool, claims: Cl
     """Sentence on the pods and accelerators that were released.
 
     :param pods: the job's pods that the release has seen; at least one has not ended, or there are none.
-    :param verified: whether none of them runs any more.
     :param claims: their ResourceClaims, as they were before. Default: none was read.
     """
     held, unfinished = _held(pods, claims, pods)[0], counted(sum(not has_ended(p) for p in pods), "pod")
@@ -253,7 +235,6 @@ def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool, claims: Cl
 class _Release:
     """One release: its time limit, its requests, and the pods that it has seen.
 
-    :ivar began: when it began, as `time.monotonic()`.
     :ivar seen: the pods by uid; each as it was when it was seen holding devices, or else as it was first seen.
     """
 
@@ -293,8 +274,6 @@ class _Release:
         """Pause an unfinished job of a queue by its Workload within half of the time, or else delete it.
 
         The Workload may have changed since it was seen: that the job is still ours is proved by the mark on it.
-
-        :return: as `write`.
         """
         api, ref, half = self._api, self._ref, (self.began + self._end) / 2
         if workload is not None and "Finished" in true_conditions(workload):  # Kueue doesn't resume it
@@ -304,8 +283,8 @@ class _Release:
             try:
                 async with asyncio.timeout(half - time.monotonic()):
                     if ref.owner:
-                        mark = self._fenced(lambda: kueue.mark_suspended(api, ref, job, ref.owner))
-                        job = await retry_transient(mark, half)
+                        mark = functools.partial(annotate, api, ref, job, {SUSPENDED_ANNOTATION: ref.owner})
+                        job = await retry_transient(self._fenced(mark), half)
                     pause = functools.partial(kueue.set_active, api, ref.namespace, workload, False, fenced=False)
                     await retry_transient(pause, half)
                 return Mode.SUSPEND, _PAUSED, ""
@@ -336,8 +315,7 @@ class _Release:
 
     async def _delete(self, job: Object, why: str = "") -> tuple[Mode, str, str]:
         if not is_being_deleted(job):
-            path = api_paths.job(self._ref)
-            await self._ask(self._fenced(lambda: delete_fenced(self._api, kind_of(self._ref.kind), path, job)))
+            await self._ask(self._fenced(functools.partial(delete_fenced, self._api, self._ref, job)))
         return Mode.DELETE, "deleted", why
 
     async def _delete_pods(self, pods: Iterable[Object]) -> None:
@@ -444,9 +422,7 @@ class _Release:
 async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, end: float) -> T:
     """Repeat a request while the API server is unreachable or overloaded, or has just started.
 
-    :param began: value of `time.monotonic()` when the release began.
-    :param end: value of `time.monotonic()` until which it is repeated.
-    :raises ReleaseError: the API server rejects the request, or can't be reached in time.
+    :param began, end: of the release, by `time.monotonic`.
     """
     try:
         async with asyncio.timeout(max(0.0, end - time.monotonic()) + UNANSWERED_REQUEST_SECONDS):
@@ -485,9 +461,7 @@ def _held(
 ) -> tuple[Amounts, int]:
     """The accelerators that pods hold, and the number of their ResourceClaims that pods of others use as well.
 
-    :param pods: some of the job's pods.
     :param claims: their ResourceClaims. The devices of those that others use don't count.
-    :param job_pods: all pods of the job.
     """
     ours, holding = {uid_of(pod) for pod in job_pods}, list(filter(_holds, pods))
     named = {name for pod in holding for name in claims_of(pod)} & claims.keys()
@@ -496,7 +470,6 @@ def _held(
 
 
 async def _read_claims(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> Claims:
-    """The ResourceClaims of pods that hold devices: nothing is requested if they have none."""
     names = {name for pod in pods if _holds(pod) for name in claims_of(pod)}
     return (await read_claims(api, ref.namespace, names) or {}) if names else {}
 

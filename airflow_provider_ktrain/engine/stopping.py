@@ -35,13 +35,7 @@ UNDECIDED = (Task.CHANGING, Task.UNKNOWN)
 
 
 class Stopping:
-    """Ends the part that one process has in a training's life.
-
-    :param job: for which this process is responsible.
-    :param host: this process.
-    :param cursor: returns the positions in the logs.
-    :param log: the task's logger.
-    """
+    """Ends the part that one process has in a training's life."""
 
     def __init__(self, job: OwnedJob, host: Host, cursor: Callable[[], Cursor], log: Log) -> None:
         self._job, self._host, self._cursor, self._log = job, host, cursor, log
@@ -165,10 +159,7 @@ class Stopping:
         return None
 
     async def _last_read(self, end: float) -> JobRead | None:
-        """Read the job and its pods, again after each failure; None if there is no answer in time.
-
-        :param end: value of `time.monotonic`.
-        """
+        """Read the job and its pods, again after each failure until `end` (monotonic); None if there is no answer."""
         while (left := end - time.monotonic()) > 0:
             with contextlib.suppress(KtrainError, TimeoutError):
                 async with asyncio.timeout(left):

@@ -9,8 +9,8 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.options import StatusSink
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
+from airflow_provider_ktrain.engine.host import StatusSink
 
 CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
 
@@ -19,7 +19,6 @@ class ConclusionStore:
     """Stores and finds the cause of a job that was released before it had ended.
 
     :param sink: where it is stored; None: nowhere.
-    :param log: the task's logger.
     """
 
     def __init__(self, sink: StatusSink | None, log: Log) -> None:

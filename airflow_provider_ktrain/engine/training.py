@@ -31,7 +31,7 @@ from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
@@ -61,15 +61,12 @@ class Stopped(KtrainError):
 class Training:
     """The life of one training in one process.
 
-    :param connect: opens the client for the cluster; with a reference it checks that the job is there.
-    :param host: the process.
-    :param log: the task's logger.
     :param stop: how the process is asked to stop. Default: None, this isn't asked while it follows.
     """
 
     def __init__(
         self,
-        connect: Callable[[JobRef | None], contextlib.AbstractAsyncContextManager[Api]],
+        connect: Callable[[], contextlib.AbstractAsyncContextManager[Api]],
         host: Host,
         log: Log,
         stop: StopSignal | None = None,
@@ -81,7 +78,7 @@ class Training:
         self._stopping = Stopping(self.job, host, self._positions, log)
         self.cursor: Cursor | None = None  #: positions in the logs, updated in place
         self._concluded: JobRead | None = None  # the read by which an ended job was concluded
-        self._store = ConclusionStore(host.policy.status_sink, log)
+        self._store = ConclusionStore(host.status_sink, log)
         self._decisions = Decisions(self.job, self._store, log)
         self._looks_again = False  # whether the last decision was to look again
 
@@ -159,8 +156,6 @@ class Training:
 
         An error proves nothing about the training: following is tried again for the time of `patience`.
 
-        :param ref: the job.
-        :param options: how the task wants it to be followed.
         :param until: when to hand it over, by `time.monotonic`. Default: None, never.
         :param patience: seconds from the first error for which following is retried. Default: 0.
         :param first: what led here, if it may end the training. Default: None.
@@ -218,7 +213,9 @@ class Training:
         while True:
             state = JobState(job.known_ref, self.handover)
             state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
-            context = FollowContext(api, state, self._log, job.options, self._policy, self._positions())
+            # a job that this process has just created is not followed through an outage of rights
+            fail_fast = job.is_created or not job.options.release
+            context = FollowContext(api, state, self._log, job.options, self._host, fail_fast, self._positions())
             following = Following(context)
             async with self._open_sink(), following:
                 try:
@@ -236,16 +233,8 @@ class Training:
 
     def _open_sink(self) -> contextlib.AbstractAsyncContextManager[object]:
         """The sink of this life, which publishes nothing more when it is left: no status replaces a later one."""
-        sink = self._policy.status_sink
+        sink = self._host.status_sink
         return sink if isinstance(sink, contextlib.AbstractAsyncContextManager) else contextlib.nullcontext()
-
-    @property
-    def _policy(self) -> FollowPolicy:
-        """How this process follows; a job that it has just created is not followed through an outage of rights."""
-        policy, options = self._host.policy, self.job.options
-        sink = policy.status_sink if options.release else None
-        fail_fast = self.job.is_created or not options.release
-        return replace(policy, fail_fast_on_forbidden=fail_fast, status_sink=sink)
 
     async def _follow_to_the_end(
         self, following: Following, until: float | None, first: Noticed | None

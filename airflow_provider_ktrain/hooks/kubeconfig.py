@@ -48,8 +48,6 @@ def files(extras: Extras) -> list[Path]:
     """The files that a client is built from: kubeconfigs, and what they refer to. Reads them.
 
     Not the token of a service account: kubernetes_asyncio reads that again every minute.
-
-    :param extras: `effective` ones.
     """
     from kubernetes_asyncio.config.incluster_config import SERVICE_CERT_FILENAME
 
@@ -68,10 +66,7 @@ def files(extras: Extras) -> list[Path]:
 
 
 def kubeconfigs(extras: Extras) -> list[Path]:
-    """The kubeconfigs that a connection leads to: its own, or the default ones.
-
-    :param extras: `effective` ones.
-    """
+    """The kubeconfigs that a connection leads to: its own, or the default ones."""
     from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
     paths = str(extras.get("kube_config_path") or KUBE_CONFIG_DEFAULT_LOCATION).split(os.pathsep)
@@ -104,7 +99,6 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def _in_cluster() -> bool:
-    """Whether this process runs in a pod with a service account."""
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import ConfigException, load_incluster_config
 
@@ -121,8 +115,6 @@ async def configuration(
     """The client configuration of a connection, built in a thread: nothing that it reads or runs blocks this loop.
 
     :param cluster_context: context of the kubeconfig; None is the connection's, or the current one.
-    :param extras: `effective` ones of the connection.
-    :param renew: run an exec plugin although its last credential has not expired. Default: False.
     :raises AccessError: no configuration can be built within 30 s, or the connection has no address of a cluster.
     """
     context = cluster_context or extras.get("cluster_context")

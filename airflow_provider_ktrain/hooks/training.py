@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
     from kubernetes_asyncio.client import ApiClient
 
-    from airflow_provider_ktrain.core.identity.names import JobRef
     from airflow_provider_ktrain.engine.api.client import Api
 
 _Key = tuple[str, str | None, str]
@@ -75,7 +74,6 @@ class TrainingHook:
     async def make_client(self, *, renew: bool = False) -> ApiClient:
         """A new client with credentials as they are now.
 
-        :param renew: run an exec plugin although its last credential has not expired. Default: False.
         :raises AccessError: no client can be built from the connection, or not in time.
         """
         from kubernetes_asyncio.client import ApiClient
@@ -130,27 +128,15 @@ class TrainingHook:
         return extras
 
     @contextlib.asynccontextmanager
-    async def api(self, ref: JobRef | None = None) -> AsyncIterator[Api]:
-        """The API of this connection, as it is now, in the running event loop; the last user there closes it.
-
-        :param ref: a job in this cluster. Default: None, the cluster isn't checked.
-        :raises AccessError: the connection now leads to another cluster than that of the job.
-        """
-        from airflow_provider_ktrain.engine.api import api_paths
-        from airflow_provider_ktrain.engine.api.job_calls import check_cluster
-
+    async def api(self) -> AsyncIterator[Api]:
+        """The API of this connection, as it is now, in the running event loop; the last user there closes it."""
         key = (self.conn_id, self.cluster_context, await _content(await self._read()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})
         api, users = apis.get(key) or (self._new_api(), 0)
         apis[key] = (api, users + 1)
         try:
             await api.cluster()  # its client is built now, by what was read
-            with contextlib.ExitStack() as known:
-                if ref is not None:
-                    await check_cluster(api, ref)
-                    if ref.uid:
-                        known.callback(api.add_known_object(api_paths.job(ref), ref.uid))
-                yield api
+            yield api
         finally:
             api, users = apis[key]
             if users > 1:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def check(operator: JobParameters, ref: JobRef) -> None:
     """Log the settings under which Airflow may fail this try although the training succeeds.
 
-    :param operator: of the task.
     :param ref: its job. On a cluster of this machine, which is rarely in production, the line has level INFO.
     """
     log, limit = operator.log, operator.execution_timeout
@@ -34,11 +33,7 @@ def check(operator: JobParameters, ref: JobRef) -> None:
 
 
 def without_retry(retries: int) -> str:
-    """The task has no retry, which would return the result of a training that has succeeded.
-
-    :param retries: of the task.
-    :return: what to change and why; empty if the setting is right.
-    """
+    """The task has no retry, which would return the result of a training that has succeeded."""
     if retries > 0:
         return ""
     return (
@@ -54,7 +49,6 @@ def redelivered(worker_seconds: float | None, redelivery_seconds: float | None) 
     :param worker_seconds: for how many seconds a worker may run the task; None: without a limit.
     :param redelivery_seconds: time after which the message of a task that a worker still runs is delivered again; None
         if none is.
-    :return: what to change and why; empty if the setting is right.
     """
     if redelivery_seconds is None or (worker_seconds is not None and worker_seconds < redelivery_seconds):
         return ""

@@ -27,10 +27,7 @@ def add_training(context: Context, outlets: Iterable[Any], outcome: Outcome, log
     Without a valid `model_uri`, an alias gets no event.
     Airflow sends the events when the task has succeeded. Nothing here fails the task.
 
-    :param context: Airflow's context of the task.
     :param outlets: of the task. What is neither an asset, a reference to one nor an alias is ignored.
-    :param outcome: of a training that succeeded.
-    :param log: the task's logger.
     """
     model, why_none = _model_asset(outcome.result)
     extra = _extra(context, outcome, "" if model is None else model.uri, log)

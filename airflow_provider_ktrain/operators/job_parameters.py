@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.core.manifest.overlay import JobOptions
     from airflow_provider_ktrain.core.prepare import Prepared
     from airflow_provider_ktrain.engine.follow.options import Options
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
 FOLLOWING_PARAMETERS = (
@@ -46,6 +47,11 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     """
 
     kind: ClassVar[Kind]
+    defer_padding: ClassVar[float] = 900.0  #: seconds from the task's deadline to the timeout of the deferral
+    #: seconds that the worker follows the job after the 1st, 2nd and 3rd failed trigger of a try; then to its end
+    seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
+    #: seconds to retry an unreachable API server when neither a trigger nor a retry can take over
+    patience: ClassVar[float] = 900.0
     _manifest_file = ""  # its path; empty if it is not a file
 
     template_fields: Sequence[str] = (
@@ -168,10 +174,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         return super().render_template(content, context, jinja_env, seen_oids)
 
     def _source(self, path: str) -> str:
-        """The text of a manifest file, found as Airflow finds template files.
-
-        :raises ManifestUnreadableError: it can't be read.
-        """
+        """The text of a manifest file, found as Airflow finds template files."""
         env = self.get_template_env()
         try:
             if os.path.isabs(path):
@@ -188,10 +191,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             ) from None
 
     def _read_code(self) -> Code | None:
-        """Pack the files of `code`. A relative path is searched as Airflow searches template files.
-
-        :raises ManifestError: they can't be read, or are too large.
-        """
+        """Pack the files of `code`. A relative path is searched as Airflow searches template files."""
         from airflow_provider_ktrain.engine.submit.code_directory import is_missing, read_code
 
         if self.code is None:
@@ -216,7 +216,6 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         return self.manifest
 
     def _job_options(self) -> JobOptions:
-        """The parameters that change the manifest."""
         from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 
         numbers = parameters.converted({"gpus": self.gpus, "nproc_per_node": self.nproc_per_node})
@@ -246,7 +245,6 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         """Load or build the manifest, apply the options, check the result, and log warnings.
 
         :param source: the rendered manifest; None builds one from the options.
-        :raises ManifestError: listing all errors.
         """
         prepared = self._prepared(source)
         warnings = [*prepared.document.left_out, *(p.text for p in prepared.problems if p.level == "warning")]
@@ -257,7 +255,6 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         return prepared.manifest
 
     def _prepared(self, source: Mapping[str, Any] | str | None) -> Prepared:
-        """The manifest with the options, and its problems."""
         from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
         from airflow_provider_ktrain.core.prepare import prepare
 
@@ -355,11 +352,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             roles_without_manifest(self.kind, self._job_options())
 
     def _check_parameters(self, given: Mapping[str, Any] | None = None) -> None:
-        """Check the parameters of the task.
-
-        :param given: their values by name. Default: None, all parameters.
-        :raises ManifestError: naming each invalid parameter.
-        """
+        """Check the parameters of the task."""
         given = vars(self) if given is None else given
         parameters.validated(given)
         if self.pod_override is not None and POD_OVERRIDE in given:
@@ -403,6 +396,18 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             deadline=deadline_of(job),
             on_finish_action=OnFinishAction.of(self.on_finish_action),
         )
+
+    # what the task returns
+
+    def _with_fit_result(self, outcome: Outcome) -> Outcome:
+        """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
+        from airflow_provider_ktrain.operators import reported_outcome
+
+        return reported_outcome.fit(outcome, self)
+
+    def _returned(self, outcome: Outcome) -> Any:
+        """What the task returns after a training that succeeded."""
+        return outcome.result
 
     # for other tasks
 

@@ -30,7 +30,6 @@ def at_end(
 ) -> OperatorLineage:
     """The lineage of a try that has ended.
 
-    :param requested: what its parameters request: fields of the facet.
     :param job: the XCom `job`, if this process has pushed it, else empty.
     :param outcome: of the training; None if the task failed without one.
     :param declares_datasets: whether the task has inlets or outlets. The OpenLineage provider takes its datasets from

@@ -205,7 +205,6 @@ def _task_state(owner: Owner) -> str:
 
 
 async def _active_pods(ref: JobRef, api: Api, namespace: str) -> int:
-    """The number of the job's pods that have not ended."""
     from airflow_provider_ktrain.engine.api.job_calls import job_pods
 
     return sum(not has_ended(pod) for pod in await job_pods(api, ref))

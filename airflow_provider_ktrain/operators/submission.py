@@ -46,9 +46,6 @@ class Submission:
     If the request is invalid, its error is raised, unless an earlier try has submitted a job: with reattach='always'
     that job is adopted, with 'if_unchanged' it is released and the error is raised afterwards.
 
-    :param request: the job that the task requests.
-    :param context: Airflow's context, for the task store.
-    :param hook: hook of the connection.
     :param patience: seconds to retry an unreachable or overloaded API server where an earlier try may have left a job.
     :raises ManifestError: the request is invalid, and no earlier try has submitted a job.
     :raises KtrainError: the connection or namespace has changed since the previous try.
@@ -128,10 +125,7 @@ class Submission:
         return self._request.owner.try_number > 1
 
     def patience(self, of_first_try: float) -> float:
-        """Seconds to retry an unreachable or overloaded API server.
-
-        :param of_first_try: the seconds if no earlier try may have left a job.
-        """
+        """Seconds to retry an unreachable or overloaded API server."""
         return max(of_first_try, self._patience) if self.is_retry else of_first_try
 
     @property
@@ -178,22 +172,14 @@ class Submission:
             log.info(f"The job avoids {counted(len(nodes), 'node')} on which earlier tries failed.\n{reasons}")
 
     def _stamped(self, fitted: Manifest, submission: str, served: Served | None) -> Manifest:
-        """The manifest to send.
-
-        :param fitted: the request's manifest in the served API version.
-        :param submission: value of its submission label.
-        :param served: what the cluster serves for it.
-        """
+        """The manifest to send."""
         self._sent = self._request.stamped(
             fitted, self.namespace, submission, attempt=self.attempt, now=time.time(), served=served
         )
         return self._sent
 
     async def try_out(self, api: Api, log: Log) -> str:
-        """Run all checks that create nothing; returns a line for the log.
-
-        :raises ManifestError: listing all errors.
-        """
+        """Run all checks that create nothing; returns a line for the log."""
         problems = await preflight(api, self._request, self.namespace, patience=DISCOVERY_PATIENCE, log=log)
         raise_errors(problems)
         logged = {problem.code for problem in check(self._request.manifest or {})}

@@ -95,10 +95,7 @@ def write_outcome(context: Context, outcome: Outcome) -> bool:
 
 
 def read_earlier_step(context: Context, first_try: int) -> float | None:
-    """The highest step that an earlier try reached, of those that use the same checkpoint directory; None if unknown.
-
-    :param first_try: the first of these tries.
-    """
+    """The highest step that an earlier try reached, of those with the same checkpoint directory; None if unknown."""
     return step_of_tries(compat.recall(context, TRIES_STATE), first_try, context["ti"].try_number)
 
 
@@ -108,10 +105,7 @@ def read_failed_nodes(context: Context) -> dict[str, str]:
 
 
 def add_failed_nodes(context: Context, nodes: Mapping[str, str]) -> bool:
-    """Store nodes on which this try failed, for later tries; False if the task has no state store (below Airflow 3.3).
-
-    :param nodes: names, each with the reason.
-    """
+    """Store nodes on which this try failed, for later tries; False without a state store (Airflow below 3.3)."""
     stored = compat.recall(context, FAILED_NODES_STATE)
     return compat.remember(context, FAILED_NODES_STATE, with_failed_nodes(stored, context["ti"].max_tries, nodes))
 

@@ -39,7 +39,6 @@ class LazyApplication:
 def registered_views(base: str, *, scoped: bool, everywhere: bool) -> list[dict[str, Any]]:
     """The list of running trainings, and the training page as a tab of a task.
 
-    :param base: the path of `[api] base_url`.
     :param scoped: whether Airflow can limit a tab to the tasks of some operators.
     :param everywhere: whether all tasks have the tab otherwise.
     """

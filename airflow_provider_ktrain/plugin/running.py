@@ -23,7 +23,6 @@ OLD_READS = 3  #: what is this many times as old as the cache may be isn't shown
 class _Read:
     """What was read from the database at one time.
 
-    :param at: value of `time.monotonic()`.
     :param statuses: of the rows that somebody was shown; they are added later.
     """
 
@@ -37,8 +36,6 @@ class RunningTrainings:
 
     Requests are answered in threads. While one of them reads again, the others show what was read before. If that is
     older than OLD_READS times `cache_seconds`, they read themselves: no viewer waits for another one's query.
-
-    :param cache_seconds: for which all viewers get what was read. Default: CACHE_SECONDS.
     """
 
     def __init__(self, cache_seconds: float = CACHE_SECONDS) -> None:

@@ -56,7 +56,6 @@ def training_view(
 
     `data` is what the view was made of: if it is the same as before, at most a minute has passed.
 
-    :param status: the XCom `ktrain_status`; None if there is none.
     :param with_logs: whether the user may read the task's log; else its lines, and texts that may quote them, are left
         out.
     """
@@ -210,7 +209,6 @@ def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], read: Mapping[st
 
 
 def _requested(read: Mapping[str, Any]) -> dict[str, Any]:
-    """The amount that the job requests."""
     prefix = "requested_"
     return {name.removeprefix(prefix): value for name, value in read.items() if name.startswith(prefix)}
 
@@ -337,7 +335,6 @@ def minute_of(now: float) -> int:
 
 
 def _text(value: Any) -> str:
-    """The value as text that can be shown."""
     return "" if value is None else printable(str(value))
 
 

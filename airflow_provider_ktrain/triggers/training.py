@@ -158,13 +158,12 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """
         from airflow_provider_ktrain.core.ending import Successor
         from airflow_provider_ktrain.engine.follow.deferral import Handover
-        from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+        from airflow_provider_ktrain.engine.follow.options import Options
         from airflow_provider_ktrain.engine.host import Host
         from airflow_provider_ktrain.engine.training import Training
 
         if self._training is None:
             sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
-            policy = FollowPolicy(shared=True, began_at=began_at, status_sink=sink)
             # `airflow dags test` runs triggers inline, without a task instance: after Ctrl-C nothing else runs
             inline = self.task_instance is None
             host = Host(
@@ -172,7 +171,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 ask_state=None if inline else self._task_state,
                 successor=Successor.NOBODY if inline else Successor.OTHER_PROCESS,
                 patience=self.state_patience,
-                policy=policy,
+                shared=True,
+                began_at=began_at,
+                status_sink=sink,
             )
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             training = self._training = Training(hook.api, host, self.log)

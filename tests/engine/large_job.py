@@ -11,9 +11,10 @@ from typing import Any
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log
-from airflow_provider_ktrain.engine.follow.options import Options, StatusSink
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.state import utc_now
+from airflow_provider_ktrain.engine.host import StatusSink
 from tests.engine.fakekube import until
 from tests.engine.tasks import follow
 

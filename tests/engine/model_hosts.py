@@ -1,6 +1,6 @@
 """The processes of the model: a worker, a trigger and a terminal, each of which runs the owner of a training.
 
-They do what `worker_host.py`, `operators/base.py`, `triggers/training.py` and `cli/run_host.py` do, without Airflow.
+They do what `operators/task_run.py`, `triggers/training.py` and `cli/run_host.py` do, without Airflow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from airflow_provider_ktrain.core.ending import Event, Successor, Task, task_of
@@ -22,9 +22,9 @@ from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options, StatusSink
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
-from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.host import Host, StatusSink
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
@@ -122,8 +122,7 @@ class Process:
         self.stopped = self.submitting = self.failed_for_good = self.in_trouble = False
         self.has_stored_outcome = False  # Airflow has the outcome of the job
         self.saw_end: dict[str, tuple[float, str]] = {}  # by uid of a succeeded primary: when it was read, its job
-        policy = FollowPolicy(shared=self.shares, status_sink=cast(StatusSink, self.sink))
-        self.training = world.make_training(self._connect, self.host(policy), cast(Log, self.log), self.signal)
+        self.training = world.make_training(self._connect, self.host, cast(Log, self.log), self.signal)
         self.task: asyncio.Task[None] | None = None
         world.processes.append(self)
         me.processes.append(self)
@@ -146,7 +145,8 @@ class Process:
         """How the owner is asked to stop."""
         return self.stop
 
-    def host(self, policy: FollowPolicy) -> Host:
+    @property
+    def host(self) -> Host:
         raise NotImplementedError
 
     @property
@@ -173,7 +173,7 @@ class Process:
             self.task.cancel()
 
     @contextlib.asynccontextmanager
-    async def _connect(self, ref: JobRef | None) -> AsyncIterator[Api]:
+    async def _connect(self) -> AsyncIterator[Api]:
         try:
             yield cast(Api, self.client)
         finally:
@@ -205,10 +205,11 @@ class Worker(Process):
 
     host_name = "worker"
 
-    def host(self, policy: FollowPolicy) -> Host:
+    @property
+    def host(self) -> Host:
         retry = self.world.airflow.has_retry(self.me)
         self.successor = Successor.NEXT_TRY if retry else Successor.NOBODY
-        return Host(3.5, self._ask_state, self.successor, policy=policy)
+        return Host(3.5, self._ask_state, self.successor, status_sink=cast(StatusSink, self.sink))
 
     @property
     def kill_is_proved(self) -> bool:
@@ -324,8 +325,10 @@ class Trigger(Process):
     host_name = "trigger"
     shares = True
 
-    def host(self, policy: FollowPolicy) -> Host:
-        return Host(None, self._ask_state, Successor.OTHER_PROCESS, patience=30, policy=policy)
+    @property
+    def host(self) -> Host:
+        sink = cast(StatusSink, self.sink)
+        return Host(None, self._ask_state, Successor.OTHER_PROCESS, patience=30, shared=self.shares, status_sink=sink)
 
     @property
     def signal(self) -> StopSignal | None:
@@ -378,8 +381,9 @@ class Terminal(Process):
 
     host_name = "terminal"
 
-    def host(self, policy: FollowPolicy) -> Host:
-        return Host(policy=replace(policy, status_sink=None))
+    @property
+    def host(self) -> Host:
+        return Host()
 
     @property
     def kill_is_proved(self) -> bool:

@@ -13,10 +13,9 @@ from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.queue.kueue_status import QUEUE_LABEL
-from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.training import Training
@@ -220,16 +219,11 @@ class Staged:
     @contextlib.asynccontextmanager
     async def owner(self, *, shared: bool = True) -> AsyncIterator[Training]:
         """The owner of the training's life, in a trigger, or in a worker unless it is `shared`."""
-        host = Host(successor=Successor.OTHER_PROCESS, policy=FollowPolicy(shared=shared, status_sink=self.memory))
+        host = Host(successor=Successor.OTHER_PROCESS, shared=shared, status_sink=self.memory)
         if not shared:
-            host = Host(seconds=3.5, policy=host.policy)
+            host = Host(seconds=3.5, status_sink=self.memory)
 
-        @contextlib.asynccontextmanager
-        async def connect(ref: JobRef | None) -> AsyncIterator[Api]:
-            async with connected(self.url) as api:
-                yield api
-
-        training = Training(connect, host, self.log)
+        training = Training(lambda: connected(self.url), host, self.log)
         try:
             yield training
         finally:

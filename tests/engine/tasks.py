@@ -36,9 +36,9 @@ from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, Log, job_pods, read_training
 from airflow_provider_ktrain.engine.follow.deferral import Handover
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options, StatusSink
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.host import Host, StatusSink
 from airflow_provider_ktrain.engine.release import Released, release
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
@@ -151,31 +151,26 @@ class Sink:
 WORKER_SECONDS = 3.5
 
 
-def host_of(*, shared: bool = False, state: str = "failed", **policy: Any) -> Host:
+def host_of(*, shared: bool = False, state: str = "failed", **fields: Any) -> Host:
     """The process of a task: a worker, or a triggerer if it is `shared`.
 
     :param state: of the task, as Airflow answers after a kill.
-    :param policy: fields of `FollowPolicy`.
+    :param fields: others of `Host`.
     """
 
     async def ask(seconds: float) -> str:
         return state
 
-    how = FollowPolicy(shared=shared, **policy)
     if shared:
-        return Host(None, ask, Successor.OTHER_PROCESS, policy=how)
-    return Host(WORKER_SECONDS, ask, policy=how)
+        return Host(None, ask, Successor.OTHER_PROCESS, shared=True, **fields)
+    return Host(WORKER_SECONDS, ask, **fields)
 
 
 @contextlib.asynccontextmanager
 async def owner_in(api: Api, host: Host, log: Log, stop: StopSignal | None = None) -> AsyncIterator[Training]:
     """The owner of a training's life, with a client that stays open."""
 
-    @contextlib.asynccontextmanager
-    async def connected(ref: JobRef | None) -> AsyncIterator[Api]:
-        yield api
-
-    training = Training(connected, host, log, stop)
+    training = Training(lambda: contextlib.nullcontext(api), host, log, stop)
     try:
         yield training
     finally:

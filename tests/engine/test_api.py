@@ -32,7 +32,6 @@ async def test_error_status_raises_api_status_error() -> None:
         with pytest.raises(ApiStatusError) as caught:
             await api.request("GET", f"{PODS}/nosuch")
     assert caught.value.status == 404
-    assert not caught.value.conflict
     assert not caught.value.transient
     assert caught.value.reason == "NotFound"
 

@@ -109,7 +109,9 @@ class WritingPods:
         try:
             await retry_transient(lambda: self.api.request(method, path, body=body), now + 60)
         except ApiStatusError as error:
-            if not error.conflict:  # the response to the first request was cut, although the request had been processed
+            if (
+                error.status != 409
+            ):  # the response to the first request was cut, although the request had been processed
                 raise
 
     async def observe(self, subscription: Subscription) -> None:

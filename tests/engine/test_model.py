@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import adoption
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
-from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.kinds import KINDS, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
@@ -32,6 +32,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import decisions, owned_job, stopping
 from airflow_provider_ktrain.engine import release as releasing
 from airflow_provider_ktrain.engine import training as owning
+from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead
 from airflow_provider_ktrain.engine.decisions import STATUS_LAG_SECONDS, Decisions
@@ -688,15 +689,16 @@ async def _write_again(self: OwnedJob, rule: Rule, read: JobRead, *, verify: boo
             read = await self.read()
 
 
-async def _delete_unfenced(api: Api, kind: Kind, path: str, job: Object) -> None:
+async def _delete_unfenced(api: Api, ref: JobRef, job: Object) -> None:
     """A deletion that is fenced by the uid alone."""
-    body = {"propagationPolicy": kind.behavior.propagation, "preconditions": {"uid": job["metadata"]["uid"]}}
-    await api.request("DELETE", path, body=body)
+    propagation = kind_of(ref.kind).behavior.propagation
+    body = {"propagationPolicy": propagation, "preconditions": {"uid": job["metadata"]["uid"]}}
+    await api.request("DELETE", api_paths.job(ref), body=body)
 
 
-async def _delete_in_foreground(api: Api, kind: Kind, path: str, job: Object) -> None:
+async def _delete_in_foreground(api: Api, ref: JobRef, job: Object) -> None:
     fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
-    await api.request("DELETE", path, body={"propagationPolicy": "Foreground", "preconditions": fence})
+    await api.request("DELETE", api_paths.job(ref), body={"propagationPolicy": "Foreground", "preconditions": fence})
 
 
 async def _no_pods(claim: object) -> bool:

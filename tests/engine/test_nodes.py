@@ -13,8 +13,9 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.host import Host
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object, SmallApi, connected, stamp
 from tests.engine.staged import NAME, Staged, staged
@@ -86,7 +87,7 @@ async def test_unhealthy_node_of_a_running_job_is_logged_once_and_shown() -> Non
         pods = training.api.objects["pods"].values()
         state.pods.update({pod["metadata"]["uid"]: pod for pod in pods}, (), utc_now())
         state.enter(Phase.RUNNING)
-        reporter = DisruptionReporter(FollowContext(api, state, log, policy=FollowPolicy(node_seconds=0)))
+        reporter = DisruptionReporter(FollowContext(api, state, log, host=Host(node_seconds=0)))
         for _ in range(6):
             await reporter.read_node()
         assert reads(training.api) == ["node-0", "node-1"] * 3

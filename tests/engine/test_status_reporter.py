@@ -17,9 +17,9 @@ from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMe
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
+from airflow_provider_ktrain.engine.host import Host
 from tests.engine.tasks import Lines
 from tests.factories import replica_pod
 
@@ -66,7 +66,7 @@ def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState,
         output.training_metrics.read_line("Worker 0", f"KTRAIN_METRIC {line}", float(step))
     clocks = [Clock(Limit.PROGRESS, 200.0, 60.0), Clock(Limit.PROGRESS, 160.0, 60.0)]
     api: Any = None
-    context = FollowContext(api, state, Lines(), policy=FollowPolicy(status_sink=sink))
+    context = FollowContext(api, state, Lines(), host=Host(status_sink=sink))
     return (
         StatusReporter(context, output, queue, DisruptionReporter(context), lambda: clocks),
         state,

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.deferral import Handover
-from airflow_provider_ktrain.engine.follow.options import FollowPolicy, Options
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.training import Training
@@ -140,7 +140,7 @@ async def event_of_trigger(arguments: Mapping[str, Any], state: str, log: Log) -
     async def ask(seconds: float) -> str:
         return state
 
-    host = Host(None, ask, Successor.OTHER_PROCESS, policy=FollowPolicy(shared=True))
+    host = Host(None, ask, Successor.OTHER_PROCESS, shared=True)
     training = Training(TrainingHook().api, host, log)
     training.handover = Handover.from_dict(arguments["handover"])
     try:

@@ -173,7 +173,7 @@ def test_execution_timeout_releases_the_job(instance: Instance) -> None:
     """The user set this limit, so it also applies if a retry is left."""
 
     class TimedOut(PyTorchJobOperator):
-        def _push_job(self, *_: Any) -> None:
+        def _options(self, _: Any) -> Any:
             raise AirflowTaskTimeout("execution_timeout")
 
     with pytest.raises(AirflowTaskTimeout):

@@ -12,7 +12,7 @@ Airflow's timeout:
 3. `deadline_of` reads the annotation. The worker and the trigger get the deadline as `Options.deadline`. They treat it
    as one of the limits (`core/state/limits.py`): when it has passed, the job is released.
 4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job
-   (`resume_execution` in `operators/base.py`).
+   (`resume_after_failure` in `operators/task_run.py`).
 5. `BACKSTOP_SECONDS`: if no process is left, the cluster ends the job by its activeDeadlineSeconds and those of its
    pods (`core/manifest/transform.py`).
 """

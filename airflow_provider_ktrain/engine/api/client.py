@@ -46,8 +46,6 @@ def pause_after(failures: int, first: float, longest: float) -> float:
     """Exponential backoff in seconds, with jitter so that many clients don't reconnect at the same time.
 
     :param failures: number of failures in a row, from 1.
-    :param first: pause after the first failure, in seconds.
-    :param longest: upper limit, in seconds.
     """
     return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(failures - 1, 30))
 
@@ -76,9 +74,7 @@ class ApiUnavailable(ClusterError):
 class ApiStatusError(ClusterError):
     """The API server responded with an error status.
 
-    :param status: the HTTP status.
     :param reason: the Status' reason, such as NotFound or AlreadyExists.
-    :param message: the Status' message.
     :param details: the Status' details: name, kind, causes, retryAfterSeconds.
     """
 
@@ -107,16 +103,6 @@ class ApiStatusError(ClusterError):
         return cls(status, answer.get("reason") or "", answer.get("message") or "", details)
 
     @property
-    def conflict(self) -> bool:
-        """409: the object exists already, or it has changed since it was read."""
-        return self.status == 409
-
-    @property
-    def gone(self) -> bool:
-        """410: the resourceVersion or the continue token has expired."""
-        return self.status == 410
-
-    @property
     def transient(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status in (408, 429) or self.status >= 500
@@ -132,8 +118,6 @@ async def get(api: Api, path: str, *, missing: Collection[int] = (404,), timeout
     """The object at a path. None: the status of the response is one of `missing`.
 
     :param missing: statuses that mean that there is nothing to read. Default: 404.
-    :param timeout: as for `Api.request`, in seconds. Default: 30.
-    :raises AccessError, ApiStatusError, ApiUnavailable: as `Api.request`.
     """
     try:
         return await api.request("GET", path, timeout=timeout)
@@ -191,7 +175,6 @@ class Api:
         """Send a request and return the parsed response; {} if the response isn't a JSON object.
 
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.
-        :param query: query parameters. Default: none.
         :param body: sent as JSON; that of a PATCH is a JSON merge patch. Default: None, no body.
         :param metadata_only: whether to request the metadata of an object only: a Secret then comes without its data.
             Default: False.
@@ -233,8 +216,6 @@ class Api:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A GET whose response is read while it arrives, from `response.content`.
 
-        :param path: absolute.
-        :param query: query parameters. Default: none.
         :param pool: "watches" or "logs": each has its own connections. Default: "watches".
         :param read_timeout: time without a byte after which the connection counts as dead, in seconds. Default: none.
         :raises ApiStatusError: the server rejects the request.
@@ -317,7 +298,6 @@ class Api:
         return self._connection
 
     async def _reason_to_build(self, refused: Connection | None) -> str | None:
-        """Why a client must be built now. None: the present one is used."""
         if self._connection is None:
             return FIRST
         if self._connection is refused:
@@ -395,11 +375,9 @@ class Api:
         return False
 
     def add_known_object(self, path: str, uid: str) -> Callable[[], None]:
-        """Register an object of this cluster, so that the cluster is recognized at another address.
+        """Register an object by which the cluster is recognized at another address.
 
-        :param path: absolute path of the object.
-        :param uid: uid of the object.
-        :return: function that removes the object again.
+        :return: function that removes it.
         """
         handle = object()
         self._known_objects[handle] = (path, uid)
@@ -410,7 +388,7 @@ class Api:
 
         :param callback: called in the event loop, in a copy of the present context: in a triggerer, the context decides
             to which task's log a line goes.
-        :return: function that removes the callback again.
+        :return: as of `add_known_object`.
         """
         handle = object()
         self._on_notice[handle] = (copy_context(), callback)
@@ -437,8 +415,7 @@ class Api:
     def at_close(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """Register a callback that runs before the connections are closed, for example to stop an informer.
 
-        :param callback: awaited by `close`.
-        :return: function that removes the callback again.
+        :return: as of `add_known_object`.
         """
         handle = object()
         self._at_close[handle] = callback

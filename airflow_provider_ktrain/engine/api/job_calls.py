@@ -48,9 +48,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
     """The API version in which this cluster serves the kind, by discovery.
 
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
-    :param log: where to log that requests are repeated. Default: None, nowhere.
     :raises OperatorMissingError: the cluster doesn't serve a version that this provider supports.
-    :raises AccessError, UnreachableError, ClusterError: a request fails.
     """
     end = time.monotonic() + patience
 
@@ -111,10 +109,7 @@ class JobRead:
 
 
 async def read_training(api: Api, ref: JobRef) -> JobRead:
-    """Read the job, then list its pods: in this order, no pod of a job that has ended is missing.
-
-    :raises ApiStatusError, ApiUnavailable: a request fails.
-    """
+    """Read the job, then list its pods: in this order, no pod of a job that has ended is missing."""
     job = await read_job(api, ref)
     return JobRead(job, await job_pods(api, ref))
 
@@ -142,11 +137,7 @@ async def list_objects(
 ) -> list[T]:
     """The objects at a path, read in pages.
 
-    :param path: of the list.
-    :param selector: of labels. Default: empty, all objects.
-    :param fields: a selector of fields. Default: empty, all objects.
     :param keep: what to keep of an object: only one page is in memory.
-    :param page_size: objects per request. Default: PAGE_SIZE.
     """
     selectors = {"labelSelector": selector, "fieldSelector": fields}
     selected = {name: value for name, value in selectors.items() if value}
@@ -156,7 +147,7 @@ async def list_objects(
         try:
             found = await api.request("GET", path, query=query)
         except ApiStatusError as e:
-            if not e.gone or "continue" not in query:
+            if e.status != 410 or "continue" not in query:
                 raise
             objects, query = [], selected  # the continue token has expired: list all at once
             continue
@@ -169,8 +160,6 @@ async def list_objects(
 def belongs(pod: Mapping[str, Any], ref: JobRef, owners: Mapping[str, bool]) -> bool:
     """Whether a pod that `ref.pod_selector` selects belongs to the job.
 
-    :param pod: the pod.
-    :param ref: the job.
     :param owners: of `pod_owners`. A pod whose owner is not known there belongs to the job: it has the job's name.
     """
     known = shown_owner(pod, ref)
@@ -221,10 +210,7 @@ async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]
 
 
 def shown_owner(pod: Mapping[str, Any], ref: JobRef) -> bool | None:
-    """Whether the pod belongs to the job; None if only its owner shows that.
-
-    :param pod: one that `ref.pod_selector` selects.
-    """
+    """Whether the pod belongs to the job; None if only its owner shows that."""
     kind = kind_of(ref.kind)
     submission = (pod["metadata"].get("labels") or {}).get(SUBMISSION_LABEL)
     if ref.submission and (submission or kind.behavior.labels_pods):
@@ -237,20 +223,18 @@ def owner_of(pod: Mapping[str, Any], ref: JobRef) -> str:
     return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).behavior.pod_owner_label, ""))
 
 
-async def delete_fenced(api: Api, kind: Kind, path: str, job: Mapping[str, Any]) -> None:
-    """Delete the job at `path`, only if it is still as it was read. The one way to delete a job.
+async def delete_fenced(api: Api, ref: JobRef, job: Mapping[str, Any]) -> None:
+    """Delete the job, only if it is still as it was read. The one way to delete a job.
 
     The decision to delete was made on what was read: the owner, the phase. A uid alone does not protect that decision,
     because another try adopts the job by a patch, which changes its owner and keeps its uid. Every write changes the
     resourceVersion, so the API server answers 409 to a delete that was decided on an old read.
 
-    :param kind: of the job; it decides whether the deletion is in the foreground.
-    :param path: path of the job.
-    :param job: the job as it was read.
     :raises ApiStatusError: 409 where the job has changed since, 404 where it does not exist.
     """
     fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
-    await api.request("DELETE", path, body={"propagationPolicy": kind.behavior.propagation, "preconditions": fence})
+    propagation = kind_of(ref.kind).behavior.propagation
+    await api.request("DELETE", api_paths.job(ref), body={"propagationPolicy": propagation, "preconditions": fence})
 
 
 async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
@@ -292,12 +276,10 @@ async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log 
     the same uid proves that it is the same cluster.
 
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
-    :param log: where to log that requests are repeated. Default: None, nowhere.
     :raises AccessError: the connection leads to another cluster.
     :raises UnreachableError: the API server can't be reached, so it is unknown which cluster it is.
     """
-    here = await api.cluster()
-    if ref.cluster in ("", here):
+    if not ref.cluster or ref.cluster == (here := await api.cluster()):
         return
     try:
         end = time.monotonic() + patience

@@ -43,10 +43,7 @@ def workloads_path(version: str, namespace: str, name: str = "") -> str:
 
 
 async def served_version(api: Api) -> str:
-    """The version in which this cluster serves Kueue; "" if it serves none that this provider reads.
-
-    :raises ApiStatusError, ApiUnavailable: the request fails.
-    """
+    """The version in which this cluster serves Kueue; "" if it serves none that this provider reads."""
     group = await get(api, f"/apis/{GROUP}") or {}
     offered = {v["version"] for v in group.get("versions") or ()}
     return next((version for version in VERSIONS if version in offered), "")
@@ -141,20 +138,12 @@ async def pause(api: Api, ref: JobRef, job: Mapping[str, Any], *, by: str = "") 
         if "Finished" in true_conditions(workload):
             raise WorkloadFinishedError("its Workload is finished")
         if by:
-            await mark_suspended(api, ref, job, by)
+            await annotate(api, ref, job, {SUSPENDED_ANNOTATION: by})
         await set_active(api, ref.namespace, workload, False)
     except ApiStatusError as e:
         if e.status == 403:
             raise NotPausableError(f"the right to read and patch workloads.{GROUP} is missing") from e
         raise
-
-
-async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str) -> Object:
-    """Store in an annotation which try suspended the job ("": none), if the job hasn't changed since it was read.
-
-    :raises ApiStatusError: 409 if the job has changed.
-    """
-    return await annotate(api, ref, job, {SUSPENDED_ANNOTATION: by})
 
 
 async def set_active(

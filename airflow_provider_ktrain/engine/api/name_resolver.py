@@ -16,12 +16,7 @@ class NameResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """The addresses of a host.
-
-        :param port: passed on to the results. Default: 0.
-        :param family: of the addresses. Default: IPv4.
-        :raises OSError: the name can't be resolved.
-        """
+        """The addresses of a host."""
         look_up = functools.partial(
             socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )

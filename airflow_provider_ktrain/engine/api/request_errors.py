@@ -38,7 +38,6 @@ async def retry_transient(
 ) -> T:
     """Repeat `ask` while the API server is unreachable or overloaded.
 
-    :param ask: makes the request.
     :param end: value of `time.monotonic()` from which the error is raised instead.
     :param refused_until: value of `time.monotonic()` until which a refused request (401, 403) is repeated as well: an
         API server that has just started refuses everything until it has read the rights. Default: it isn't repeated.
@@ -113,9 +112,7 @@ def explain(
 
     It is a ManifestError, which forbids retries, only if the content of the manifest is the reason.
 
-    :param verb: of the request, as in RBAC: create, get, ...
     :param resource: plural and group, such as pytorchjobs.kubeflow.org.
-    :param namespace: of the request. Default: empty, the request has none.
     """
     if isinstance(error, ApiUnavailable):
         return UnreachableError(

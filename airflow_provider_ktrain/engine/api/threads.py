@@ -14,8 +14,6 @@ T = TypeVar("T")
 def in_thread(ask: Callable[[], T]) -> asyncio.Future[T]:
     """Run `ask` in a daemon thread of its own. The loop waits for threads of its own executor when it closes, and
     another call that blocks can occupy them.
-
-    :param ask: may block for a long time.
     """
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
     answer.set_running_or_notify_cancel()

@@ -191,7 +191,6 @@ class Closing:
                 )
 
     async def _drain(self, timeout: float, longest: float | None = None) -> None:
-        """Read the rest of the logs, and log what is missing: see `LogFollower.drain`."""
         began = time.monotonic()
         report = await self._output.follower.drain(timeout, longest, keep_open=self._keeps_open)
         self._warn_about_missing_lines(report, time.monotonic() - began)

@@ -30,7 +30,7 @@ class DisruptionReporter:
         self._looked_at = -1  # version of the pods' states
         self._silent: dict[str, str] = {}  # nodes that don't report, and since when
         self._runs_on = False  # whether a lost replica was reported
-        self._seconds = context.policy.node_seconds
+        self._seconds = context.host.node_seconds
         self._read_next = time.monotonic() + self._seconds
         self._read_at: dict[str, float] = {}  # when each node was read, by `time.monotonic`
         self._unhealthy: dict[str, NodeProblem] = {}  # by node

@@ -51,7 +51,6 @@ MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
 class Noticed:
     """What may end the training's life.
 
-    :param limit: the limit that has passed. Default: None.
     :param amount: its value, in seconds or restarts. Default: 0.
     """
 
@@ -66,7 +65,7 @@ class Following:
     """One job that is followed in this process; a context manager."""
 
     def __init__(self, context: FollowContext) -> None:
-        self._context, self._options, self._policy = context, context.options, context.policy
+        self._context, self._options, self._host = context, context.options, context.host
         self.state = context.state
         self._output = JobOutput(context)
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
@@ -80,7 +79,7 @@ class Following:
             context, output = self._context, self._output
             stack.push_async_callback(output.close)
             stack.callback(context.api.on_notice(context.log.warning))
-            watches = _watches_of(context.api, self.state.ref, shared=self._policy.shared)
+            watches = _watches_of(context.api, self.state.ref, shared=self._host.shared)
             jobs, pods = [
                 await stack.enter_async_context(informer.subscribe(key=key, news=context.news))
                 for informer, key in watches
@@ -111,7 +110,7 @@ class Following:
         :raises AccessError, UnreachableError, ClusterError: the job can't be watched.
         """
         while True:
-            if self._policy.shared:
+            if self._host.shared:
                 # a triggerer that stalled lost its triggers to another one, which logs the same lines
                 await log_socket().awake()
             if await self._observer.update():
@@ -210,7 +209,6 @@ class Following:
         return postponed
 
     def _running_clocks(self) -> list[Clock]:
-        """The time limits that run now."""
         state, options, output = self.state, self._options, self._output
         return list(
             clocks(
@@ -289,7 +287,7 @@ class Following:
             return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, evidence, of_pods=loop.of_pods)
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
-        option = self._policy.deadline_option if limit is Limit.EXECUTION else ""
+        option = self._host.deadline_option if limit is Limit.EXECUTION else ""
         cause = diagnosis.diagnose_limit(
             limit, noticed.amount, evidence, step=step, option=option, replicas=self._replicas.line
         )
@@ -322,7 +320,6 @@ class Following:
                     self._broken.append(update)
 
     def _seconds_to_wait(self, until: float | None) -> float:
-        """Seconds until something is due, if nothing changes before."""
         now, state = time.monotonic(), self.state
         clocks = [] if state.ended else self._clocks()
         seconds = min((clock.due - time.time() for clock in clocks), default=MAX_WAIT_SECONDS)

@@ -62,7 +62,7 @@ class Observer:
         pods: Subscription,
     ) -> None:
         self._api, self._state, self._log, self._news = context.api, context.state, context.log, context.news
-        self._fail_fast = context.policy.fail_fast_on_forbidden
+        self._fail_fast = context.fail_fast
         self._output, self._queue, self._informers = output, queue, informers
         self._jobs, self._pods = jobs, pods
         self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
@@ -158,7 +158,7 @@ class Observer:
             try:
                 await self._replay(str(version), missing)
             except (ApiStatusError, ApiUnavailable) as e:
-                forgotten = isinstance(e, ApiStatusError) and (e.gone or e.status == 400)
+                forgotten = e.status in (400, 410)
                 if not forgotten and not self._gives_up():
                     raise
             self._unread_since = None

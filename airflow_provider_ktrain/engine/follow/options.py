@@ -1,10 +1,10 @@
-"""How a job is followed: as its task wants, and as the process that follows it can."""
+"""How a task wants its job to be followed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_ktrain.core.formats import known_fields, mapping
 from airflow_provider_ktrain.core.identity.names import OnFinishAction
@@ -49,61 +49,3 @@ class Options:
         action = OnFinishAction.of(mapping(data).get("on_finish_action", OnFinishAction.DELETE_JOB))
         read = {"limits": limits, "conditions": conditions, "on_finish_action": action}
         return cls(**{**known_fields(cls, data), **read})
-
-
-REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
-
-
-class StatusSink(Protocol):
-    """Where a host takes statuses."""
-
-    host: str
-    """`worker` or `trigger`."""
-    try_number: int
-    """Of the task instance."""
-
-    def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None:
-        """Publish a status soon. It must not block or raise.
-
-        :param build: takes the status as it is when the host is about to write it. It returns a function that makes the
-            document, which the host calls in a thread.
-        :param urgent: whether the phase has changed.
-        """
-
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
-        """Store a `core.reporting.conclusion.Conclusion` as a dict. It never raises.
-
-        :return: whether it was stored within 10 s. False: it may still be stored later.
-        """
-
-    def retract(self) -> None:
-        """Leave the conclusion out of later statuses: the job was not released."""
-
-    async def concluded(self) -> Mapping[str, Any] | None:
-        """The conclusion that a process of the same try has stored; empty if there is none. It never raises.
-
-        :return: None: Airflow doesn't answer.
-        """
-
-
-@dataclass(frozen=True)
-class FollowPolicy:
-    """How the process that follows a job behaves.
-
-    :param fail_fast_on_forbidden: fail if a watch is rejected (401, 403) in the first minute: for a job that was just
-        created, or that isn't ours to release. Any other job was followed before, and an API server may reject
-        requests for a while after its restart. Default: False.
-    :param shared: whether the process follows many jobs, as a triggerer does: it uses one watch for all jobs of the
-        deployment. Default: False.
-    :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
-    :param status_sink: takes the training's status for the training page. Default: None, nobody does.
-    :param node_seconds: between two reads of a node while a job runs, one node at a time. Default: 60.
-    :param deadline_option: how the user sets the deadline, for messages. Default: "", by `execution_timeout`.
-    """
-
-    fail_fast_on_forbidden: bool = False
-    shared: bool = False
-    began_at: float | None = None
-    status_sink: StatusSink | None = None
-    node_seconds: float = 60.0
-    deadline_option: str = ""

@@ -118,9 +118,9 @@ class JobOutput:
         A trigger can't ask whether another triggerer followed the job before it. The time from the handover to its
         start decides.
         """
-        policy, handed_over_at = self._context.policy, self._state.handover.handed_over_at
-        began = policy.began_at or time.time()
-        taken_over = policy.shared and handed_over_at and began - handed_over_at > TAKEOVER_SECONDS
+        host, handed_over_at = self._context.host, self._state.handover.handed_over_at
+        began = host.began_at or time.time()
+        taken_over = host.shared and handed_over_at and began - handed_over_at > TAKEOVER_SECONDS
         return began if taken_over and self._context.options.logs != "none" else None
 
     def _takeover(self) -> Takeover | None:

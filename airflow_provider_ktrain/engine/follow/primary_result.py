@@ -39,7 +39,6 @@ MAX_READ_BYTES = 32 * 1024 * 1024
 class _Part(NamedTuple):
     """What was read of a log.
 
-    :param lines: their number.
     :param whole: whether nothing was cut off at its end.
     """
 
@@ -70,7 +69,6 @@ class PrimaryResult:
     def take(self, source: LogLine, text: str, written: str, *, earlier: bool = False) -> None:
         """Take one line of the primary.
 
-        :param written: its time.
         :param earlier: whether it was written before all lines that were not. Default: False.
         """
         if MARKER_PREFIX not in text or self._is_late(source.pod_uid):
@@ -177,10 +175,8 @@ def _not_read(name: str) -> str:
 
 
 def _kept(found: str, block: bytes) -> str:
-    """The result line after more lines of the log."""
     return _later(found, block.decode("utf-8", "replace")) if MARKER_PREFIX.encode() in block else found
 
 
 def _later(held: str, lines: str) -> str:
-    """The result line after later lines."""
     return functools.reduce(keep_result_line, lines.split("\n"), held)

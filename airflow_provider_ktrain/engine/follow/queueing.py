@@ -232,7 +232,6 @@ class QueueFollower:
             metrics[f"queue.{name}"] = max(metrics.get(f"queue.{name}", 0) + one, number)
 
     def _log_changes(self, status: QueueStatus) -> None:
-        """Log what the queue does with the job when it changes."""
         line, at = self._logged
         soon = time.monotonic() - at < REPEAT_SECONDS and _AMOUNT.sub("", line) == _AMOUNT.sub("", status.line)
         if status.phase is QueuePhase.EVICTING or line == status.line or soon:
@@ -244,8 +243,6 @@ class QueueFollower:
         """The job's phase as the queue knows it: a job that lost its admission is queued, nobody suspended it.
 
         The watch of the job may be ahead of that of its Workload. A suspension by hand doesn't last: Kueue undoes it.
-
-        :param phase: as the job's own status has it.
         """
         waits = self.status is not None and self.status.phase is not QueuePhase.DEACTIVATED
         return Phase.QUEUED if phase is Phase.SUSPENDED and waits else phase

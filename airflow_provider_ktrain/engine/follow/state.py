@@ -40,7 +40,6 @@ class JobState:
     """The job and its pods as last observed. It sends no requests: the observer updates it.
 
     :param ref: the job. If it has no uid, the observer adds it when it sees the job first.
-    :param handover: from the process that followed the job before.
     """
 
     def __init__(self, ref: JobRef, handover: Handover) -> None:

@@ -20,19 +20,16 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
-from airflow_provider_ktrain.engine.follow.options import REFRESH_SECONDS
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
+from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
 
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 
 
 class StatusReporter:
-    """Notices changes of one job's status, which the policy's `status_sink` takes.
-
-    :param clocks: returns the limits that run now.
-    """
+    """Notices changes of one job's status, which the host's `status_sink` takes."""
 
     def __init__(
         self,
@@ -42,7 +39,7 @@ class StatusReporter:
         disruptions: DisruptionReporter,
         clocks: Callable[[], list[Clock]],
     ) -> None:
-        self._state, self._sink = context.state, context.policy.status_sink
+        self._state, self._sink = context.state, context.host.status_sink
         self._output, self._queue, self._clocks, self._disruptions = output, queue, clocks, disruptions
         # phase, version of the replicas' states, and reason for waiting in a queue, of the last status
         self._offered: tuple[Phase | None, int, str] = (None, 0, "")

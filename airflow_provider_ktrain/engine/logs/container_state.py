@@ -13,7 +13,6 @@ from airflow_provider_ktrain.core.logs.cursor import Position
 class ObservedContainer:
     """What was observed of a container: by the watch, by reads of its pod, and by its follower.
 
-    :param run: its newest run.
     :param deleted: its pod is gone, as the watch or a read of the pod shows.
     :param deletion_reported: the watch shows it.
     :param draining_since: when the final drain began, in seconds of the event loop's clock; None before.
@@ -41,7 +40,6 @@ class RunProgress:
 
     :param unended_line: what the last COMPLETE response left without a line end; None before there was one.
     :param tail: the last bytes of that response.
-    :param size: bytes read.
     :param reads_without_news: responses in a row without a new line.
     :param unreadable: responses in a row that the kubelet ended with an error.
     :param any_start: whether the next response may begin with any line: its log is known to be this run's.

@@ -154,7 +154,6 @@ class LogFollower:
                 self._forget(followed)
 
     def _begin(self, pod: Pod, container: str, run: Run) -> None:
-        """Set the position of a container that is followed from now on."""
         uid, started = pod["metadata"]["uid"], started_at(pod, container)
         takeover = self._takeover
         if takeover is None:
@@ -318,7 +317,6 @@ class LogFollower:
         await _cancel([late.task for late in reading])
 
     def _discard(self) -> None:
-        """Give up all lines that wait."""
         for container in list(self._readers()):  # those of deleted pods are forgotten
             container.emitter.queue.discard()
 
@@ -336,11 +334,7 @@ class LogFollower:
         return DrainReport(found)
 
     def read_span(self, uid: str, container: str, restart: int) -> tuple[float, float]:
-        """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read.
-
-        :param uid: of the pod.
-        :param restart: the run.
-        """
+        """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read."""
         followed = self._followed.get((uid, container))
         return (0.0, 0.0) if followed is None else followed.read_span(restart)
 

@@ -22,7 +22,6 @@ class LineLogger:
     container writes within a microsecond therefore get times one microsecond apart.
 
     :param log: where the lines are logged, with the replica as the logger's name: Airflow's UI filters by it.
-    :param kind: of the job.
     """
 
     def __init__(self, log: Log, kind: Kind) -> None:

@@ -162,7 +162,6 @@ class LineQueue:
     def take(self, join: bool, piece: int) -> tuple[Record, int, int]:
         """Remove lines from the queue, for one record; returns how to write it, its lines, and the bytes of its text.
 
-        :param join: whether to join lines.
         :param piece: bytes of a text as JSON, at most.
         """
         first = self._lines.popleft()
@@ -257,10 +256,6 @@ class LogSocket:
         """Whether a logger's method may be called now with a message; otherwise it is called in its turn.
 
         While MESSAGES_BYTES wait, messages are lost; their number is logged in their place.
-
-        :param method: of Airflow's logger.
-        :param text: the message.
-        :param kw: further arguments.
         """
         if self._writing or self._unread is None or not _is_loop_of(self):
             return True
@@ -286,9 +281,7 @@ class LogSocket:
     async def read(self, patience: float, *, lines: bool = True) -> bool:
         """Wait until the supervisor has read what was logged until now, except for late lines.
 
-        :param patience: seconds, at most.
         :param lines: whether lines that wait in queues, of any job, are waited for. Default: True.
-        :return: whether it has.
         """
         loop = asyncio.get_running_loop()
         end, waiting, passed = loop.time() + patience, [*self._queues] if lines else [], -1

@@ -41,8 +41,6 @@ class ResponseEnd(enum.Enum):
 class Response:
     """The response to one request.
 
-    :param size: bytes that were read.
-    :param new_lines: lines that were not known before.
     :param unended_line: what followed the last line end.
     :param caught_up: whether it repeated all lines that were known from its beginning on.
     :param tail: the last TAIL_CHECK_BYTES; empty unless it is COMPLETE.
@@ -77,9 +75,6 @@ class JobLogs:
 class LogReader:
     """Makes the requests for the log of one container.
 
-    :param path: of the pod.
-    :param container: its name.
-    :param emitter: takes the lines of the responses.
     :param observed: what is known of the container; the caller keeps it current.
     """
 

@@ -27,21 +27,17 @@ RESOURCE = "configmaps"
 async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> None:
     """Create the ConfigMap of a job, unless it exists.
 
-    :param code: the code with which it was submitted.
     :raises ApiStatusError: the request fails; 409 if another job's ConfigMap has the name.
     """
     try:
         await api.request("POST", api_paths.core(ref.namespace, RESOURCE), body=_config_map(ref, job, code))
     except ApiStatusError as e:
-        if not e.conflict or not await exists(api, ref):  # the response to an earlier request may have been lost
+        if e.status != 409 or not await exists(api, ref):  # the response to an earlier request may have been lost
             raise
 
 
 async def exists(api: Api, ref: JobRef) -> bool:
-    """Whether the ConfigMap of a job exists.
-
-    :raises ApiStatusError: the request fails.
-    """
+    """Whether the ConfigMap of a job exists."""
     path = api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
     found = await get(api, path)
     return found is not None and is_owned(found, ref)
@@ -72,15 +68,12 @@ def is_refused(error: ApiStatusError) -> bool:
     """
     if error.status == 413:
         return True
-    refuses = 400 <= error.status < 500 and error.status != 401 and not error.conflict
+    refuses = 400 <= error.status < 500 and error.status not in (401, 409)
     return refuses and bool(error.reason) and not error.transient
 
 
 def refusal(error: ApiStatusError, namespace: str) -> ManifestError | ClusterError:
-    """The error with which the task fails if its job can't get its code.
-
-    :param error: the response to the request that creates the ConfigMap.
-    """
+    """The error with which the task fails if its job can't get its code."""
     if refuses_manifest(error):  # `explain` assumes that the request creates the job
         return ClusterError(
             f"the API server refused the ConfigMap with the code ({error.status} {error.reason}). Ask the "

@@ -40,7 +40,6 @@ def is_missing(path: Path) -> bool:
 def read_code(path: Path) -> Code:
     """Pack a directory without the files that its `.ktrainignore` names, or a single file.
 
-    :param path: of the directory or file.
     :raises ManifestUnreadableError: it doesn't exist, or a file in it can't be read.
     :raises ManifestError: it is too large or empty, or it has too many files, a special file, or a symbolic link that
         leads out of it, or its `.ktrainignore` is invalid.

@@ -46,7 +46,15 @@ from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, job_pods, list_pods, read_training
+from airflow_provider_ktrain.engine.api.job_calls import (
+    JobChanged,
+    JobRead,
+    Log,
+    annotate,
+    job_pods,
+    list_pods,
+    read_training,
+)
 from airflow_provider_ktrain.engine.api.request_errors import QuotaWait, explain
 from airflow_provider_ktrain.engine.submit import code_delivery
 from airflow_provider_ktrain.engine.submit.deletion_waiter import DeletionWaiter
@@ -72,8 +80,6 @@ class CodeRefusedError(KtrainError):
 class Submitted:
     """The job that this try follows from now on.
 
-    :param ref: reference to the job.
-    :param job: the job as the API server returned it.
     :param created: False if the job of an earlier try was adopted, or if its result is used.
     """
 
@@ -94,10 +100,7 @@ class Posting:
         self.until = 0.0  #: time.monotonic() from which the API server doesn't process it any more
 
     async def send(self, api: Api, path: str, body: Object) -> Object:
-        """Send the request and return the response.
-
-        :raises ApiStatusError, ApiUnavailable: as `Api.request`.
-        """
+        """Send the request and return the response."""
         self.until = time.monotonic() + CREATE_SECONDS
         query = {"fieldValidation": "Strict"}
         request = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
@@ -170,7 +173,7 @@ class _Claim:
                 return await ask()
             except (ApiStatusError, ApiUnavailable) as e:
                 # 409: a quota was updated at the same time
-                again = e.transient or (isinstance(e, ApiStatusError) and e.conflict)
+                again = e.transient or (e.status == 409)
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if not again or now + delay > failing_since + self.patience:
@@ -274,7 +277,6 @@ class _Claim:
     async def give_code(self, taken: Submitted) -> None:
         """Create the ConfigMap that the pods of the job wait for.
 
-        :param taken: the job, which this try owns.
         :raises CodeRefusedError: the API server refuses the ConfigMap.
         """
         wanted = code_hash(taken.job)
@@ -325,8 +327,6 @@ class _Claim:
         From then on, requests of the previous owner are rejected, because the owner and the resourceVersion are
         different. If the job was paused by its Workload, that is activated, and then the mark of the suspension is
         removed: a try that ends in between leaves it to the next one.
-
-        :param suspended: whether a release suspended the job.
         """
         paused = suspended and kueue.queue_of(found)
         workload = await kueue.find_workload(self.api, await self.ref(found)) if paused else None
@@ -347,7 +347,7 @@ class _Claim:
             ref = await self.ref(job)
             if workload is not None:
                 await kueue.set_active(self.api, self.target.namespace, workload, True)
-                job = await kueue.mark_suspended(self.api, ref, await self.find() or job, "")
+                job = await annotate(self.api, ref, await self.find() or job, {SUSPENDED_ANNOTATION: ""})
         except ApiStatusError as e:
             if e.status in (404, 409):
                 return None
@@ -382,17 +382,12 @@ async def submit(
 
     :param build: returns the stamped manifest for the value of its submission label. If it is invalid: its metadata.
     :param first_try: first try since the task was cleared, by `core.adoption.first_try_since_clear`.
-    :param reattach: whether a live job of an earlier try is adopted. Default: "always".
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 120.
     :param quota_patience: how long to repeat a create that exceeds a ResourceQuota, in seconds. Default: 0.
     :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.
-    :param code: files that the job's pods wait for. Default: None, the manifest mounts none.
     :param invalid: why this try can't create a job. It can take over the job of an earlier try. With `if_unchanged`, an
         invalid manifest counts as changed, so the job is released; one that can't be read now (the error isn't `final`)
         doesn't prove a change. Default: None, the manifest is valid.
-    :param posting: the create request, which goes on if this is canceled.
-    :param end_job: releases the job of an earlier try that is replaced.
-    :param log: where decisions are logged.
     :raises CodeRefusedError: the API server refuses the job's code.
     :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest; or `invalid` is
         set, and no earlier try has left a job.
@@ -424,8 +419,6 @@ async def find_own(api: Api, kind: Kind, version: str, namespace: str, name: str
     """The job of this name, if this try or an earlier one of its task has created it; else None.
 
     The name alone doesn't prove that the job is ours.
-
-    :raises ApiStatusError, ApiUnavailable: the request fails.
     """
     job = await get(api, api_paths.jobs(kind, version, namespace, name), timeout=1)
     owner = None if job is None else Owner.of(job)

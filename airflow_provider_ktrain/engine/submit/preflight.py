@@ -57,14 +57,10 @@ async def preflight(
     these checks find an error, it requests a dry run of the creation, which also runs the operator's webhook. Nothing
     is created.
 
-    :param request: the job, with a manifest.
-    :param namespace: where it would be created.
     :param rendered: False if values are still templates: then there is no dry run. Default: True.
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
-    :param log: as of `read_served`. Default: None, nowhere.
     :raises OperatorMissingError, VersionNotServedError, RuntimeMismatchError: the cluster can't run the job as it is.
     :raises ManifestError: the job has code and no command.
-    :raises UnreachableError, AccessError, ClusterError: a request fails.
     """
     kind = request.kind
     version = await served_version(api, kind, patience=patience)

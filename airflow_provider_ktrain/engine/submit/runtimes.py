@@ -38,13 +38,9 @@ async def read_served(
 ) -> Served | None:
     """What the cluster serves for a job. None: jobs of this kind have no runtime.
 
-    :param version: API version of the kind, without the group.
-    :param manifest: of the job; it names the runtime.
-    :param namespace: of the job.
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
     :param log: where to log what is left out because of an older operator or a missing right. Default: None, nowhere.
     :raises RuntimeMismatchError: the runtime does not exist.
-    :raises AccessError, UnreachableError, ClusterError: a request fails.
     """
     if kind.runtimes is None:
         return None
@@ -112,10 +108,7 @@ async def answer_to(
     """The object at a path, or that it isn't found (404) or may not be read (403).
 
     :param end: value of `time.monotonic()` until which requests are repeated. Default: 0, not at all.
-    :param log: where to log that requests are repeated. Default: None, nowhere.
     :param optional: after SCHEMA_PATIENCE_SECONDS, errors of the API server (5xx) are answers, too. Default: False.
-    :param metadata_only: as of `Api.request`. Default: False.
-    :raises AccessError, UnreachableError, ClusterError: the request fails.
     """
     schema_end = time.monotonic() + SCHEMA_PATIENCE_SECONDS
 

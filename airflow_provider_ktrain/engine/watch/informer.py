@@ -278,7 +278,7 @@ class SharedInformer:
             self._note_unreachable(error)
         except ApiStatusError as error:
             wait = error.retry_after
-            if error.gone:
+            if error.status == 410:  # the resourceVersion has expired
                 self._version = ""
                 self.stats["expired"] += 1
             elif error.transient:
@@ -337,7 +337,7 @@ class SharedInformer:
             try:
                 page = await self._api.request("GET", self._path, query=query)
             except ApiStatusError as error:
-                if not error.gone or "continue" not in query:
+                if error.status != 410 or "continue" not in query:
                     raise
                 uids, changed = set(), []
                 query = dict(self._selectors)  # the continue token has expired: list all at once
@@ -441,8 +441,6 @@ def shared_informer(
     """The informer of this path and these selectors for this Api.
 
     It starts with the first subscription and stops some seconds after the last one has ended.
-
-    :param refusal_level: with which it logs that the API server rejects the watch. Default: WARNING.
     """
     # The Api holds them, so a new Api for the same connection never gets an informer that is being closed.
     key = (path, label_selector, field_selector)

@@ -25,11 +25,7 @@ class Wakeup:
             self._waiter.set_result(None)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until this is set, and unset it.
-
-        :param timeout: in seconds. Default: none.
-        :return: whether it was set in time.
-        """
+        """Wait until this is set, and unset it; returns whether it was set within `timeout` seconds."""
         if not self._set:
             loop = asyncio.get_running_loop()
             waiter = self._waiter = loop.create_future()
@@ -58,10 +54,7 @@ class StopSignal:
         self._waiting: tuple[asyncio.AbstractEventLoop, Wakeup] | None = None
 
     def request(self, reason: str) -> None:
-        """Request the end.
-
-        :param reason: a clause for the log.
-        """
+        """Request the end. The reason is a clause for the log."""
         self.reason = reason
         if self._waiting is not None:
             loop, wakeup = self._waiting
@@ -69,10 +62,7 @@ class StopSignal:
                 loop.call_soon_threadsafe(wakeup.set)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the end is requested; returns whether it is.
-
-        :param timeout: in seconds. Default: none.
-        """
+        """Wait until the end is requested, for at most `timeout` seconds; returns whether it is."""
         wakeup = Wakeup()
         self._waiting = asyncio.get_running_loop(), wakeup
         if self.reason is None:

@@ -1,0 +1,335 @@
+"""One execution of a training task in a worker: submit, follow, defer, resume, finish."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.errors import AccessError, KtrainError
+from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
+from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout
+from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.text.output import clipped
+from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover, seconds_in_worker
+from airflow_provider_ktrain.engine.follow.following import Noticed
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE, Outcome, cause_of, read_event
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
+from airflow_provider_ktrain.engine.training import RETRY_SECONDS
+from airflow_provider_ktrain.exceptions import (
+    TrainingReleaseError,
+    TrainingSupersededError,
+    as_airflow_errors,
+    failure,
+)
+from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
+from airflow_provider_ktrain.operators import airflow_settings, asset_events, reported_outcome, task_store
+from airflow_provider_ktrain.operators.job_parameters import JobParameters
+from airflow_provider_ktrain.operators.submission import Submission
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from airflow_provider_ktrain.worker_host import WorkerHost
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+KILLED = "the task received SIGTERM"
+
+
+class TaskRun:
+    """What one process does for a task: from the submission to the deferral, or from a resume to the end."""
+
+    def __init__(self, operator: JobParameters, context: Context) -> None:
+        self._operator, self._context, self._log = operator, context, operator.log
+        self._ti = context["ti"]
+        self._host: WorkerHost | None = None
+        self._killed = False
+        # what this process knows about the training, for OpenLineage; a deferral ends the process
+        self.job: Mapping[str, str] = {}  #: the XCom `job`, if this process has pushed it
+        self.outcome: Outcome | None = None
+
+    def kill(self) -> None:
+        """Handle SIGTERM, in a signal handler. Whether it is a kill depends on the task's state in Airflow."""
+        self._killed = True
+        if self._host is not None:
+            self._host.kill(KILLED)
+
+    def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
+        """The host, to which `kill` passes kills from now on, also one that has come before."""
+        self._host = host
+        if self._killed:
+            host.kill(KILLED)
+        return host
+
+    @as_airflow_errors()
+    def execute(self) -> Any:
+        """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
+        operator, context, log = self._operator, self._context, self._log
+        if not operator.server_dry_run and (earlier := self._earlier_success()):
+            return self._conclude(earlier, Event.SUCCESS_FOUND)
+        request = operator._request(context)
+        hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
+        submission = Submission(request, context, hook, patience=operator.patience)
+        with self._reachable_by_kill(WorkerHost(hook, log, self._ti)) as host:
+            if operator.server_dry_run:
+                log.info(host.call(lambda api, _: submission.try_out(api, log)))
+                operator.outlets = []  # nothing was trained: the assets get no event
+                return None
+            host.expect(submission, request.on_finish_action)
+            submission.settle(context, lambda job: host.call(lambda api, _: submission.cluster(api, job, log)), log)
+            submitted = host.submit(submission)
+            self._note(submission, submitted)
+            airflow_settings.check(operator, submitted.ref)
+            host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
+            options = operator._options(submitted.job)
+            until = time.monotonic() + compat.worker_seconds() if operator.deferrable else None
+            patience = 0.0 if compat.has_retry(context) else operator.patience
+            outcome = host.follow(submitted.ref, options, until, patience=patience)
+            if outcome is not None:
+                return self._finish(outcome, host)
+            self._defer(self._deferral(submitted.ref, options, host.handover), host)
+
+    def _note(self, submission: Submission, submitted: Submitted) -> None:
+        """Describe the job, store and push its identity. A failure is only logged: it is also found by its name."""
+        with self._only_logged(f"{submitted.ref} is followed, but could not be described in the log."):
+            submission.announce(submitted, self._log)
+        with self._only_logged(f"{submitted.ref} is followed, but its identity could not be stored in Airflow."):
+            submission.remember(self._context, submitted)
+            self._push_job(submitted.ref.described(code_hash(submitted.job)))
+
+    @contextlib.contextmanager
+    def _only_logged(self, what: str) -> Iterator[None]:
+        """Log an error of the body, below the line `what`: it must not hide how the training ended."""
+        try:
+            yield
+        except Exception as e:
+            self._log.warning("%s\n%s", what, e)
+
+    def _push_job(self, job: dict[str, str]) -> None:
+        """Push the job's identity and its links, which users see while the job runs."""
+        self.job = job
+        compat.push(self._context, "job", job)
+        compat.push(self._context, TrainingPageLink().xcom_key, page_url(TaskInstanceId.of(self._ti)))
+        compat.push(self._context, TrainingJobLink().xcom_key, url_of(job))
+
+    # deferral and resume
+
+    def _deferral(self, ref: JobRef, options: Options, handover: Handover) -> Deferral:
+        return Deferral(ref, options, handover, self._operator.kubernetes_conn_id, self._operator.cluster_context)
+
+    def _defer(self, deferral: Deferral, host: WorkerHost | None = None) -> NoReturn:
+        """Defer: a trigger follows the job from now on.
+
+        :param host: the host that is responsible for the job until Airflow's TaskDeferred leaves it. Default: None.
+        """
+        with self._only_logged(
+            f"Lines of {deferral.job} may be repeated if its trigger fails: its arguments were not stored."
+        ):
+            task_store.write_deferral(self._context, deferral)
+        if hint := compat.trigger_log_hint():
+            self._log.info(hint)
+        trigger = TrainingJobTrigger(**deferral.to_dict())
+        timeout = deferral_timeout(deferral.options.deadline, time.time(), self._operator.defer_padding)
+        if host is not None:
+            host.check()
+        self._log.info("Deferred: the triggerer now follows %s.", deferral.job)
+        self._operator.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
+
+    @as_airflow_errors()
+    def resume(self, event: Mapping[str, Any]) -> Any:
+        """Return the result, raise the cause, or follow the job if its trigger failed."""
+        ended = read_event(event)
+        return self._finish(self._with_release(ended)) if isinstance(ended, Outcome) else self._follow_in_worker(ended)
+
+    @as_airflow_errors()
+    def resume_after_failure(self, next_kwargs: Mapping[str, Any] | None, otherwise: Callable[[], Any]) -> Any:
+        """Resume after a trigger that failed, or whose deferral timed out.
+
+        :param otherwise: what Airflow does; called after a timeout if this try has no job.
+        """
+        reason = compat.trigger_failure(next_kwargs)
+        if reason is None:
+            found = self._deferral_of_this_try()
+            return otherwise() if found is None else self._end_after_deferral(found[0])
+        if trace := compat.trigger_traceback(next_kwargs):
+            self._log.warning("Traceback of the trigger:\n%s", trace)
+        return self._follow_in_worker(reason)
+
+    def _end_after_deferral(self, deferral: Deferral) -> Any:
+        """Airflow's timeout of the deferral has expired: conclude a job that has ended, or release it."""
+        limit = self._operator.execution_timeout
+        expired = Noticed(Event.DEFERRAL_EXPIRED, Limit.EXECUTION, limit.total_seconds() if limit is not None else 0.0)
+        with self._patient_host(self._operator.patience) as host:
+            return self._finish(self._followed_to_the_end(host, deferral, expired), host)
+
+    def _follow_in_worker(self, reason: str) -> Any:
+        """Follow a job whose trigger failed, for longer after each failure, and then defer again.
+
+        Nothing is released: a failed trigger proves nothing about its job. Logs are read from the position stored when
+        the task deferred, because Airflow overwrites the failed trigger's log with that of the next trigger.
+        """
+        found, log = self._deferral_of_this_try(), self._log
+        if found is None:
+            raise KtrainError(
+                f"the trigger failed ({clipped(reason, 80)}), and the task store contains no job to follow. A retry "
+                "adopts the job; without a retry, release it with ReapTrainingJobsOperator"
+            )
+        deferral, since = found
+        log.warning("Lines since %s may be repeated: the trigger failed.", since)
+        deferral = replace(deferral, failures=deferral.failures + 1)
+        seconds = seconds_in_worker(deferral.failures, self._operator.seconds_in_worker)
+        log.warning("The trigger failed: %s. The job is not affected.", clipped(reason, 150))
+        how_long = "to its end" if seconds is None else f"for {seconds:.0f} s and then defers again"
+        log.info("This worker follows %s %s (trigger failure %d).", deferral.job, how_long, deferral.failures)
+        until = None if seconds is None else time.monotonic() + seconds
+        patience = self._operator.patience if seconds is None else seconds
+        try:
+            host = self._patient_host(patience)
+        except AccessError:
+            if seconds is None:
+                raise
+            self._defer(deferral)
+        with host:
+            try:
+                outcome = host.follow_on(deferral, until, patience=patience, first=Noticed(Event.TRIGGER_FAILED))
+            except Exception:
+                host.check()
+                if seconds is None:
+                    raise
+                outcome = None
+            if outcome is not None:
+                return self._finish(outcome, host)
+            self._defer(replace(deferral, handover=host.handover), host)
+
+    def _followed_to_the_end(self, host: WorkerHost, deferral: Deferral, first: Noticed) -> Outcome:
+        outcome = host.follow_on(deferral, None, patience=self._operator.patience, first=first)
+        assert outcome is not None  # only with `until`
+        return outcome
+
+    def _patient_host(self, patience: float) -> WorkerHost:
+        """A host for an existing job. A connection that can't be read is retried: its secrets backend may be down.
+
+        :raises AccessError: it still can't be read.
+        """
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return self._reachable_by_kill(WorkerHost.connected(self._operator, self._ti))
+            except AccessError as e:
+                if self._killed or time.monotonic() + RETRY_SECONDS > until:
+                    raise
+                self._log.warning("The connection can't be read. Retrying in %.0f s.\n%s", RETRY_SECONDS, e)
+                time.sleep(RETRY_SECONDS)
+
+    def _deferral_of_this_try(self) -> tuple[Deferral, str] | None:
+        """The deferral of this try's last trigger, and since when its lines may be repeated.
+
+        If only the job of this try is stored, the deferral has defaults. None if that isn't stored either.
+        """
+        if found := task_store.read_deferral(self._context):
+            return found
+        job = task_store.read_job(self._context)
+        if job is None or job.owner != str(self._ti.id):
+            return None
+        return self._deferral(job, self._operator._options({}), Handover()), "the job's start"
+
+    def _with_release(self, outcome: Outcome) -> Outcome:
+        """Complete the release of a job that has not ended, if the trigger could not: it may have ended since."""
+        if not outcome.release_error or outcome.succeeded or outcome.kept:
+            return outcome
+        if (found := self._deferral_of_this_try()) is None:
+            return outcome
+        failed = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
+        try:
+            with self._patient_host(self._operator.patience) as host:
+                return self._followed_to_the_end(host, found[0], failed)
+        except KtrainError as e:  # must not hide how the training ended
+            command = found[0].job.delete_command
+            self._log.error("The release could not be completed. To delete the job, run: %s\n%s", command, e)
+            return outcome
+
+    # the end
+
+    def _earlier_success(self) -> Outcome | None:
+        """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
+        outcome = task_store.read_earlier_success(self._context)
+        if outcome is not None:
+            self._log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
+            with self._only_logged("The identity of the job could not be pushed to Airflow."):
+                if job := task_store.read_job_description(self._context).get("job"):
+                    self._push_job(job)
+        return outcome
+
+    def _finish(self, outcome: Outcome, host: WorkerHost | None = None) -> Any:
+        """Store the outcome, so that no later try repeats the training; then conclude.
+
+        :param host: which has followed it in this process. Default: None, another process did.
+        """
+        context, stored = self._context, False
+        with self._only_logged("The outcome could not be stored in the task store."):
+            stored = outcome.superseded or task_store.write_outcome(context, outcome)
+        with self._only_logged("The failed nodes could not be stored in the task store."):
+            nodes = (outcome.cause or {}).get("failed_nodes")
+            if nodes and self._operator.avoid_failed_nodes and task_store.add_failed_nodes(context, nodes):
+                self._log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
+        with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
+            reported_outcome.count(outcome, context)
+        proven = stored or not outcome.succeeded
+        return self._conclude(outcome, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
+
+    def _conclude(self, outcome: Outcome, event: Event, host: WorkerHost | None = None) -> Any:
+        """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
+
+        :param event: what is known about the outcome: OUTCOME_STORED, OUTCOME_NOT_STORED or SUCCESS_FOUND.
+        """
+        operator, context, log = self._operator, self._context, self._log
+        self.outcome = outcome = operator._with_fit_result(outcome)
+        if outcome.superseded:
+            raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
+        with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
+            reported_outcome.push(outcome, context, all_xcoms=operator.do_xcom_push)
+        if outcome.succeeded:
+            compat.push_return_value(context, operator, outcome.result)
+            if operator.outlets:
+                with self._only_logged("The asset events of the outlets do not contain the training's result."):
+                    asset_events.add_training(context, operator.outlets, outcome, log)
+        unreleased = "" if outcome.succeeded and outcome.kept else outcome.release_error
+        if outcome.kept:
+            left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, host)
+            unreleased = left if outcome.release_error else ""
+        if outcome.succeeded:
+            if unreleased and compat.has_retry(context):
+                raise TrainingReleaseError(f"the training succeeded, but its pods may hold accelerators: {unreleased}")
+            return operator._returned(outcome)
+        codes = operator.skip_on_exit_code
+        if not unreleased and outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ()):
+            raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
+        raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
+
+    def _release_ended_job(self, job: JobRef, event: Event, host: WorkerHost | None) -> str:
+        """Delete the job, unless its status is the only proof of its success; returns why that failed, or ""."""
+        if event is Event.OUTCOME_NOT_STORED:
+            if compat.has_task_store(self._context):
+                self._log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
+            else:
+                self._log.info(
+                    "The succeeded job is kept for a retry, without running pods.\n%s: %s",
+                    compat.WHO_DELETES_IT,
+                    job.delete_command,
+                )
+        try:
+            with contextlib.nullcontext(host) if host else WorkerHost.connected(self._operator, self._ti) as used:
+                error = used.outcome_stored(job, event)
+        except Exception as e:  # must not hide how the training ended
+            self._log.error("%s", e)
+            error = str(e)
+        if error and event is not Event.OUTCOME_NOT_STORED:
+            self._log.warning("The job could not be deleted. To delete it, run: %s", job.delete_command)
+        return error
