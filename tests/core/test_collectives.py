@@ -51,6 +51,7 @@ def test_replica_that_has_not_failed_and_reports_no_timeout_is_named() -> None:
     assert (cause.category, cause.replica) == (Category.INFRASTRUCTURE, "Worker 2")
     assert "1: reports no timeout [Worker 2]" in cause.detail
     assert "Worker 0 lost a peer" in cause.detail
+    assert cause.failed_nodes == {}, "its silence doesn't prove that its node is broken"
 
 
 def test_most_replicas_are_not_named_for_their_silence() -> None:
@@ -66,7 +67,14 @@ def test_replica_whose_log_is_not_known_is_not_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [DUMP.format(rank=2, work=7), "[2] finished collective #7, but didn't join collective"]
+    "line",
+    [
+        DUMP.format(rank=2, work=7),
+        "\t     [2] finished collective #7, but didn't join collective #8 (count from 1)",
+        "\t - To our best knowledge, ranks [2] are the lagging ranks that caused this timeout. They never joined any "
+        "collectives",
+    ],
+    ids=["flight recorder", "desync", "desync, never joined"],
 )
 def test_rank_that_has_not_joined_is_named(line: str) -> None:
     cause = cause_of(2, {}, worker_0=waits(0, 1) + line, worker_1=waits(3, 4))
@@ -186,6 +194,22 @@ def test_nobody_is_named_if_two_replicas_report_the_same_rank() -> None:
     assert cause.summary.startswith("Worker 0 lost a peer, and no replica reports why")
 
 
-def test_only_lines_of_the_watchdog_are_kept() -> None:
-    assert all(map(is_report, waits(0).splitlines()))
+PROCESS_FAILED = (
+    "E0626 06:25:44.697000 24034 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) "
+    "local_rank: 0 (pid: 24067) of binary: /opt/venv/bin/python\n"
+)
+
+
+def test_timeout_of_processes_that_torchrun_has_replaced_is_not_compared() -> None:
+    """The first ones waited for work 3, of which the last ones know nothing."""
+    zero, one, two = (f"{waits(n, work=3 if n else 2)}{PROCESS_FAILED}step 1\n" for n in range(3))
+    one, others = one + waits(1, work=8), (zero + waits(0, work=9), two + waits(2, work=9))
+    cause = cause_of(3, {}, worker_0=others[0], worker_1=one, worker_2=others[1])
+    assert cause.summary == (
+        "NCCL timed out after 600 s: Worker 1 waits in ALLREDUCE (work 8), 2 other replicas wait in ALLREDUCE (work 9)"
+    )
+
+
+def test_only_lines_of_the_watchdog_and_ends_of_processes_are_kept() -> None:
+    assert all(map(is_report, (*waits(0).splitlines(), PROCESS_FAILED)))
     assert not is_report("step 12 loss 0.5")

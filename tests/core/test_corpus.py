@@ -18,7 +18,7 @@ from .test_diagnosis import failed, pod
 
 CORPUS = Path(__file__).parent / "corpus"
 #: how many causes are found; docs/how-to/failures.md states the share
-FOUND = 186
+FOUND = 227
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -41,6 +41,8 @@ def evidence_of(case: dict[str, Any]) -> Evidence:
         "metadata": {"name": "train"},
         "status": failed(at=3000, message="")["status"] if starts else {"conditions": []},
     }
+    if "job_events" in case:
+        return make_evidence(job, [], [event | {"involvedObject": {"name": "train"}} for event in case["job_events"]])
     pods, logs, events = [], {}, []
     for name, it in replicas.items():
         role, _, index = name.partition(" ")
@@ -55,6 +57,10 @@ def evidence_of(case: dict[str, Any]) -> Evidence:
             container["state"]["terminated"].update(it["terminated"])
         if "pod" in it and "log" not in it and "exit" not in it:
             del status["containerStatuses"]  # the pod was rejected or evicted
+        if "unschedulable" in it:
+            del status["containerStatuses"], made["spec"]["nodeName"]
+            reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            status.update(phase="Pending", conditions=[reason | {"message": it["unschedulable"]}])
         if "waiting" in it:
             container["state"] = {"waiting": it["waiting"]}
             status["phase"] = "Pending"
@@ -73,6 +79,8 @@ def problem_of(case: dict[str, Any]) -> str:
     replica = case.get("replica", "Worker 0")
     expected = case["line"] if isinstance(case["line"], list) else [case["line"]]
     wrong = [f"lacks {part!r}" for part in expected if part not in cause.summary]
+    if case.get("advice", "") not in cause.resolution:
+        wrong.append(f"advice {cause.resolution!r}")
     if cause.category != case["category"]:
         wrong.append(f"category {cause.category} instead of {case['category']}")
     if cause.replica != replica:
@@ -100,8 +108,8 @@ def test_corpus_is_large_and_each_case_has_a_source() -> None:
         for source in case["sources"]:
             assert re.fullmatch(r"[\w.-]+/[\w.-]+(#\d+)?", source), name
         assert case.keys() <= {
-            "source", "sources", "log", "exit", "terminated", "pod", "waiting", "events", "replicas", "gpus",
-            "category", "line", "replica", "blames",
+            "source", "sources", "log", "exit", "terminated", "pod", "waiting", "unschedulable", "events", "job_events",
+            "replicas", "gpus", "category", "line", "replica", "blames", "advice",
         }, name  # fmt: skip
 
 

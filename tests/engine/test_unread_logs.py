@@ -89,8 +89,11 @@ async def test_reports_of_a_timeout_are_kept_before_the_last_lines(is_followed: 
 
 
 @pytest.mark.parametrize("is_followed", [True, False])
-async def test_reports_of_a_timeout_that_the_program_survived_explain_no_later_end(is_followed: bool) -> None:
-    """torchrun has started its processes again in the same container. Then they trained for an hour."""
+@pytest.mark.parametrize("began", [3600, 300])
+async def test_reports_of_a_timeout_that_the_program_survived_explain_no_later_end(
+    is_followed: bool, began: int
+) -> None:
+    """torchrun has started its processes again in the same container. They trained for an hour, or for minutes."""
     kube = FakeKube()
     pod = kube.pod("w", state="terminated", phase="Failed")
     ended = (
@@ -98,8 +101,13 @@ async def test_reports_of_a_timeout_that_the_program_survived_explain_no_later_e
         "exception: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, "
         "Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
     )
-    lines = [*((0, line) for line in (*WATCHDOG, ended)), *((3600 + n, f"step {n}") for n in range(2 * TAIL_LINES))]
-    lines.append((3600 + 2 * TAIL_LINES, "the data set has a damaged file"))
+    torchrun = (
+        "E0626 06:24:45.697000 24034 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) "
+        "local_rank: 1 (pid: 24067) of binary: /opt/venv/bin/python"
+    )
+    lines = [(0, line) for line in (*WATCHDOG, ended, torchrun)]
+    lines += [(began + n, f"step {n}") for n in range(2 * TAIL_LINES)]
+    lines.append((began + 2 * TAIL_LINES, "the data set has a damaged file"))
     found = await gathered(kube, pod, lines, is_followed)
     cause = diagnose(make_evidence(JOB, [pod], **found))
     assert cause.summary == "Worker 0 failed with exit code 1. Last log line: the data set has a damaged file"

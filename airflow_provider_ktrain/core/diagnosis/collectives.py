@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.hangs import ABSENT, SILENT, Group, Hang, Place, Process, find_odd, grouped
+from airflow_provider_ktrain.core.diagnosis.log_parser import count_replaced, is_end_of_processes
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.state.pods.objects import main_containers, name_of
@@ -46,8 +47,8 @@ class _Rank:
 
 
 def is_report(line: str) -> bool:
-    """Whether a line of a log may be one of those that are read here."""
-    return "collective" in line or "last enqueued" in line or _DUMP in line
+    """Whether a line of a log may be one of those that are read here, or ends what belongs together."""
+    return "collective" in line or "last enqueued" in line or _DUMP in line or is_end_of_processes(line)
 
 
 def explain_timeout(evidence: Evidence, lost: Cause) -> Cause | None:
@@ -102,7 +103,7 @@ def _read(logs: Mapping[str, Sequence[str]]) -> tuple[dict[int, _Rank], set[int]
     ranks: dict[int, _Rank] = {}
     never_joined: set[int] = set()
     seconds = 0.0
-    reports = {replica: [line for line in log if is_report(line)] for replica, log in logs.items()}
+    reports = {replica: [*filter(is_report, log[count_replaced(log) :])] for replica, log in logs.items()}
     numbered = {replica for replica, lines in reports.items() if any(map(_RANK.search, lines))}
     for replica, line in ((replica, line) for replica, lines in reports.items() for line in lines):
         if desync := _NEVER_JOINED.search(line):

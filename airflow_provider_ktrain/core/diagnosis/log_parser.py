@@ -81,6 +81,9 @@ _ROUTINE = re.compile(
     re.IGNORECASE,
 )
 _LAUNCHER_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
+_OF_TORCHRUN = "torch/distributed/"  #: in each line that torchrun logs
+#: in the traceback with which torchrun itself ends
+_TORCHRUN_FAILED = re.compile(r"torch/distributed/launcher/api\.py|ChildFailedError")
 
 
 def in_order(lines: Sequence[tuple[str, str]]) -> list[str]:
@@ -101,6 +104,30 @@ def in_order(lines: Sequence[tuple[str, str]]) -> list[str]:
     return [*texts[:start], *sorted(texts[start:], key=lambda text: _ROUTINE.search(text) is None)]
 
 
+def is_end_of_processes(line: str) -> bool:
+    """Whether torchrun reports by this line that one of its processes has failed, so that it ends the others."""
+    return "failed (exitcode" in line and _LAUNCHER_REPORT.search(line) is not None
+
+
+def count_replaced(lines: Sequence[str]) -> int:
+    """How many of the lines precede the processes that torchrun started last: it starts them again in the container.
+
+    What the earlier ones said was not the end of the program.
+    """
+    ends = [number for number, line in enumerate(lines, 1) if is_end_of_processes(line)]
+    if ends and not _is_replaced(lines[ends[-1] :]):
+        del ends[-1]
+    return ends[-1] if ends else 0
+
+
+def _is_replaced(rest: Sequence[str]) -> bool:
+    """Whether, by the lines after the end of its processes, torchrun has started others before it ended itself."""
+    own = next((i for i, line in enumerate(rest) if _TORCHRUN_FAILED.search(line)), None)
+    if own is not None:
+        rest = rest[: max((i for i in range(own) if rest[i].startswith(_TRACEBACK)), default=own)]
+    return any(re.search(r"\w", line) and _OF_TORCHRUN not in line for line in rest)
+
+
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     """Parse the end of a log.
 
@@ -110,6 +137,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     reported = _error_file(message)
     texts = map(own_text, log or ([] if reported else message.splitlines()))
     lines = [clipped(line) for line in texts if line is not None]
+    lines = lines[count_replaced(lines) :]
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
     text = "\n".join(clean)
     has_launcher = any(phrase in text for phrase in _LAUNCHER_MESSAGES)
@@ -171,7 +199,7 @@ def _last_lines(lines: Sequence[str]) -> Sequence[str]:
 
 def _first_to_fail(lines: Sequence[str]) -> int | None:
     """The exit code of the first process to fail: torchrun lists it last, as root cause; mpirun names its signal."""
-    root = next((i for i, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
+    root = max((i for i, line in enumerate(lines) if line.startswith("Root Cause")), default=len(lines))
     text = "\n".join(lines[root:])
     if match := re.search(r"exitcode\s*:\s*(-?\d+)", text):
         return int(match[1])

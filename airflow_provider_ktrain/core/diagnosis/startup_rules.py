@@ -248,7 +248,7 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     if "Image" in reason or "Registry" in reason:
         image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "its image")
         known = failure_patterns.explain(failure_patterns.PULL_ERRORS, f"{reason} {message}")
-        summary = f"{replica} can't pull {image}: {_pull_error(message) or reason}"
+        summary = f"{replica} can't pull {image}: {_pull_error(message, known) or reason}"
         return Cause(known.category, summary, detail, known.resolution, replica)
     if reason != "CreateContainerConfigError" and "OCI runtime" in message:
         known, error = _start_error(message)
@@ -259,13 +259,15 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
     return Cause(Category.INFRASTRUCTURE, summary, detail, "Check the node and the pod's volumes, then retry.", replica)
 
 
-def _pull_error(message: str) -> str:
-    """The end of containerd's chain of messages, where the cause is: `not found`, or at most 140 characters."""
-    line = clipped(message.strip().partition("\n")[0])
-    parts = line.split(": ")
-    if len(parts) > 1 and parts[-1] == "not found":
-        return parts[-1]
-    return next((tail for i in range(len(parts)) if len(tail := ": ".join(parts[i:])) <= 140), line[-140:])
+def _pull_error(message: str, known: FailurePattern) -> str:
+    """The end of containerd's chain of messages, where the cause is: `not found`, or about 140 characters.
+
+    :param known: what the end has to contain.
+    """
+    parts = clipped(message.strip().partition("\n")[0]).split(": ")
+    ends = [": ".join(parts[i:]) for i in range(len(parts))]
+    ends = [end for end in ends if re.search(known.pattern, end)] or ends
+    return "not found" if ends[-1] == "not found" else next((end for end in ends if len(end) <= 140), ends[-1])
 
 
 def find_start_error(reason: str, message: str) -> FailurePattern | None:
