@@ -53,6 +53,7 @@ class WorkerHost:
         self._training = Training(hook.api, host, log, self._stop)
         self._runner = asyncio.Runner()
         self._main: asyncio.Task[Any] | None = None
+        self._is_closed = False
 
     @classmethod
     def connected(cls, operator: Any, ti: Any = None) -> Self:
@@ -77,24 +78,22 @@ class WorkerHost:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._end_and_close(error)
-        finally:
-            try:
-                self._run(self._training.close())
-            finally:
-                self._runner.close()
-
-    def _end_and_close(self, error: BaseException | None) -> None:
-        """End this execution. A kill that arrives while it is closed counts: no other process would release the job."""
-        try:
             self._end(error)
-            self._run(self._training.close())
-            self._end(None)
+            self._close()
+            self._end(None)  # a kill that came while this was closed: no other process would release the job
         except TrainingKilledError:
             raise
         except BaseException as raised:
             self._end(raised)
             raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._run(self._training.close())
+            self._is_closed = True  # also if an exception cuts this off
+            self._runner.close()
 
     def _end(self, error: BaseException | None) -> None:
         """Decide what happens to the job if this execution ends before its training.
@@ -137,6 +136,11 @@ class WorkerHost:
                 await asyncio.wait([interrupted])
             return await work
 
+        if self._is_closed:
+            self._runner, self._main, self._is_closed = asyncio.Runner(), None, False
+        loop = self._runner.get_loop()
+        loop.stop()  # the last run may have asked for that and been cut off: the loop must not stop in the next one
+        loop.run_forever()
         try:
             return self._runner.run(main())
         except Stopped as e:

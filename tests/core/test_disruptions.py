@@ -377,11 +377,17 @@ def test_pod_that_is_deleted_after_the_end_of_the_job_is_no_doubt(succeeded: str
 
 
 def pod_event(
-    reason: str, at: str, uid: str, container: str = "mpi-launcher", pod: str = "run-launcher-29nzj"
+    reason: str, at: str, uid: str, container: str = "mpi-launcher", pod: str = "run-launcher-29nzj", posted: str = ""
 ) -> dict[str, Any]:
+    """As recorded in 100b.
+
+    :param at: by the clock of the node.
+    :param posted: by the clock of the API server. Default: at the same time.
+    """
     about = {"uid": uid, "name": pod, "fieldPath": f"spec.containers{{{container}}}"}
     source, last = {"component": "kubelet", "host": "node-1"}, f"2026-11-23T{at}Z"
-    return {"metadata": {}, "reason": reason, "lastTimestamp": last, "involvedObject": about, "source": source}
+    metadata = {"creationTimestamp": f"2026-11-23T{posted or at}Z"}
+    return {"metadata": metadata, "reason": reason, "lastTimestamp": last, "involvedObject": about, "source": source}
 
 
 STARTED, KILLED = ("Started", "14:34:59", "a"), ("Killing", "14:35:23", "a")
@@ -397,7 +403,9 @@ STARTED, KILLED = ("Started", "14:34:59", "a"), ("Killing", "14:35:23", "a")
         (((*KILLED[:1], "14:35:25", "a"), ("Started", "14:35:25", "a")), "by itself"),  # restarted in the same second
         ((("Killing", "14:30:00", "a"),), None),  # an earlier job had the same name
         ((STARTED, ("Killing", "14:35:28", "a")), "stopped"),  # the job ended in this second
-        ((STARTED, ("Killing", "14:35:29", "a")), "by itself"),  # a clean-up
+        ((("Killing", "14:35:29", "a"),), None),  # of a pod that the operator has created after the end
+        ((STARTED, KILLED, ("Started", "14:35:29", "b"), ("Killing", "14:35:50", "b")), "stopped"),  # the same
+        ((STARTED, ("Started", "14:35:10", "b"), ("Killing", "14:35:23", "a")), "by itself"),  # a silent node returns
         ((STARTED, ("Killing", "14:35:23", "a", "istio-proxy")), "by itself"),  # a sidecar
         ((STARTED, ("Killing", "14:35:23", "a", "mpi-launcher", "run-launcher-x-launcher-29nzj")), "by itself"),
         ((("Killing", "14:35:23", "a", "mpi-launcher", "run-worker-0"),), None),  # no success depends on it
@@ -413,13 +421,42 @@ def test_events_show_how_an_unseen_pod_ended(events: Sequence[tuple[str, ...]], 
     assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)]) == expected
 
 
-@pytest.mark.parametrize(("killed", "stopped"), [("2026-01-01T12:09:59Z", True), ("2026-01-01T12:10:00Z", False)])
-def test_worker_of_an_elastic_job_is_stopped_when_another_one_has_succeeded(killed: str, stopped: bool) -> None:
+@pytest.mark.parametrize("node", ["ahead", "behind"])
+def test_clock_of_the_node_hides_no_stop(node: str) -> None:
+    """The launcher is stopped 5 s before the end of the job, and another one starts 2 s after the end."""
+    killed, started = ("14:35:38", "14:35:45") if node == "ahead" else ("14:35:08", "14:35:15")
+    listed = [
+        pod_event("Killing", killed, "a", posted="14:35:23"), pod_event("Started", started, "b", posted="14:35:30"),
+    ]  # fmt: skip
+    job = at_the_end("100b-mpi-evicted-exit-0-launcher").job
+    assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)])["Launcher", 0]
+
+
+def test_stop_that_is_reported_late_counts() -> None:
+    """The kubelet posts an event again while the API server is away. Nobody stops a container that has ended."""
+    job = at_the_end("100b-mpi-evicted-exit-0-launcher").job
+    listed = [pod_event(*STARTED), pod_event(*KILLED, posted="14:35:58")]
+    assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)])["Launcher", 0]
+
+
+def test_suffix_of_a_launcher_may_have_digits_only() -> None:
+    job = at_the_end("100b-mpi-evicted-exit-0-launcher").job
+    listed = [pod_event(*event, pod="run-launcher-20417") for event in (STARTED, KILLED)]
+    assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)])["Launcher", 0]
+
+
+@pytest.mark.parametrize(("killed", "stopped"), [("12:09:59", True), ("12:10:00", False)])
+@pytest.mark.parametrize("node", ["12:09:50", "12:10:10"])
+def test_worker_of_an_elastic_job_is_stopped_when_another_one_has_succeeded(
+    node: str, killed: str, stopped: bool
+) -> None:
     """training-operator ends such a job with its first Worker, and cleanPodPolicy stops the others at once."""
     job = job_that_succeeded("2026-01-01T12:10:00Z")
     template = {"spec": {"containers": [{"name": "pytorch"}]}}
     job["spec"] = {"elasticPolicy": {}, "pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}}
-    event = pod_event("Killing", "00:00:00", "a", "pytorch", "j-worker-0") | {"lastTimestamp": killed}
+    at, posted = (f"2026-01-01T{time}Z" for time in (node, killed))
+    event = pod_event("Killing", "00:00:00", "a", "pytorch", "j-worker-0")
+    event |= {"lastTimestamp": at, "metadata": {"creationTimestamp": posted}}
     found = ends_in_events(kind_of("PyTorchJob"), job, [event], [("Worker", 0)])
     assert bool(found.get(("Worker", 0))) is stopped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -94,3 +95,46 @@ def test_kill_after_the_deferral_looks_for_the_job(error: type[BaseException] | 
     with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError), hook.host:
         raise TaskDeferred(trigger=None, method_name="execute_complete")
     assert submission.searched
+
+
+class CutOffHook(NoClusterHook):
+    """While its client and the event loop are closed, an exception of a signal handler leaves the loop.
+
+    :param rounds: of the loop until then.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self._rounds = rounds
+
+    @contextlib.asynccontextmanager
+    async def api(self, ref: JobRef | None = None) -> AsyncIterator[Any]:
+        yield None
+        loop = asyncio.get_running_loop()
+
+        def wait_or_raise() -> None:
+            self._rounds -= 1
+            if self._rounds == 0:
+                raise SystemExit
+            if self._rounds > 0:
+                loop.call_soon(wait_or_raise)
+
+        loop.call_soon(wait_or_raise)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'BaseEventLoop:RuntimeWarning")
+@pytest.mark.parametrize("rounds", range(1, 9))
+def test_exception_while_the_event_loop_is_closed_does_not_keep_the_job(rounds: int) -> None:
+    """It may come when the loop is about to stop: the run that looks for the job must not stop instead."""
+    submission = FailingSubmission()
+    host = WorkerHost(CutOffHook(rounds), logging.getLogger(__name__), Ti("run", 1, 1))
+    host.expect(submission, OnFinishAction.DELETE_JOB)
+
+    async def open_client(api: Any, namespace: str) -> None: ...
+
+    host.call(open_client)
+    ends = pytest.raises((SystemExit, TaskDeferred))
+    with supervised(Supervisor(TaskInstanceState.FAILED)), ends as ended, host:
+        raise TaskDeferred(trigger=None, method_name="execute_complete")
+    assert submission.searched == (ended.type is SystemExit)  # the last rounds come after the loop is closed
+    assert submission.searched or rounds > 1

@@ -144,7 +144,8 @@ class Kind:
         for role in self.replicas(job):
             prefix = f"{(job.get('metadata') or {}).get('name')}-{role.lower()}"
             if found := _REST_OF_POD_NAME.fullmatch(pod_name.removeprefix(prefix)):
-                return role, int(found["index"] or 0)
+                # five characters of a pod of a role without indexes may all be digits
+                return role, 0 if role in self.single_roles else int(found["index"] or 0)
         return None
 
     def deciding_replicas(self, job: Mapping[str, Any]) -> set[tuple[str, int]]:

@@ -10,6 +10,7 @@ If nobody has seen a pod, the kubelet's events show it, and the conditions of a 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -163,33 +164,49 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
     """How the last containers of replicas ended whose pods nobody has seen, by the kubelet's events about them.
 
     The kubelet reports with the reason Killing that it stops a container (recordings 100b and 107c). It reports nothing
-    about a container that ends by itself.
+    about a container that ends by itself. So if it stops the one of a replica on which the success depends, it does so
+    before the end of the job. The clock of a node may differ from that of the API server, which says when an event was
+    posted: a node's times only order the events of one pod.
 
     :param events: with the reasons Started and Killing, also about pods of other jobs.
     :return: the text of a `StoppedPod`, or "" if nobody stopped it; without the replicas that have no events.
     """
-    last: dict[Replica, tuple[float, bool, str]] = {}
-    resumed, job_end = objects.resumed_at(job), epoch_seconds(ended_at(job))
-    wanted, began = set(lost), objects.created_at(job) or 0.0
+    resumed, job_end = objects.resumed_at(job) or 0.0, epoch_seconds(ended_at(job)) or math.inf
+    wanted, job_began = set(lost), objects.created_at(job) or 0.0
     main = {
         role: kind.main_container_name(job, spec.get("template") or {}) for role, spec in kind.replicas(job).items()
     }
+    by_pod: dict[tuple[Replica, str], list[Json]] = {}
     for event in events:
-        about, at = event["involvedObject"], objects.event_time(event)
+        about = event["involvedObject"]
         replica = kind.replica_of(job, str(about.get("name")))
         if replica not in wanted or about.get("fieldPath") != f"spec.containers{{{main[replica[0]]}}}":
             continue
-        starts = event.get("reason") == "Started"
-        if at < began or (resumed is not None and (at, starts) <= (resumed, False)):
-            continue  # of an earlier job of this name, or before a queue resumed this one
         # an elastic job ends with its first Worker, and the operator stops the others
         stops_others = kind.scaling.is_elastic(job) and kind.count(job, replica[0]) > 1
-        if job_end is None or at < job_end or (at == job_end and not stops_others):
-            node = str((event.get("source") or {}).get("host") or "its node")
-            # in one second, a container is stopped (by a liveness probe) and started again
-            last[replica] = max((at, starts, node), last.get(replica, (0.0, False, "")))
-    text = "{} ended with exit code 0 after it was stopped on {}".format
-    return {one: "" if runs else text(kind.replica_name(*one), node) for one, (_, runs, node) in last.items()}
+        if _starts(event) or not stops_others or _posted_at(event) < job_end:
+            by_pod.setdefault((replica, str(about.get("uid"))), []).append(event)
+    newest: dict[Replica, tuple[float, str]] = {}
+    for (replica, _), of_pod in by_pod.items():
+        first = min(of_pod, key=lambda event: (_posted_at(event), not _starts(event)))
+        # in one second, a container is stopped (by a liveness probe) and started again
+        last = max(of_pod, key=lambda event: (objects.event_time(event), _starts(event)))
+        began = _posted_at(first)
+        if began < job_began or (began, _starts(first)) <= (resumed, False) or began > job_end:
+            continue  # of an earlier job of this name, before a queue resumed this one, or created after its end
+        node = str((last.get("source") or {}).get("host") or "its node")
+        stopped = f"{kind.replica_name(*replica)} ended with exit code 0 after it was stopped on {node}"
+        newest[replica] = max((began, "" if _starts(last) else stopped), newest.get(replica, (0.0, "")))
+    return {replica: text for replica, (_, text) in newest.items()}
+
+
+def _starts(event: Json) -> bool:
+    return event.get("reason") == "Started"
+
+
+def _posted_at(event: Json) -> float:
+    """When the API server got the first one of these events, by its own clock."""
+    return objects.created_at(event) or objects.event_time(event)
 
 
 def deciding_replicas(kind: Kind, job: Json, pods: Iterable[Json]) -> set[Replica]:
