@@ -63,10 +63,11 @@ def cluster(
         yield TestCluster(started.kubeconfig, "default", started)
 
 
-def require(cluster: TestCluster, kind: Kind, version: str) -> None:
-    """Skip the test if a real cluster doesn't serve this version of a kind."""
-    if REAL and not serves(cluster, kind.group, version, kind.plural):
-        pytest.skip(f"the cluster doesn't serve {kind.plural} of {kind.group}/{version}")
+def require(cluster: TestCluster, kind: Kind, *versions: str) -> None:
+    """Skip the test if a real cluster serves none of these versions of a kind. Default: any that we can write."""
+    versions = versions or kind.versions
+    if REAL and not any(serves(cluster, kind.group, version, kind.plural) for version in versions):
+        pytest.skip(f"the cluster doesn't serve {kind.plural} of {kind.group}/{' or '.join(versions)}")
 
 
 def serves(cluster: TestCluster, group: str, version: str, plural: str) -> bool:

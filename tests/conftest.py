@@ -61,6 +61,13 @@ def older(trainer: str) -> Iterator[TestCluster]:
         yield reached
 
 
+@pytest.fixture
+def without_kueue(cluster: TestCluster) -> None:
+    """Skip the test if Kueue would suspend its job, which names a queue."""
+    if clusters.serves(cluster, "kueue.x-k8s.io", "v1beta2", "workloads"):
+        pytest.skip("needs a cluster without Kueue")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many facts of the recordings of Kueue were met, and what failed at the first attempt."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ())]

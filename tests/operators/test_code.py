@@ -167,6 +167,7 @@ def test_dry_run_creates_neither_job_nor_config_map(instance: Instance, folder: 
 def test_code_without_a_command_is_refused(
     cluster: TestCluster, instance: Instance, folder: Path, operator: Any
 ) -> None:
+    clusters.require(cluster, operator.kind)
     workers = {"workers": 1} if operator is MPIJobOperator else {}
     with pytest.raises(TrainingConfigurationError, match="code needs a command, because the image's own ENTRYPOINT"):
         train(instance, folder, operator=operator, command=None, **workers)
