@@ -58,7 +58,8 @@ def check(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Check:
         file = tmp_path / "job.yaml"
         file.write_text(yaml.safe_dump(manifest))
         if isinstance(target, TestCluster):
-            target, more = target.kubeconfig, ("--namespace", target.namespace, *more)
+            more = ("--namespace", target.namespace, *more)
+            target = target.kubeconfig
         status = main(["check", str(file), "--server", "--kubeconfig", str(target), "--output", "json", *more])
         return status, json.loads(capsys.readouterr().out)
 

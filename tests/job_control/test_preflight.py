@@ -8,7 +8,6 @@ import contextlib
 import json
 import pathlib
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -27,7 +26,7 @@ from airflow_provider_ktrain.core.prepare import prepare
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.submit.preflight import preflight
-from tests.clusters import TestCluster, require, serves, with_token
+from tests.clusters import TestCluster, in_namespace, least_rights, require, serves, with_token
 from tests.core.manifests import DATA, mpijob, pytorchjob
 from tests.job_control.conftest import Check
 from tests.job_control.jobs import Jobs
@@ -114,26 +113,10 @@ def test_error_of_our_checks_is_reported_once(cluster: TestCluster, check: Check
 # ---- rights
 
 
-def in_namespace(kubeconfig: Object, namespace: str) -> Object:
-    """Make it the namespace of each context."""
-    for context in kubeconfig["contexts"]:
-        context["context"]["namespace"] = namespace
-    return kubeconfig
-
-
 def role(cluster: TestCluster, name: str, rules: list[Object], folder: pathlib.Path) -> pathlib.Path:
     """A kubeconfig of a service account with only these rights in the namespace of the tests."""
-    api = config.new_client_from_config(str(cluster.kubeconfig))
-    core, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
-    name, namespace = f"{name}-{uuid.uuid4().hex[:6]}", cluster.namespace  # a second attempt finds those of the first
-    core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
-    made, binding = rbac.objects(namespace, name, name)
-    rights.create_namespaced_role(namespace, {**made, "rules": rules})
-    rights.create_namespaced_role_binding(namespace, binding)
-    asked = {"spec": {"expirationSeconds": 3600, "audiences": []}}
-    token = core.create_namespaced_service_account_token(name, namespace, asked).status.token
     path = folder / f"{name}.kubeconfig"
-    path.write_text(yaml.safe_dump(in_namespace(with_token(cluster.kubeconfig, token), namespace)))
+    path.write_text(yaml.safe_dump(least_rights(cluster, name, rules)))
     return path
 
 

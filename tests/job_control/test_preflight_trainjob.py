@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from tests.clusters import TestCluster
+from airflow_provider_ktrain.core.kinds import TRAINJOB
+from tests.clusters import TestCluster, require
 from tests.core.manifests import runtime_patch, trainjob
 from tests.job_control.conftest import Check
 
-pytestmark = pytest.mark.embedded  # its runtimes
+
+@pytest.fixture(autouse=True)
+def runtime(cluster: TestCluster) -> None:
+    require(cluster, TRAINJOB, runtime="torch-distributed")
+
 
 SLOW = ("warning", "slow-failure")  # both runtimes restart programs that fail
 
