@@ -22,7 +22,8 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.checks import rbac
+from airflow_provider_ktrain.core.kinds import TRAINJOB, Kind
 from ktrain_embedded import EmbeddedCluster
 
 REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
@@ -63,10 +64,30 @@ def cluster(
         yield TestCluster(started.kubeconfig, "default", started)
 
 
-def require(cluster: TestCluster, kind: Kind, version: str) -> None:
-    """Skip the test if a real cluster doesn't serve this version of a kind."""
-    if REAL and not serves(cluster, kind.group, version, kind.plural):
-        pytest.skip(f"the cluster doesn't serve {kind.plural} of {kind.group}/{version}")
+def require(cluster: TestCluster, kind: Kind, *versions: str, runtime: str = "") -> None:
+    """Skip the test if a real cluster can't run its jobs.
+
+    :param versions: of the kind, of which the cluster must serve one. Default: any that we can write.
+    :param runtime: the ClusterTrainingRuntime of the test's TrainJobs. Default: none.
+    """
+    versions = versions or kind.versions
+    if REAL and not any(serves(cluster, kind.group, version, kind.plural) for version in versions):
+        pytest.skip(f"the cluster doesn't serve {kind.plural} of {kind.group}/{' or '.join(versions)}")
+    if REAL and runtime and kind is TRAINJOB and runtime not in _runtimes(cluster.kubeconfig):
+        pytest.skip(f"the cluster has no ClusterTrainingRuntime {runtime}")
+
+
+@functools.cache
+def _runtimes(kubeconfig: Path) -> frozenset[str]:
+    api = client.CustomObjectsApi(config.new_client_from_config(str(kubeconfig)))
+    found = api.list_cluster_custom_object(TRAINJOB.group, TRAINJOB.versions[0], "clustertrainingruntimes")
+    return frozenset(runtime["metadata"]["name"] for runtime in found["items"])
+
+
+def served_version(cluster: TestCluster, kind: Kind) -> str:
+    """The newest version of a kind that the cluster serves. Skips the test if a real cluster serves none."""
+    require(cluster, kind)
+    return next(v for v in kind.versions if serves(cluster, kind.group, v, kind.plural))
 
 
 def serves(cluster: TestCluster, group: str, version: str, plural: str) -> bool:
@@ -107,6 +128,31 @@ def with_token(kubeconfig: Path, token: str) -> Any:
     for context in content["contexts"]:
         context["context"]["user"] = "token"
     return content
+
+
+def least_rights(cluster: TestCluster, name: str, rules: list[dict[str, Any]] | None = None) -> Any:
+    """A kubeconfig of a service account with few rights in the namespace of the tests.
+
+    :param name: of the service account and its Role, to which random letters are added.
+    :param rules: of its Role. Default: those that `ktrain rbac` prints.
+    """
+    api = config.new_client_from_config(str(cluster.kubeconfig))
+    accounts, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
+    name, namespace = f"{name}-{secrets.token_hex(3)}", cluster.namespace
+    role, binding = rbac.objects(namespace, name, name)
+    accounts.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
+    rights.create_namespaced_role(namespace, role if rules is None else {**role, "rules": rules})
+    rights.create_namespaced_role_binding(namespace, binding)
+    asked = {"spec": {"expirationSeconds": 3600, "audiences": []}}
+    token = accounts.create_namespaced_service_account_token(name, namespace, asked).status.token
+    return in_namespace(with_token(cluster.kubeconfig, token), namespace)
+
+
+def in_namespace(kubeconfig: Any, namespace: str) -> Any:
+    """The kubeconfig with this namespace in each context."""
+    for context in kubeconfig["contexts"]:
+        context["context"]["namespace"] = namespace
+    return kubeconfig
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run long tests first, so that no worker waits for them at the end.
 
     Tests that share a cluster of their own, or another fixture of their module, run in one process of pytest-xdist:
@@ -32,10 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xdist_group("older-trainers"))
             elif _has_fixture_of_its_module(item):
                 item.add_marker(pytest.mark.xdist_group(_module_of(item)))
-    if REAL:
-        left_out = [i for i in items if i.get_closest_marker("embedded")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        if mark := item.get_closest_marker("embedded"):
+            (why,) = mark.args
+            item.add_marker(pytest.mark.skipif(bool(REAL), reason=f"on the embedded cluster only: {why}"))
 
 
 def _module_of(item: pytest.Function) -> str:
@@ -57,8 +56,17 @@ def trainer(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def older(trainer: str) -> Iterator[TestCluster]:
     """A cluster with an older Trainer."""
+    if REAL:
+        pytest.skip("needs a cluster with an older Trainer")
     with clusters.cluster(trainer=trainer) as reached:
         yield reached
+
+
+@pytest.fixture
+def without_kueue(cluster: TestCluster) -> None:
+    """Skip the test if Kueue would suspend its job, which names a queue."""
+    if clusters.serves(cluster, "kueue.x-k8s.io", "v1beta2", "workloads"):
+        pytest.skip("needs a cluster without Kueue")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -38,7 +38,7 @@ def test_loading_the_plugin_imports_neither_airflow_nor_the_cluster() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.embedded
+@pytest.mark.embedded("starts a cluster by the pytest plugin")
 def test_the_example_of_the_how_to_passes(tmp_path: Path) -> None:
     texts = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     for name, text in zip(FILES, texts, strict=True):

@@ -217,6 +217,8 @@ class Submission:
 
     async def find(self, api: Api) -> Submitted | None:
         """The job that this or an earlier try has created; None if there is none or another task owns it."""
+        if self.version is None and not self.is_retry:
+            return None  # `carry_out` has sent nothing
         kind = self._request.kind
         version = self.version or await served_version(api, kind)
         return await find_own(api, kind, version, self.namespace, self.name, self._request.owner)

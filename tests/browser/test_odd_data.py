@@ -10,7 +10,11 @@ from tests.browser.conftest import Open
 from tests.browser.site import Site
 from tests.browser.tabs import until
 
-pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.embedded("starts a cluster and an Airflow of its own"),
+    pytest.mark.timeout(1800),
+]
 NARROWEST = {"width": 320, "height": 640}  # CSS pixels of WCAG 2 AA, 1.4.10 Reflow
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 

@@ -11,7 +11,11 @@ from tests.browser.conftest import Open
 from tests.browser.site import ApiServer, Site
 from tests.browser.tabs import until
 
-pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.embedded("starts a cluster and an Airflow of its own"),
+    pytest.mark.timeout(1800),
+]
 REFUSED = "the server responded with a status of 40"
 
 

@@ -10,7 +10,11 @@ from tests.browser.conftest import Open
 from tests.browser.site import Site
 from tests.browser.tabs import until
 
-pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.embedded("starts a cluster and an Airflow of its own"),
+    pytest.mark.timeout(1800),
+]
 SORTED_BY_LOSS = """values => {
   const body = document.querySelector("table.sortable").tBodies[0], row = body.rows[0], loss = 6;
   body.replaceChildren(...values.map((value) => {

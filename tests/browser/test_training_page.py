@@ -12,7 +12,11 @@ from tests.browser.site import Site
 from tests.browser.tabs import GROWS, until
 from tests.e2e.airflow import wait_for
 
-pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.embedded("starts a cluster and an Airflow of its own"),
+    pytest.mark.timeout(1800),
+]
 AGE = """() => {
   showAge();
   const age = document.getElementById("age");

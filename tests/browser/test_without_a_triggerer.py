@@ -8,7 +8,11 @@ from tests.browser.conftest import Open
 from tests.browser.site import Site
 from tests.browser.tabs import GROWS
 
-pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.embedded("starts a cluster and an Airflow of its own"),
+    pytest.mark.timeout(1800),
+]
 NOTE = "No triggerer follows the training at present"
 
 

@@ -13,9 +13,10 @@ from kubernetes import client, config
 
 from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, PREFIX
 from airflow_provider_ktrain.core.identity.reaping import judge
+from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from tests.cli.conftest import SECONDS, Start
-from tests.clusters import IMAGE, TestCluster
+from tests.clusters import IMAGE, TestCluster, require
 from tests.core.manifests import trainjob
 
 Object = dict[str, Any]
@@ -136,7 +137,7 @@ def test_closed_output_deletes_the_job(run: Start, cluster: TestCluster) -> None
     assert not pods_left(cluster, "piped")
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_reports_it(
     run: Start, cluster: TestCluster
 ) -> None:
@@ -156,7 +157,7 @@ def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_reports_it(
     delete(cluster, name)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_a_missing_right_to_watch_deletes_the_new_job(run: Start, cluster: TestCluster) -> None:
     cluster.admin("status", status=403, verb="watch", path="/pytorchjobs")
     command = run(job(WAIT, name="unwatched"))
@@ -218,8 +219,8 @@ def test_other_documents_are_not_submitted(run: Start) -> None:
     assert "warning: ConfigMap settings is not submitted, only the training job is" in command.output
 
 
-@pytest.mark.embedded  # MPIJob v1
-def test_mpijob(run: Start) -> None:
+def test_mpijob(run: Start, cluster: TestCluster) -> None:
+    require(cluster, MPIJOB, "v1")
     options = JobOptions(image=IMAGE, command=["sh", "-c", "echo launched"], replicas={"Launcher": 1, "Worker": 1})
     manifest = build("MPIJob", options, "kubeflow.org/v1")
     command = run({**manifest, "metadata": {"name": "mpi"}})
@@ -227,8 +228,8 @@ def test_mpijob(run: Start) -> None:
     assert "[Launcher 0] launched" in command.output
 
 
-@pytest.mark.embedded  # the runtime torch-distributed
-def test_trainjob(run: Start) -> None:
+def test_trainjob(run: Start, cluster: TestCluster) -> None:
+    require(cluster, TRAINJOB, runtime="torch-distributed")
     manifest = trainjob()
     manifest["metadata"] = {"name": "trainer"}
     manifest["spec"] = {
@@ -240,8 +241,8 @@ def test_trainjob(run: Start) -> None:
     assert "on node 0" in command.output
 
 
-@pytest.mark.embedded  # the runtime torch-distributed
 def test_a_signal_deletes_a_trainjob_and_waits_for_its_pods(run: Start, cluster: TestCluster) -> None:
+    require(cluster, TRAINJOB, runtime="torch-distributed")
     manifest = trainjob(nodes=1, image=IMAGE, command=["sh", "-c", WAIT])
     manifest["metadata"] = {"name": "interrupted"}
     command = run(manifest)

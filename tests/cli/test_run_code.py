@@ -43,7 +43,7 @@ def code(tmp_path: Path) -> Path:
     return tmp_path / "training"
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts a cluster by --local")
 @pytest.mark.usefixtures("code")
 def test_command_runs_in_the_code_of_a_job_without_a_manifest(ktrain: Start) -> None:
     command = ktrain("run", "--local", "--code", "training", "--", "python3", "train.py", "--epochs", "3")
@@ -55,7 +55,7 @@ def test_command_runs_in_the_code_of_a_job_without_a_manifest(ktrain: Start) -> 
     assert "[Master 0] task ktrain-run training" in command.output
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts a cluster by --local")
 @pytest.mark.usefixtures("code")
 def test_a_file_that_the_code_lacks_is_named_relative_to_it(ktrain: Start) -> None:
     command = ktrain("run", "--local", "--code", "training", "--", "python3", "trian.py")
@@ -65,7 +65,7 @@ def test_a_file_that_the_code_lacks_is_named_relative_to_it(ktrain: Start) -> No
     assert "it is relative to the directory of `code` or --code" in command.output
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts a cluster by --local")
 @pytest.mark.usefixtures("code")
 def test_command_and_code_replace_those_of_a_manifest(ktrain: Start, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("exit 3", workers=1)))
@@ -89,7 +89,7 @@ def test_saved_manifest_is_loaded_without_its_code(tmp_path: Path, capsys: pytes
     assert CODE_HINT in capsys.readouterr().out
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts a cluster by --local")
 def test_job_of_a_command_without_a_name(ktrain: Start) -> None:
     command = ktrain("run", "--local", "--", "/")
     assert command.end() == 3, command.output  # the command can't be started

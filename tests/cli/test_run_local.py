@@ -15,7 +15,7 @@ import yaml
 from tests.cli.conftest import PATHS, ROOT, Start
 from tests.cli.test_run import WAIT, job
 
-pytestmark = pytest.mark.embedded
+pytestmark = pytest.mark.embedded("starts a cluster by --local")
 
 NVIDIA_SMI = """#!/bin/sh
 echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa)'

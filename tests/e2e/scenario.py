@@ -18,7 +18,7 @@ from kubernetes import client, watch
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
-from tests.clusters import TestCluster
+from tests.clusters import TestCluster, require
 from tests.e2e.airflow import WITHIN, Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
 
@@ -259,6 +259,7 @@ def beginning(airflow: Airflow, cluster: TestCluster, stages: list[Stage]) -> It
     with contextlib.ExitStack() as watchers:
 
         def begin(dag: str, kind: Kind = PYTORCHJOB, start: bool = True, **conf: Any) -> Stage:
+            require(cluster, kind, runtime="torch-distributed")
             kube = Kube(str(cluster.kubeconfig), cluster.namespace, kind)
             watcher = watchers.enter_context(Watcher(kube))
             suffix = "" if kind is PYTORCHJOB else f"_{kind.name.lower()}"

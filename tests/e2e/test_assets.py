@@ -117,7 +117,7 @@ def promoted(airflow: Airflow, run: str) -> dict[str, Any] | None:
     return events(airflow, "ktrain_promote", run).get("ktrain_example_promoted_model")
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("needs the images of examples/")
 def test_new_data_leads_to_a_model_that_a_person_promotes(airflow: Airflow) -> None:
     earlier = {dag: unpause(airflow, dag) for dag in ("ktrain_retrain", "ktrain_evaluate", "ktrain_promote")}
     airflow.trigger("new_data")

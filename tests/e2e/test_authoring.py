@@ -14,7 +14,7 @@ from tests.e2e.kube import Kube, selector_of
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-1")]
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("needs the images of examples/")
 def test_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
     """Attempt 1 fails in epoch 3, as requested; attempt 2 continues from the checkpoint of epoch 2."""
     run = airflow.trigger("resumes")
@@ -37,7 +37,7 @@ def test_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
     assert "resumed after epoch 2" in airflow.log("resumes", run, "train", 4)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("needs the images of examples/")
 def test_function_and_mapped_sweep_run_as_jobs(airflow: Airflow) -> None:
     function, sweep = airflow.trigger("ktrain_taskflow"), airflow.trigger("ktrain_sweep")
     airflow.wait_state("ktrain_taskflow", function, "report", "success")
@@ -46,7 +46,7 @@ def test_function_and_mapped_sweep_run_as_jobs(airflow: Airflow) -> None:
     assert airflow.xcom("ktrain_sweep", sweep, "best")["epochs"] == 4
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("needs the images of examples/")
 def test_function_runs_in_every_rank_of_mpirun(airflow: Airflow, kube: Kube) -> None:
     run = airflow.trigger("ktrain_mpi_function")
     airflow.wait_state("ktrain_mpi_function", run, "report", "success")

@@ -19,7 +19,7 @@ from tests.e2e.chaos import airflow, begin, check_end, check_reaped, cluster, tr
 from tests.e2e.scenario import Begin, of_each_kind
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
-needs_faults = pytest.mark.embedded  # sets fault switches, which only the embedded cluster has
+needs_faults = pytest.mark.embedded("sets fault switches")
 AWAY = 60  # seconds without an API server
 JOBS = "/pytorchjobs"
 

@@ -17,7 +17,7 @@ DAG = "keeps_checkpoints_in_s3"
 CONNECTION = "checkpoints_of_test"
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.embedded,  # its programs import boto3 and reach a server on loopback
+    pytest.mark.embedded("its programs import boto3 and reach a server on loopback"),
     pytest.mark.xdist_group("e2e-2"),
 ]
 

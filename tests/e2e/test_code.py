@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from tests.clusters import TestCluster
+from airflow_provider_ktrain.core.kinds import kind_of
+from tests.clusters import TestCluster, require
 from tests.e2e.airflow import Airflow, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-1")]
@@ -29,16 +30,20 @@ def config_maps(cluster: TestCluster, dag: str) -> list[Any]:
     ("kind", "replica"),
     [
         ("PyTorchJob", "Master 0"),  # its end is the end of the job
-        pytest.param("TrainJob", "node 1", marks=pytest.mark.embedded),  # its runtimes
+        ("TrainJob", "node 1"),
         pytest.param(
             "MPIJob", "Launcher 0",
-            marks=[pytest.mark.embedded, pytest.mark.skipif(not MPIRUN, reason="needs Open MPI")],
+            marks=[
+                pytest.mark.embedded("needs an image with mpirun"),
+                pytest.mark.skipif(not MPIRUN, reason="needs Open MPI"),
+            ],
         ),
     ],
 )  # fmt: skip
 def test_program_runs_in_the_code_beside_the_dag(
     airflow: Airflow, cluster: TestCluster, kind: str, replica: str
 ) -> None:
+    require(cluster, kind_of(kind), runtime="torch-distributed")
     dag = f"sends_code_{kind.lower()}"
     run = airflow.trigger(dag)
     airflow.wait_state(dag, run, "train", "success")

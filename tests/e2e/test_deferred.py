@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e-1")]
+pytestmark = [pytest.mark.e2e, pytest.mark.embedded("needs the images of examples/"), pytest.mark.xdist_group("e2e-1")]
 
 
 def test_deferred_task_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube) -> None:

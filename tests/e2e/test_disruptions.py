@@ -42,6 +42,7 @@ class Run:
     def __init__(self, airflow: Airflow, cluster: TestCluster, kind: Kind, *, never: bool = False) -> None:
         self.airflow, self.cluster, self.kind = airflow, cluster, kind
         self.dag = f"disrupted_{kind.name.lower()}{'_never' * never}"
+        clusters.require(cluster, kind, runtime="torch-distributed")
         self.kube = Kube(str(cluster.kubeconfig), cluster.namespace, kind)
         self.run = airflow.trigger(self.dag)
 
@@ -103,7 +104,7 @@ def test_interrupted_program_is_trained_to_its_end(airflow: Airflow, training_cl
     run.check_free()
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_launcher_that_runs_on_after_its_worker_was_evicted(airflow: Airflow, training_cluster: TestCluster) -> None:
     run = Run(airflow, training_cluster, MPIJOB)
     run.wait_line("[Launcher 0] step 3")
@@ -115,7 +116,7 @@ def test_launcher_that_runs_on_after_its_worker_was_evicted(airflow: Airflow, tr
     run.check_free()
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_pod_that_exceeds_its_own_limit_is_not_infrastructure(airflow: Airflow, training_cluster: TestCluster) -> None:
     """The job has no retries that could help: its cause is the program's, and no node is to blame."""
     run = Run(airflow, training_cluster, PYTORCHJOB, never=True)
@@ -138,7 +139,7 @@ def silent(cluster: TestCluster, node: str) -> Iterator[None]:
         cluster.admin("recover", node=node)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_silent_node_is_said_by_log_and_page(airflow: Airflow, training_cluster: TestCluster) -> None:
     run = Run(airflow, training_cluster, PYTORCHJOB)
     run.wait_line("[Master 0] step 3")

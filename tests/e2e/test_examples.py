@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of, watching
 
-pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.embedded("needs the images of examples/"), pytest.mark.xdist_group("e2e-2")]
 
 
 def run(airflow: Airflow, kube: Kube, dag: str, conf: dict[str, Any] | None = None) -> list[str]:

@@ -21,7 +21,11 @@ from tests.kueue.driver import Driver
 from tests.kueue.test_follow import EVICTED_FOR_GOOD
 from tests.kueue.workloads import write_workload
 
-pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e-1")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.embedded("starts a cluster without Kueue's controller"),
+    pytest.mark.xdist_group("e2e-1"),
+]
 PAUSED = "74c-kueue-workload-inactive"
 BY_SOMEBODY = "queue changed while suspended"
 

@@ -16,7 +16,11 @@ from tests.e2e.kube import Kube, selector_of
 from tests.e2e.loop_probe import STOP, lag
 from tests.e2e.odd_lines import check_lines, odd_lines, read_log, trigger_logs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e-2")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.embedded("its programs see the files of this machine"),
+    pytest.mark.xdist_group("e2e-2"),
+]
 DAG, TASK = "chaos_odd_lines", "train"
 STOPPED = 30.0  # seconds
 

@@ -16,7 +16,7 @@ from tests.e2e.mlflow_server import Tracking
 DAG = "reports_to_mlflow"
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.embedded,  # its programs import MLflow and reach a server on loopback
+    pytest.mark.embedded("its programs import MLflow and reach a server on loopback"),
     pytest.mark.xdist_group("e2e-2"),
     pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow, of the extra `test`"),
 ]

@@ -16,13 +16,6 @@ def cluster() -> Iterator[TestCluster]:
 
 
 @pytest.fixture
-def without_kueue(cluster: TestCluster) -> None:
-    """Skip the test if Kueue would suspend its job, which names a queue."""
-    if clusters.serves(cluster, "kueue.x-k8s.io", "v1beta2", "workloads"):
-        pytest.skip("Kueue runs in the cluster")
-
-
-@pytest.fixture
 async def task(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[Task]:
     """A task with a unique job name. `of_each_kind`, or `TASK` in the test's module, sets its class.
 

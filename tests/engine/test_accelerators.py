@@ -22,7 +22,7 @@ from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, api_of, release_job
 
-pytestmark = pytest.mark.embedded
+pytestmark = pytest.mark.embedded("needs nodes with each kind of accelerator")
 #: resources, each with what several units are called: at least one of each row of the table
 ROWS = {
     "nvidia.com/gpu": "GPUs", "nvidia.com/gpu.shared": "shared GPUs", "nvidia.com/mig-1g.5gb": "MIG 1g.5gb slices",

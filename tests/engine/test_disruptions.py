@@ -589,7 +589,6 @@ async def test_silent_node_is_in_the_log_at_once() -> None:
 
 
 @of_each_kind
-@pytest.mark.embedded
 async def test_program_that_exits_with_0_when_it_is_paused_has_not_succeeded(task: Task) -> None:
     """Somebody suspends the job. Either it waits, and trains on when it is resumed, or its success is doubtful."""
     ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait")).ref

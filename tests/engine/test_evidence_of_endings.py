@@ -103,7 +103,6 @@ async def test_stored_cause_is_read_again_after_a_failed_read(task: Task) -> Non
     assert (outcome.cause or {})["category"] == "hang"
 
 
-@pytest.mark.embedded
 @pytest.mark.parametrize("task", [TrainTask], indirect=True)
 async def test_silence_of_an_ended_primary_does_not_end_replicas_that_write(task: Task) -> None:
     """Node 0 has ended, and node 1, which is not followed, writes a line a second until it succeeds."""

@@ -234,7 +234,7 @@ async def test_success_before_a_passed_deadline_is_a_success(task: Task) -> None
     assert (await task.ended(ref, deadline=time.time() - 1)).succeeded
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_a_job_that_ended_unseen_did_not_stall(task: Task, cluster: TestCluster) -> None:
     """Its pod is silent because it has ended; the watches show that later."""
     ref = (await task.submit(1, "sleep 4; echo line 0")).ref
@@ -426,7 +426,7 @@ async def test_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
     assert sum("(2nd time)" in line for line in task.log.messages) == 1
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_clock_of_a_deleted_pod_stops(task: Task, cluster: TestCluster) -> None:
     """A Worker that found no node is scaled down. No watch event reports it: it is missing from the next list."""
     ref = (await task.submit(1, gpus=30, workers=2)).ref
@@ -622,7 +622,7 @@ async def test_follower_stops_when_another_try_adopts_the_job(task: Task) -> Non
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_lagging_watch_does_not_give_up_the_job(task: Task, cluster: TestCluster) -> None:
     """The watch shows the previous try as the owner; the API server has the current one."""
     ref = (await task.submit(1)).ref
@@ -637,7 +637,7 @@ async def test_lagging_watch_does_not_give_up_the_job(task: Task, cluster: TestC
         cluster.admin("clear")
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 @pytest.mark.parametrize("program", ["echo line 0", "echo line 0; exit 3"])
 async def test_pods_observed_late_have_logs_and_a_cause(task: Task, cluster: TestCluster, program: str) -> None:
     """Jobs and pods come from two watches, in any order."""
@@ -650,7 +650,7 @@ async def test_pods_observed_late_have_logs_and_a_cause(task: Task, cluster: Tes
     assert outcome.succeeded or (outcome.cause or {})["category"] == "user code"
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_403_is_tolerated_for_a_job_that_was_followed_before(task: Task, cluster: TestCluster) -> None:
     """An API server that restarts may reject requests until it has loaded its RBAC rules."""
     ref = (await task.submit(1, "sleep 1")).ref
@@ -661,7 +661,7 @@ async def test_403_is_tolerated_for_a_job_that_was_followed_before(task: Task, c
         cluster.admin("clear")
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_403_ends_a_job_that_was_just_created(task: Task, cluster: TestCluster) -> None:
     """A missing right is detected immediately, and holds no GPUs for ten minutes."""
     ref = (await task.submit(1)).ref
@@ -761,7 +761,7 @@ async def test_cancelled_follower_changes_nothing(task: Task) -> None:
     assert list((await task.pods(ref)).values()) == ["Running"]
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_failed_release_keeps_the_cause_of_the_job(task: Task, cluster: TestCluster) -> None:
     """A Worker continues to run with its GPU and can't be deleted."""
     left_behind = {"cleanPodPolicy": "None"}
@@ -799,7 +799,7 @@ async def test_logs_continue_after_a_handover(task: Task) -> None:
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_follower_continues_after_an_outage_of_the_api_server(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit(1, COUNTS)).ref
     following = asyncio.create_task(task.ended(ref))

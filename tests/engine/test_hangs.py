@@ -26,7 +26,7 @@ from tests import clusters
 from tests.engine.tasks import Sink, Task, api_of, submit, until
 from tests.engine.test_nodes import condition
 
-pytestmark = pytest.mark.embedded  # its image has python3, torchrun and mpirun
+pytestmark = pytest.mark.embedded("needs an image with torchrun and mpirun")
 MPIRUN = shutil.which("mpirun", path=Path(sys.executable).parent)
 LOADER = """\
 import os, time

@@ -108,7 +108,7 @@ async def test_unhealthy_node_of_a_running_job_is_logged_once_and_shown() -> Non
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("its program sees the files of this machine")
 async def test_patched_node_is_named_by_the_warning_and_the_cause(task: Task, tmp_path: Path) -> None:
     """A program that ends itself by SIGKILL after its node was patched."""
     ends = tmp_path / "ends"

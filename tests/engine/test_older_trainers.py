@@ -13,7 +13,6 @@ from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, TrainTask, api_of, until
 
-pytestmark = pytest.mark.embedded
 RESULT = """echo "line of $PET_NODE_RANK"; echo 'KTRAIN_RESULT {"loss": 0.5}'"""
 
 

@@ -385,19 +385,19 @@ async def release_after_failures(task: Task, cluster: TestCluster, *, status: in
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_release_retries_while_the_api_server_is_unreachable(task: Task, cluster: TestCluster) -> None:
     await release_after_failures(task, cluster, status=503)
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_release_retries_while_a_new_api_server_refuses_requests(task: Task, cluster: TestCluster) -> None:
     """An API server that has just started hasn't read the rights yet."""
     await release_after_failures(task, cluster, status=403)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 @pytest.mark.parametrize("fault", ["drop", "refuse"])
 async def test_release_fails_at_the_timeout_if_the_api_server_stays_unreachable(
     task: Task, cluster: TestCluster, fault: str

@@ -13,7 +13,7 @@ from tests.clusters import TestCluster
 from tests.core.manifests import pytorchjob, trainjob
 from tests.engine.tasks import Lines, api_of
 
-pytestmark = pytest.mark.embedded
+pytestmark = pytest.mark.embedded("sets fault switches")
 
 OPENAPI, DEFINITIONS = "^/openapi/v3/apis/trainer", "/customresourcedefinitions/"
 

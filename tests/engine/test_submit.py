@@ -315,7 +315,7 @@ async def test_job_adopted_between_read_and_write_is_refused(task: Task, cluster
 # failures
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_submit_retries_on_an_overloaded_api_server(task: Task, cluster: TestCluster) -> None:
     cluster.admin("status", status=503, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", count=2)
     submitted = await task.submit()
@@ -363,7 +363,7 @@ async def test_submit_waits_for_a_resource_quota_no_longer_than_its_limit(task: 
     assert sum("is still exceeded after" in line for line in task.log.messages) == 1
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_submit_stops_retrying_at_its_limit(task: Task, cluster: TestCluster) -> None:
     cluster.admin("status", status=500, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", seconds=60)
     try:

@@ -152,7 +152,7 @@ async def test_a_refused_job_is_found_by_an_event_of_the_jobset(
     assert "can't create its Jobs: spec.parallelism: Invalid value: -1" in (outcome.cause or {})["summary"]
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 async def test_without_the_right_to_read_events_a_refused_jobset_ends_by_the_startup_limit(
     task: TrainTask, cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

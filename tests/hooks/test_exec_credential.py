@@ -15,12 +15,11 @@ from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.hooks import kubeconfig
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests import clusters
-from tests.clusters import TestCluster
+from tests.clusters import TestCluster, least_rights
 from tests.hooks.certificates import CERTIFICATE, KEY
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance
 
-pytestmark = pytest.mark.embedded  # a kubeconfig of a real cluster may have no token
 API = "client.authentication.k8s.io/v1"
 
 
@@ -28,12 +27,11 @@ class Plugin:
     """A kubeconfig with an exec plugin that counts its runs.
 
     :param folder: for its files.
-    :param kubeconfig: of the cluster, with a token.
+    :param content: of a kubeconfig with a token.
     """
 
-    def __init__(self, folder: Path, kubeconfig: Path) -> None:
+    def __init__(self, folder: Path, content: Any) -> None:
         self._folder = folder
-        content = yaml.safe_load(kubeconfig.read_text())
         self.token = str(content["users"][0]["user"]["token"])
         script = folder / "plugin"
         script.write_text(f"#!/bin/sh\necho run >> {folder}/runs\ncat {folder}/answer\n")
@@ -67,7 +65,7 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture
 def plugin(cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugin:
-    made = Plugin(tmp_path, cluster.kubeconfig)
+    made = Plugin(tmp_path, least_rights(cluster, "plugin"))
     set_connection(TestCluster(made.kubeconfig, cluster.namespace, cluster.embedded), monkeypatch)
     return made
 

@@ -50,12 +50,17 @@ def _jobs(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job
 
 @pytest.fixture
 def check(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Run `ktrain check` for a manifest. Returns its exit status and output."""
+    """Run `ktrain check` for a manifest and a cluster or a kubeconfig. Returns its exit status and output."""
 
-    def run(manifest: dict[str, Any], kubeconfig: object, *more: str) -> tuple[int, list[dict[str, Any]]]:
+    def run(
+        manifest: dict[str, Any], target: TestCluster | pathlib.Path, *more: str
+    ) -> tuple[int, list[dict[str, Any]]]:
         file = tmp_path / "job.yaml"
         file.write_text(yaml.safe_dump(manifest))
-        status = main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig), "--output", "json", *more])
+        if isinstance(target, TestCluster):
+            more = ("--namespace", target.namespace, *more)
+            target = target.kubeconfig
+        status = main(["check", str(file), "--server", "--kubeconfig", str(target), "--output", "json", *more])
         return status, json.loads(capsys.readouterr().out)
 
     return run

@@ -14,7 +14,7 @@ from kubernetes import client, config
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, kind_of
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from tests.clusters import IMAGE, TestCluster, require
+from tests.clusters import IMAGE, TestCluster, require, serves
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -73,8 +73,10 @@ class Jobs:
     def names(self) -> set[str]:
         """Names of all jobs in the namespace."""
         listed = [
-            self._api.list_namespaced_custom_object(kind.group, kind.versions[-1], self.namespace, kind.plural)
+            self._api.list_namespaced_custom_object(kind.group, version, self.namespace, kind.plural)
             for kind in KINDS.values()
+            for version in kind.versions
+            if serves(self._cluster, kind.group, version, kind.plural)
         ]
         return {job["metadata"]["name"] for found in listed for job in found["items"]}
 

@@ -10,8 +10,6 @@ from airflow_provider_ktrain.core.manifest.transform import fit, modernize
 from tests.job_control.following import Lines, follow_to_the_end, owned
 from tests.job_control.jobs import Jobs, Object
 
-pytestmark = pytest.mark.embedded  # a real cluster may run training-operator instead
-
 
 def mpijob(jobs: Jobs, program: str) -> Object:
     """Like the guides: cleanPodPolicy at the top level, and no launcherCreationPolicy."""

@@ -81,7 +81,6 @@ def test_scale_of_a_job_with_a_master_warns_about_world_size(jobs: Jobs) -> None
     assert run(ScaleTrainingJobOperator, job, workers=2).endswith("from 2 to 2 Workers")
 
 
-@pytest.mark.embedded
 def test_bounds_of_an_mpijob_come_from_horovodrun(jobs: Jobs) -> None:
     manifest = jobs.build("MPIJob", workers=2, gpus=None)
     launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]

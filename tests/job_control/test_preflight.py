@@ -8,7 +8,6 @@ import contextlib
 import json
 import pathlib
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,6 +18,7 @@ from kubernetes import client, config
 
 from airflow_provider_ktrain.cli import job_file, kubeconfig, main
 from airflow_provider_ktrain.core.checks import Problem, rbac
+from airflow_provider_ktrain.core.kinds import MPIJOB, kind_of
 from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
 from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
@@ -26,11 +26,10 @@ from airflow_provider_ktrain.core.prepare import prepare
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.submit.preflight import preflight
-from tests.clusters import TestCluster
+from tests.clusters import TestCluster, in_namespace, least_rights, require, serves, with_token
 from tests.core.manifests import DATA, mpijob, pytorchjob
 from tests.job_control.conftest import Check
-
-pytestmark = pytest.mark.embedded  # APIs that the cluster doesn't serve (Kueue), and names in the namespace `default`
+from tests.job_control.jobs import Jobs
 
 Object = dict[str, Any]
 
@@ -45,18 +44,20 @@ def queued(manifest: Object) -> Object:
 
 
 @pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1")], ids=["pytorchjob", "mpijob"])
-def test_valid_manifest_has_no_problem_and_is_not_created(cluster: TestCluster, check: Check, manifest: Object) -> None:
-    assert check(manifest, cluster.kubeconfig) == (0, [])
+def test_valid_manifest_has_no_problem_and_is_not_created(
+    cluster: TestCluster, jobs: Jobs, check: Check, manifest: Object
+) -> None:
+    require(cluster, kind_of(manifest["kind"]), "v1")
+    before = jobs.names()
+    assert check(manifest, cluster) == (0, [])
     del manifest["metadata"]["name"]  # the operators set one
-    assert check(manifest, cluster.kubeconfig) == (0, [])
-    api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
-    plural = f"{manifest['kind'].lower()}s"
-    made = api.list_cluster_custom_object("kubeflow.org", "v1", plural)["items"]
-    assert made == []
+    assert check(manifest, cluster) == (0, [])
+    assert jobs.names() <= before
 
 
 def test_manifest_for_the_other_mpi_operator_has_a_remedy(cluster: TestCluster, check: Check) -> None:
-    status, (problem,) = check(mpijob("v2beta1"), cluster.kubeconfig)
+    require(cluster, MPIJOB, "v1")
+    status, (problem,) = check(mpijob("v2beta1"), cluster)
     assert status == 1
     assert (problem["code"], problem["path"], problem["found"], problem["expected"]) == (
         "not-served",
@@ -68,14 +69,15 @@ def test_manifest_for_the_other_mpi_operator_has_a_remedy(cluster: TestCluster, 
 
 
 def test_old_fields_that_are_converted_are_not_an_error(cluster_v2: TestCluster, check: Check) -> None:
+    require(cluster_v2, MPIJOB, "v2beta1")
     manifest = mpijob("v2beta1")
     manifest["spec"]["cleanPodPolicy"] = "Running"  # submitted under runPolicy
-    assert check(manifest, cluster_v2.kubeconfig)[0] == 0
-    assert codes(check(manifest, cluster_v2.kubeconfig)[1]) == [("warning", "legacy-run-policy")]
+    assert check(manifest, cluster_v2)[0] == 0
+    assert codes(check(manifest, cluster_v2)[1]) == [("warning", "legacy-run-policy")]
 
 
 def test_missing_namespace_is_an_error(cluster: TestCluster, check: Check) -> None:
-    status, (problem,) = check(pytorchjob(), cluster.kubeconfig, "--namespace", "nowhere")
+    status, (problem,) = check(pytorchjob(), cluster, "--namespace", "nowhere")
     assert status == 1
     assert (problem["code"], problem["found"]) == ("namespace", "nowhere")
     assert problem["hint"] == "create it: kubectl create namespace nowhere"
@@ -85,8 +87,9 @@ def test_missing_namespace_is_an_error(cluster: TestCluster, check: Check) -> No
     assert problem["found"] == "elsewhere"
 
 
+@pytest.mark.usefixtures("without_kueue")
 def test_queue_without_kueue_is_a_warning(cluster: TestCluster, check: Check) -> None:
-    status, (problem,) = check(queued(pytorchjob()), cluster.kubeconfig)
+    status, (problem,) = check(queued(pytorchjob()), cluster)
     assert (status, problem["level"], problem["code"]) == (0, "warning", "queue")
     assert problem["path"] == "$.metadata.labels['kueue.x-k8s.io/queue-name']"
     assert "Kueue is not installed" in problem["message"]
@@ -95,14 +98,14 @@ def test_queue_without_kueue_is_a_warning(cluster: TestCluster, check: Check) ->
 def test_rejection_by_the_server_is_reported(cluster: TestCluster, check: Check) -> None:
     manifest = pytorchjob()
     manifest["spec"]["runPolicy"] = {"managedBy": "somebody"}
-    status, (problem,) = check(manifest, cluster.kubeconfig)
+    status, (problem,) = check(manifest, cluster)
     assert (status, problem["code"]) == (1, "refused")
     assert "managedBy" in problem["message"]
 
 
 def test_error_of_our_checks_is_reported_once(cluster: TestCluster, check: Check) -> None:
     manifest = yaml.safe_load((DATA / "practitioner-nccl.yaml").read_text())
-    status, problems = check(manifest, cluster.kubeconfig)
+    status, problems = check(manifest, cluster)
     assert status == 1
     assert [c for level, c in codes(problems) if level == "error"] == ["container-name"] * 2 + ["wrong-list"] * 2
 
@@ -111,27 +114,17 @@ def test_error_of_our_checks_is_reported_once(cluster: TestCluster, check: Check
 
 
 def role(cluster: TestCluster, name: str, rules: list[Object], folder: pathlib.Path) -> pathlib.Path:
-    """A kubeconfig of a service account with only these rights in the namespace `default`."""
-    api = config.new_client_from_config(str(cluster.kubeconfig))
-    core, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
-    name = f"{name}-{uuid.uuid4().hex[:6]}"  # a second attempt finds those of the first
-    core.create_namespaced_service_account("default", {"metadata": {"name": name}})
-    made, binding = rbac.objects("default", name, name)
-    rights.create_namespaced_role("default", {**made, "rules": rules})
-    rights.create_namespaced_role_binding("default", binding)
-    asked = {"spec": {"expirationSeconds": 3600, "audiences": []}}
-    token = core.create_namespaced_service_account_token(name, "default", asked).status.token
-    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
-    kubeconfig["users"][0]["user"] = {"token": token}
+    """A kubeconfig of a service account with only these rights in the namespace of the tests."""
     path = folder / f"{name}.kubeconfig"
-    path.write_text(yaml.safe_dump(kubeconfig))
+    path.write_text(yaml.safe_dump(least_rights(cluster, name, rules)))
     return path
 
 
 def test_printed_role_is_enough(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
     kubeconfig = role(cluster, "enough", rbac.rules(), tmp_path)
     assert check(pytorchjob(), kubeconfig) == (0, [])
-    assert check(mpijob("v1"), kubeconfig) == (0, [])
+    if serves(cluster, "kubeflow.org", "v1", "mpijobs"):
+        assert check(mpijob("v1"), kubeconfig) == (0, [])
 
 
 @pytest.mark.parametrize(("code", "missing"), [(True, 0), (False, 1)])
@@ -145,13 +138,13 @@ def test_rights_for_code_are_checked_if_the_job_has_code(
     async def ask() -> list[Problem]:
         api = Api(chosen.make_client)
         try:
-            return await preflight(api, asked, "default")
+            return await preflight(api, asked, cluster.namespace)
         finally:
             await api.close()
 
     problems = asyncio.run(ask())
     assert [(p.level, p.code) for p in problems] == [("error", "rights")] * missing
-    command = "`ktrain rbac --code --namespace default --service-account NAMESPACE:NAME`"
+    command = f"`ktrain rbac --code --namespace {cluster.namespace} --service-account NAMESPACE:NAME`"
     assert all(command in p.hint for p in problems)
     assert all("no right to create, get configmaps" in p.message for p in problems)
 
@@ -164,12 +157,12 @@ def test_each_missing_right_is_reported(cluster: TestCluster, check: Check, tmp_
     assert status == 1
     assert codes(problems) == [*[("error", "rights")] * 2, *[("warning", "rights")] * 2]
     assert [p["message"] for p in problems] == [
-        "no right to watch, delete pytorchjobs.kubeflow.org in namespace default",
-        "no right to get pods/log in namespace default",
-        "no right to list, watch events in namespace default",
-        "no right to get persistentvolumeclaims in namespace default",
+        f"no right to watch, delete pytorchjobs.kubeflow.org in namespace {cluster.namespace}",
+        f"no right to get pods/log in namespace {cluster.namespace}",
+        f"no right to list, watch events in namespace {cluster.namespace}",
+        f"no right to get persistentvolumeclaims in namespace {cluster.namespace}",
     ]
-    assert all("ktrain rbac --namespace default" in p["hint"] for p in problems)
+    assert all(f"ktrain rbac --namespace {cluster.namespace}" in p["hint"] for p in problems)
 
 
 # ---- the connection
@@ -182,16 +175,13 @@ def test_unreachable_cluster_gives_exit_status_2(
     file.write_text(yaml.safe_dump(pytorchjob()))
     assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
     assert f"the kubeconfig {kubeconfig} does not exist" in capsys.readouterr().err
-    away = yaml.safe_load(cluster.kubeconfig.read_text())
-    away["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    away = with_token(cluster.kubeconfig, "expired")
+    for named in away["clusters"]:
+        named["cluster"]["server"] = "https://127.0.0.1:1"
     kubeconfig.write_text(yaml.safe_dump(away))
     assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
     assert "the cluster can't be reached" in capsys.readouterr().err
-    away["clusters"][0]["cluster"]["server"] = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"][
-        "server"
-    ]
-    away["users"][0]["user"] = {"token": "expired"}
-    kubeconfig.write_text(yaml.safe_dump(away))
+    kubeconfig.write_text(yaml.safe_dump(with_token(cluster.kubeconfig, "expired")))
     assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
     assert "refused the credentials" in capsys.readouterr().err
     assert main(["check", str(file), "--server", "--kubeconfig", str(cluster.kubeconfig), "--context", "none"]) == 2
@@ -199,9 +189,9 @@ def test_unreachable_cluster_gives_exit_status_2(
 
 
 def test_context_selects_the_cluster(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
-    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
-    (context,) = kubeconfig["contexts"]
-    kubeconfig["contexts"].append({"name": "away", "context": {**context["context"], "namespace": "far"}})
+    kubeconfig = in_namespace(yaml.safe_load(cluster.kubeconfig.read_text()), cluster.namespace)
+    used = next(c["context"] for c in kubeconfig["contexts"] if c["name"] == kubeconfig["current-context"])
+    kubeconfig["contexts"].append({"name": "away", "context": {**used, "namespace": "far"}})
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(kubeconfig))
     assert check(pytorchjob(), path) == (0, [])
@@ -209,7 +199,7 @@ def test_context_selects_the_cluster(cluster: TestCluster, check: Check, tmp_pat
     assert (problem["code"], problem["found"]) == ("namespace", "far")
 
 
-# ---- not in the embedded cluster: Kueue, and a published schema
+# ---- by fixed responses: Kueue, and a published schema
 
 KUEUE = "/apis/kueue.x-k8s.io"
 QUEUE = f"{KUEUE}/v1beta2/namespaces/default/localqueues/team-a"
@@ -527,9 +517,9 @@ def test_objects_that_exist_or_may_not_be_read_are_no_problem(
 
 def test_metadata_of_a_secret_of_the_cluster_is_found(cluster: TestCluster, check: Check) -> None:
     core = client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
-    core.create_namespaced_secret("default", {"metadata": {"name": "hub"}, "stringData": {"token": "x"}})
+    core.create_namespaced_secret(cluster.namespace, {"metadata": {"name": "hub"}, "stringData": {"token": "x"}})
     manifest = pytorchjob(env=ENVIRONMENT["env"])
-    assert check(manifest, cluster.kubeconfig) == (0, [])
-    core.delete_namespaced_secret("hub", "default")
-    status, (problem,) = check(manifest, cluster.kubeconfig)
+    assert check(manifest, cluster) == (0, [])
+    core.delete_namespaced_secret("hub", cluster.namespace)
+    status, (problem,) = check(manifest, cluster)
     assert (status, problem["code"], problem["found"]) == (1, "reference", "hub")

@@ -85,7 +85,6 @@ def test_sensor_waits_for_a_missing_job(
     assert f"Waiting until {name} is Succeeded. Currently it is Succeeded" in "".join(capfd.readouterr())
 
 
-@pytest.mark.embedded
 @pytest.mark.parametrize("conditions", ["Running", ["Running", "Succeeded"]])
 def test_sensor_waits_for_one_of_several_conditions(jobs: Jobs, conditions: str | list[str]) -> None:
     job = jobs.submit(kind="MPIJob", workers=1)
@@ -127,7 +126,7 @@ def test_sensor_fails_if_the_job_is_deleted(jobs: Jobs, later: list[threading.Ti
         Waits(task_id="wait", job_name=job["metadata"]["name"], logs="all", deferrable=False, timeout=240).execute({})
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_poke_mode_retries_while_credentials_are_refused(
     cluster: TestCluster, jobs: Jobs, later: list[threading.Timer]
 ) -> None:

@@ -16,7 +16,7 @@ from tests.engine.tasks import TRAINS, TrainTask, release_job
 
 from .workloads import write_workload
 
-pytestmark = pytest.mark.embedded  # without a queue controller, the tests write the Workloads
+pytestmark = pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 ADMITTED, FINISHED = (
     {"type": type_, "status": "True", "reason": reason, "message": "", "lastTransitionTime": "2026-11-22T02:00:00Z"}
     for type_, reason in (("Admitted", "Admitted"), ("Finished", "Failed"))

@@ -76,7 +76,7 @@ async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, r
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 async def test_a_job_that_kueue_gave_up_on_fails_and_may_be_retried(api: Api, task: Task) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
     await write_workload(api, (await task.job()) or {}, [EVICTED_FOR_GOOD], active=False)
@@ -87,7 +87,7 @@ async def test_a_job_that_kueue_gave_up_on_fails_and_may_be_retried(api: Api, ta
     assert outcome.cause["category"] == "queue"
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 async def test_the_cause_of_a_queue_timeout_is_what_the_job_waited_for(api: Api, task: Task) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
     missing = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible"}
@@ -101,7 +101,7 @@ async def test_the_cause_of_a_queue_timeout_is_what_the_job_waited_for(api: Api,
     assert task.log.messages.count(warning) == 1
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 async def test_job_is_followed_without_the_right_to_read_workloads(kueue: TestCluster, api: Api, task: Task) -> None:
     ref = (await task.submit(1, "echo done", queue="team-a")).ref
     token = await account(api, task.namespace)

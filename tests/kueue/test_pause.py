@@ -61,7 +61,7 @@ async def test_a_kept_job_is_paused_and_the_next_try_activates_it(api: Api, repl
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 async def test_program_that_exits_with_0_when_kueue_stops_it_has_not_succeeded(task: Task) -> None:
     """Either the job waits in its queue and trains on, or its success is doubtful."""
     ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait", queue="team-a")).ref
@@ -90,7 +90,7 @@ async def no_pods(task: Task, ref: JobRef) -> bool:
     return not await task.pods(ref)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 async def test_a_job_that_waits_for_quota_cannot_be_resumed(api: Api, task: Task) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
     await write_workload(api, (await task.job()) or {}, [PENDING])
@@ -99,7 +99,7 @@ async def test_a_job_that_waits_for_quota_cannot_be_resumed(api: Api, task: Task
     assert "needs 2 cpu more in flavor f" in str(refused.value)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 async def test_a_job_of_a_queue_is_not_scaled_while_it_runs(api: Api, task: Task) -> None:
     """Kueue stops a job whose pods differ from its Workload, and queues it again."""
     ref = (await task.submit(1, TRAINS, queue="team-a", workers=1)).ref
@@ -110,7 +110,7 @@ async def test_a_job_of_a_queue_is_not_scaled_while_it_runs(api: Api, task: Task
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 async def test_without_the_right_to_patch_workloads_an_unfinished_job_is_deleted(
     kueue: TestCluster, api: Api, task: Task
 ) -> None:

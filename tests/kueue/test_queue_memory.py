@@ -31,7 +31,7 @@ from .test_follow import EVICTED_FOR_GOOD
 from .test_weak_evidence import NEVER_FITS
 from .workloads import account, allow, write_workload
 
-pytestmark = pytest.mark.embedded
+pytestmark = pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 PREEMPTED = {
     "type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate a workload",
     "lastTransitionTime": "2026-11-22T02:00:00Z",

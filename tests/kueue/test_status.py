@@ -13,7 +13,7 @@ from tests.engine.tasks import TRAINS, Sink, Task, follow, until
 
 from .workloads import write_workload
 
-pytestmark = pytest.mark.embedded
+pytestmark = pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 PENDING = {
     "type": "QuotaReserved", "status": "False", "reason": "Pending", "lastTransitionTime": "2026-11-22T02:00:00Z",
     "message": "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor f, 2 more needed",

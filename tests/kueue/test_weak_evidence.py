@@ -20,7 +20,7 @@ from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, until
 
 from .test_follow import EVICTED_FOR_GOOD, write_workload
 
-pytestmark = pytest.mark.embedded
+pytestmark = pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
 NEVER_FITS = {
     "type": "QuotaReserved", "status": "False", "reason": "Pending", "lastTransitionTime": "2026-11-22T02:00:00Z",
     "message": "couldn't assign flavors to pod set main: insufficient quota for cpu in flavor a, previously considered "

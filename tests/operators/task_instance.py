@@ -43,8 +43,9 @@ OPERATORS: dict[str, type[TrainingJobOperator]] = {
 #: parametrizes a test over kinds: `instance` has jobs of each. The TrainJob uses the runtime torch-distributed
 of_each_kind = pytest.mark.parametrize(
     "instance",
-    [pytest.param(PYTORCHJOB, id="pytorchjob"), pytest.param(TRAINJOB, id="trainjob", marks=pytest.mark.embedded)],
+    [PYTORCHJOB, TRAINJOB],
     indirect=True,
+    ids=["pytorchjob", "trainjob"],
 )
 
 
@@ -107,7 +108,7 @@ class Instance:
         self.cluster = cluster
         self.kind = kind
         version = version or kind.versions[0]
-        clusters.require(cluster, kind, version)
+        clusters.require(cluster, kind, version, runtime="torch-distributed")
         self._resource = kind.group, version, cluster.namespace, kind.plural
         self.run_id = uuid.uuid4().hex[:8]
         self.store = Store()

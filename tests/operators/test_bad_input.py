@@ -110,13 +110,17 @@ def test_rejected_token_is_a_cluster_error(instance: Instance, monkeypatch: pyte
     assert not instance.jobs()
 
 
-def test_unreachable_cluster_is_a_cluster_error(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_cluster_is_a_cluster_error(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first try has sent no job, so none is looked for."""
     connect(monkeypatch, instance, server="https://127.0.0.1:9")
     with pytest.raises(
         TrainingClusterError, match=r"the cluster can't be reached\. .*kube_config_path.*\n.*127.0.0.1:9"
     ):
         instance.execute()
     assert not instance.jobs()
+    assert "kubectl delete" not in capsys.readouterr().out
 
 
 @of_each_kind

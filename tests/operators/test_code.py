@@ -167,12 +167,13 @@ def test_dry_run_creates_neither_job_nor_config_map(instance: Instance, folder: 
 def test_code_without_a_command_is_refused(
     cluster: TestCluster, instance: Instance, folder: Path, operator: Any
 ) -> None:
+    clusters.require(cluster, operator.kind)
     workers = {"workers": 1} if operator is MPIJobOperator else {}
     with pytest.raises(TrainingConfigurationError, match="code needs a command, because the image's own ENTRYPOINT"):
         train(instance, folder, operator=operator, command=None, **workers)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("needs an image with mpirun")
 @pytest.mark.skipif(not shutil.which("mpirun", path=Path(sys.executable).parent), reason="needs Open MPI")
 @pytest.mark.parametrize("version", ["v1", "v2beta1"])
 def test_ranks_of_an_mpijob_run_in_the_directory(
@@ -190,7 +191,6 @@ def test_ranks_of_an_mpijob_run_in_the_directory(
     assert all(f"[Launcher 0] rank {rank} 0.25" in log for rank in range(2))
 
 
-@pytest.mark.embedded  # its runtimes
 def test_node_of_a_trainjob_runs_in_the_directory(
     cluster: TestCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +200,7 @@ def test_node_of_a_trainjob_runs_in_the_directory(
     assert result == [0.25, [], ["lib", "train.py"]]
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts clusters of its own")
 def test_older_trainer_refuses_code_with_the_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with clusters.cluster(trainer="2.1") as cluster:
         set_connection(cluster, monkeypatch)

@@ -125,7 +125,7 @@ def test_do_xcom_push_false_pushes_no_result(instance: Instance) -> None:
     assert "return_value" not in instance.ti.xcoms
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_worker_lost_during_a_deletion_that_takes_long(instance: Instance) -> None:
     """Airflow has the result by then, and the next try returns it and deletes the job."""
     instance.cluster.admin("status", status=503, verb="delete", path="/pytorchjobs")  # the deletion is retried for 60 s
@@ -167,7 +167,7 @@ def interrupt_after_push(instance: Instance, done: threading.Event) -> None:
             done.wait(5)
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 @pytest.mark.parametrize(("retries", "kept"), [(1, True), (0, False)])
 def test_job_that_cannot_be_followed_is_kept_for_a_retry(instance: Instance, retries: int, kept: bool) -> None:
     """A rejected watch proves nothing about the training; without a retry nobody would release the job."""

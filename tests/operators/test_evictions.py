@@ -12,14 +12,12 @@ from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.exceptions import TrainingInfrastructureError
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests import clusters
-from tests.clusters import TestCluster
+from tests.clusters import TestCluster, served_version
 from tests.core.manifests import replica
 from tests.factories import wait_for
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance
-from tests.operators.test_requests import served_version
 
-pytestmark = pytest.mark.embedded  # its runtimes
 TRAINS = "trap 'exit 0' TERM; sleep {seconds} & wait"
 #: until a program ends by itself: the TrainJob's other rank does
 SECONDS = {"MPIJob": 600, "TrainJob": 12}
@@ -81,7 +79,13 @@ def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, kind: Kind) 
 
 
 @each_kind
-@pytest.mark.parametrize("forgotten", [False, True], ids=["by changes", "by events"])
+@pytest.mark.parametrize(
+    "forgotten",
+    [
+        pytest.param(False, id="by changes"),
+        pytest.param(True, id="by events", marks=pytest.mark.embedded("sets fault switches")),
+    ],
+)
 def test_pod_that_was_evicted_before_the_trigger_listed_pods_fails_the_task(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:

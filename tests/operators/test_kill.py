@@ -267,7 +267,7 @@ def test_kill_during_the_create_releases_the_job(instance: Instance, kill: Kill)
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_kill_during_submission_creates_no_job(instance: Instance, kill: Kill) -> None:
     instance.cluster.admin("status", status=503, verb="create", path=f"/{instance.kind.plural}", seconds=60)
     try:
@@ -279,7 +279,7 @@ def test_kill_during_submission_creates_no_job(instance: Instance, kill: Kill) -
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_kill_retries_while_the_api_server_is_unavailable(instance: Instance, kill: Kill) -> None:
     """Requests are retried for as long as Airflow allows it, beyond the seconds reserved for a kill."""
     fault = threading.Event()

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.reporting.trigger_arguments import MAX_BYTES
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.operators.task_instance import Instance, of_each_kind
 
-pytestmark = pytest.mark.embedded  # its programs see this machine's files
+pytestmark = pytest.mark.embedded("its programs see the files of this machine")
 TEXT = "\u0451" * 20_000  # 40 KB, as JSON with escaped characters 120 KB
 
 

@@ -19,7 +19,7 @@ from tests.clusters import TestCluster
 from tests.operators.task_instance import Instance
 
 pytestmark = [
-    pytest.mark.embedded,  # a real cluster needs an image with mpirun
+    pytest.mark.embedded("needs an image with mpirun"),
     pytest.mark.skipif(not shutil.which("mpirun", path=Path(sys.executable).parent), reason="needs Open MPI"),
 ]
 

@@ -89,7 +89,7 @@ def test_error_names_the_parameter(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts clusters of its own")
 @pytest.mark.parametrize("version", ["v1", "v2beta1"])
 def test_both_versions_of_an_mpijob(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with clusters.cluster(mpi_api=version) as cluster:
@@ -104,7 +104,6 @@ def test_both_versions_of_an_mpijob(version: str, monkeypatch: pytest.MonkeyPatc
             assert "imagePullSecrets" not in launcher
 
 
-@pytest.mark.embedded
 def test_trainjob_gets_a_patch_and_the_trainer_the_program(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +128,6 @@ def test_trainjob_gets_a_patch_and_the_trainer_the_program(
         assert {e.name: e.value for e in container.env}["A"] == "1"
 
 
-@pytest.mark.embedded
 def test_what_a_patch_cannot_carry_is_refused_with_the_reason(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

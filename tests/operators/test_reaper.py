@@ -11,13 +11,11 @@ import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import TriggerEvent
-from kubernetes import client, config
 
-from airflow_provider_ktrain.core.checks.rbac import objects
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _release
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.clusters import TestCluster, with_token
+from tests.clusters import least_rights
 from tests.engine.tasks import EvictedApi
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
 
@@ -150,7 +148,7 @@ def test_job_followed_again_during_the_releases_is_kept(instance: Instance, supe
     assert len(instance.jobs()) == 1
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_failed_release_does_not_stop_the_others(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,18 +207,3 @@ def test_reaper_continues_without_the_right_to_read_namespaces(
     _, found = look(instance)
     assert len(found["candidates"]) == 1
     assert f"Can't check that namespace '{instance.cluster.namespace}' exists" in capsys.readouterr().out
-
-
-def least_rights(cluster: TestCluster, name: str) -> Any:
-    """A kubeconfig of a service account that has the Role printed by `ktrain rbac`."""
-    configuration = client.Configuration()
-    config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
-    api, where = client.ApiClient(configuration), cluster.namespace
-    core, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
-    role, binding = objects(where, name, name)
-    core.create_namespaced_service_account(where, {"metadata": {"name": name}})
-    rights.create_namespaced_role(where, role)
-    rights.create_namespaced_role_binding(where, binding)
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = core.create_namespaced_service_account_token(name, where, asked).status.token
-    return with_token(cluster.kubeconfig, token)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client, config
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.operators.training import MPIJobOperator, TrainJobOperator
 from tests import clusters
-from tests.clusters import TestCluster
+from tests.clusters import TestCluster, served_version
 from tests.core.manifests import replica
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance
@@ -35,15 +33,6 @@ def requests(cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with recorded_requests(cluster, tmp_path) as log:
         set_connection(dataclasses.replace(cluster, kubeconfig=log.kubeconfig), monkeypatch)
         yield log
-
-
-def served_version(cluster: TestCluster, kind: Kind) -> str:
-    api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
-    for version in kind.versions:
-        with contextlib.suppress(client.ApiException):
-            api.list_namespaced_custom_object(kind.group, version, cluster.namespace, kind.plural)
-            return version
-    raise AssertionError(f"the cluster doesn't serve {kind.name}")
 
 
 def assert_requests(
@@ -94,7 +83,6 @@ def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) 
     assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, **EVIDENCE, "discovery": tried}, streams=2)
 
 
-@pytest.mark.embedded  # its runtimes
 def test_requests_of_a_short_trainjob(cluster: TestCluster, requests: RequestLog) -> None:
     """Also read are its schema and its runtime, and earlier pods of its name: before and after it is created.
 

@@ -20,7 +20,7 @@ from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance, Object
 
-pytestmark = pytest.mark.embedded  # its runtimes, MPIJob v1, and Kueue
+pytestmark = pytest.mark.embedded("needs MPIJob v1 and runtimes, and starts clusters of its own")
 
 #: ends with the exit code END, or runs for a long time without it
 ENDS = 'if [ -n "$END" ]; then echo "KTRAIN_RESULT $END"; exit $END; fi'

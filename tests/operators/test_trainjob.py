@@ -24,8 +24,6 @@ from tests.core.manifests import runtime_patch, trainjob
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance, Object
 
-pytestmark = pytest.mark.embedded  # its runtimes
-
 RUNTIMES = "clustertrainingruntimes"
 NEEDS = "needs Trainer 2.2 or newer; this cluster serves "
 OLDER = {"2.0": "podSpecOverrides", "2.1": "podTemplateOverrides"}  #: the overrides of each release of the Trainer
@@ -117,6 +115,7 @@ def test_trainer_is_always_sent(task: Instance) -> None:
 
 
 def test_patches_cover_both_jobs_of_an_mpi_runtime(task: Instance) -> None:
+    clusters.require(task.cluster, TRAINJOB, runtime="mpi-distributed")
     job = execute(task, runtime="mpi-distributed", nodes=2, gpus=None, labels={"team": "a"})
     (entry,) = job["spec"]["runtimePatches"]
     jobs = entry["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]

@@ -16,7 +16,7 @@ from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance
 
 pytestmark = [
-    pytest.mark.embedded,  # a real cluster needs an image with torch
+    pytest.mark.embedded("needs an image with torch"),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]
 

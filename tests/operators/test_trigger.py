@@ -193,7 +193,7 @@ def test_late_kill_keeps_the_job_of_the_next_try(instance: Instance, supervisor:
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_kill_is_retried_while_the_api_server_is_unavailable(instance: Instance, supervisor: Supervisor) -> None:
     trigger = trigger_of(instance.execute(), instance, ImpatientTrigger)
     supervisor.states = [TaskInstanceState.FAILED]
@@ -435,7 +435,7 @@ def server(cluster: TestCluster) -> str:
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("starts clusters of its own")
 def test_trigger_does_not_search_another_cluster(
     instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,7 +460,7 @@ def test_trigger_does_not_search_another_cluster(
     assert "deletionTimestamp" not in job["metadata"]
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts clusters of its own")
 def test_kill_does_not_search_another_cluster(
     instance: Instance,
     other: TestCluster,
@@ -478,7 +478,7 @@ def test_kill_does_not_search_another_cluster(
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("needs an API server on 127.0.0.1")
 def test_address_of_the_cluster_can_change(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.execute(number=1, retries=1)
     config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
@@ -492,7 +492,7 @@ def test_address_of_the_cluster_can_change(instance: Instance, monkeypatch: pyte
     assert again.trigger.job["cluster"].startswith("https://localhost:")
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("starts clusters of its own")
 async def test_edited_connection_gets_new_clients(
     instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:

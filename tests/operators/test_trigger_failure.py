@@ -148,7 +148,7 @@ def test_deferral_of_another_try_is_not_used(instance: Instance) -> None:
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_unavailable_api_server_does_not_release_the_job(instance: Instance) -> None:
     """Nothing can be proved in this state: the task defers again with the same arguments."""
     first = arguments(instance.execute(operator=DefersSoon))

@@ -89,7 +89,7 @@ def test_unexpected_error_does_not_end_the_training(instance: Instance, capsys: 
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +107,7 @@ def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
 
 
 @of_each_kind
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 @pytest.mark.parametrize("outage", [{"fault": "drop", "seconds": 600}, {"fault": "status", "status": 503}], ids=str)
 @pytest.mark.parametrize(
     ("number", "retries", "seconds"), [(1, 0, 15), (2, 0, 900), (2, 1, 900)], ids=["first", "cleared", "retry"]
@@ -148,7 +148,7 @@ RESULT_THEN_LINES = """echo 'KTRAIN_RESULT {"loss": 0.5}'
 i=0; while [ $i -lt 20 ]; do echo line $i; i=$((i+1)); sleep 0.5; done"""
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("sets fault switches")
 def test_following_resumes_at_the_newest_line_after_a_failure(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
