@@ -125,15 +125,11 @@ def _text_of(file: str) -> str:
 
 
 def _strict(problem: Problem) -> Problem:
-    """The problem as an error if it is about an unknown field."""
     return dataclasses.replace(problem, level=ERROR) if problem.code == "unknown-field" else problem
 
 
 def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple[int, Problem]]:
-    """The problems of each training job in a file, with their lines.
-
-    :param hints: the hints about its kind are added as keys.
-    """
+    """The problems of each training job in a file, with their lines."""
     text = sys.stdin.read() if file == "-" else _text_of(file)
     try:
         documents = parse(unrendered(text), file)

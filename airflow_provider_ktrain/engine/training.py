@@ -470,7 +470,6 @@ class _StartOver:
 
 
 def _text(result: Result) -> str:
-    """What was released; empty if nothing was."""
     return "" if result[0] is None else result[0].text
 
 

@@ -259,7 +259,6 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
 async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str]) -> Object:
     """Set annotations of the job, or remove them, only if the job hasn't changed since it was read.
 
-    :param notes: values by the names of the annotations, empty to remove one.
     :raises ApiStatusError: 409 if the job has changed.
     """
     version = job["metadata"]["resourceVersion"]

@@ -107,7 +107,6 @@ class Following:
         """Wait until something may end the training's life.
 
         :param until: when to hand the job over, by `time.monotonic`. Default: None, never.
-        :raises AccessError, UnreachableError, ClusterError: the job can't be watched.
         """
         while True:
             if self._host.shared:
