@@ -157,10 +157,7 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
 
 @contextlib.contextmanager
 def _asking(args: argparse.Namespace) -> Iterator[Judge]:
-    """A check that also queries the cluster of a kubeconfig.
-
-    :raises ClusterError: the kubeconfig or context does not exist.
-    """
+    """A check that also queries the cluster of a kubeconfig."""
     import asyncio
 
     from airflow_provider_ktrain.engine.api.client import Api

@@ -94,10 +94,7 @@ class Training:
     # submit
 
     async def submit(self, submission: Submission) -> Submitted:
-        """Create or adopt the job.
-
-        :raises Stopped: the process was asked to stop; what happens to the job is decided and done.
-        """
+        """Create or adopt the job, as `call` does something."""
         if self.job.submission is not submission:
             self.job.expect(submission)
         return await self.call(lambda api: self._submit(api, submission))

@@ -14,7 +14,6 @@ class ObservedContainer:
     """What was observed of a container: by the watch, by reads of its pod, and by its follower.
 
     :param deleted: its pod is gone, as the watch or a read of the pod shows.
-    :param deletion_reported: the watch shows it.
     :param draining_since: when the final drain began, in seconds of the event loop's clock; None before.
     """
 
