@@ -72,10 +72,7 @@ def rights_dependencies() -> list[Any]:
 
 
 def may_read(user: Any, dag_id: str, *parts: str) -> bool:
-    """Whether the user may read parts of a DAG.
-
-    :param parts: names of `DagAccessEntity`, such as TASK_LOGS.
-    """
+    """Whether the user may read parts of a DAG."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
     from airflow.models.dag import DagModel
@@ -149,13 +146,6 @@ def active_trainings() -> list[TaskRecord]:
         return [_record(row) for row in session.execute(wanted)]
 
 
-def read_status(key: TaskInstanceId) -> Mapping[str, Any] | None:
-    """The status that was last written for a task instance; None if there is none, or if it can't be read."""
-    from airflow.models.xcom import XComModel
-
-    return _stored(XComModel, STATUS_XCOM, key)
-
-
 def read_statuses(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mapping[str, Any]]:
     """The statuses that were last written for task instances, in one query, without those that can't be read."""
     from airflow.models.xcom import XComModel
@@ -175,17 +165,13 @@ def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
         from airflow.models.task_state_store import TaskStateStoreModel
     except ImportError:  # below 3.3
         return []
-    listed = (_stored(TaskStateStoreModel, TRIES_STATE, key) or {}).get("tries")
-    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-
-
-def _stored(model: Any, name: str, key: TaskInstanceId) -> Mapping[str, Any] | None:
-    """The value that a table has for a task instance under a name; None if there is none, or if it can't be read."""
     from sqlalchemy import select
 
+    model = TaskStateStoreModel
     with _session() as session:
-        row = session.execute(select(model.value).where(model.key == name, *_is(model, key))).first()
-    return None if row is None else _mapping(row.value)
+        row = session.execute(select(model.value).where(model.key == TRIES_STATE, *_is(model, key))).first()
+    listed = ((_mapping(row.value) if row is not None else None) or {}).get("tries")
+    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
 
 
 def _session() -> Any:

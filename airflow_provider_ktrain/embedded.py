@@ -20,7 +20,6 @@ __all__ = ["EmbeddedCluster", "command", "mpi_api_for", "number_of_gpus", "runni
 def running(images: Mapping[str, Any], **options: Any) -> Iterator[EmbeddedCluster]:
     """A cluster that runs until the end of the `with` block.
 
-    :param images: directory by image name; the name `*` is every other image.
     :raises ClusterError: it isn't installed, or it doesn't start.
     """
     package = _installed()

@@ -48,7 +48,6 @@ _FIRST, _URGENT, _OTHER = range(3)  #: ranks of what waits to be written: conclu
 class _Waiting:
     """A status that waits to be written, or is.
 
-    :param rank: what is written before others.
     :param stored: of a conclusion: gets whether the write succeeded. Default: None, nobody waits for it.
     """
 
@@ -77,7 +76,6 @@ class StatusWriter:
 
         :param build: takes the status right before the write. It returns a function that makes the document, which is
             called in a thread.
-        :param write: writes it; it may block, and is called in that thread.
         :param urgent: write it before those that are not. A task that was urgent stays so until it is written.
         """
         before = self._waiting.get(key)
@@ -219,15 +217,11 @@ class TaskStatusSink:
             return False
 
     def retract(self) -> None:
-        """Leave the conclusion out of later statuses: the job was not released, and its training goes on."""
+        """Leave the conclusion out of later statuses: see `StatusSink`."""
         self._conclusion = {}
 
     async def concluded(self) -> Mapping[str, Any] | None:
-        """The conclusion that this process or an earlier one of the same try has stored, for each later status.
-
-        :return: for `core.reporting.conclusion.Conclusion.from_dict`; empty if there is none. None: Airflow doesn't
-            answer within CONCLUSION_SECONDS.
-        """
+        """The conclusion that this process or an earlier one of the same try has stored: see `StatusSink`."""
         if self._conclusion:
             return self._conclusion
         try:

@@ -59,7 +59,6 @@ class WorkerHost:
     def connected(cls, operator: Any, ti: Any = None) -> Self:
         """A host with the client of a connection, which is read now.
 
-        :param operator: with `kubernetes_conn_id`, `cluster_context` and `log`.
         :raises AccessError: the connection can't be read.
         """
         hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
@@ -124,10 +123,7 @@ class WorkerHost:
                 self._run(self._training.interrupted(Event.KILL))
 
     def _run(self, work: Awaitable[T]) -> T:
-        """Run a coroutine. One that an exception has interrupted from outside is canceled first.
-
-        :raises TrainingKilledError: the coroutine has ended because of `kill`.
-        """
+        """Run a coroutine. One that an exception has interrupted from outside is canceled first."""
 
         async def main() -> T:
             interrupted, self._main = self._main, asyncio.current_task()
@@ -173,10 +169,7 @@ class WorkerHost:
             return ""
 
     def expect(self, submission: Submission, on_finish_action: OnFinishAction) -> None:
-        """From now on, a job of this task may exist.
-
-        :param on_finish_action: what happens to the job when this try ends.
-        """
+        """From now on, a job of this task may exist."""
         self._training.job.options = Options(on_finish_action=on_finish_action)
         self._training.job.expect(submission)
         self.check()

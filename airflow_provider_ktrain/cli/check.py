@@ -125,15 +125,11 @@ def _text_of(file: str) -> str:
 
 
 def _strict(problem: Problem) -> Problem:
-    """The problem as an error if it is about an unknown field."""
     return dataclasses.replace(problem, level=ERROR) if problem.code == "unknown-field" else problem
 
 
 def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple[int, Problem]]:
-    """The problems of each training job in a file, with their lines.
-
-    :param hints: the hints about its kind are added as keys.
-    """
+    """The problems of each training job in a file, with their lines."""
     text = sys.stdin.read() if file == "-" else _text_of(file)
     try:
         documents = parse(unrendered(text), file)
@@ -161,10 +157,7 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
 
 @contextlib.contextmanager
 def _asking(args: argparse.Namespace) -> Iterator[Judge]:
-    """A check that also queries the cluster of a kubeconfig.
-
-    :raises ClusterError: the kubeconfig or context does not exist.
-    """
+    """A check that also queries the cluster of a kubeconfig."""
     import asyncio
 
     from airflow_provider_ktrain.engine.api.client import Api

@@ -14,7 +14,7 @@ _RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
 
 
 class Console:
-    """Prints what the engine logs: `engine.job_requests.Log`.
+    """Prints what the engine logs: `engine.api.job_calls.Log`.
 
     Colors are used on a terminal only, and not if NO_COLOR is set (https://no-color.org). If nobody reads the output
     any more (`ktrain run job.yaml | head`), the process gets SIGTERM, and what is printed after that is dropped.

@@ -23,10 +23,7 @@ class ExitCode(enum.IntEnum):
 
 
 def of_cause(cause: Mapping[str, Any] | None) -> int:
-    """The exit code of a failed training.
-
-    :param cause: `core.diagnosis.model.Cause` as a dict; None if there is none.
-    """
+    """The exit code of a failed training."""
     category = Category.of((cause or {}).get("category"))
     if category is Category.TIMEOUT:
         return ExitCode.TIMEOUT

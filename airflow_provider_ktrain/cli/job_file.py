@@ -37,10 +37,7 @@ def load(file: str) -> Document:
 def request(
     prepared: Prepared, name: str = "", *, code: Code | None = None, run_seconds: float | None = None
 ) -> JobRequest:
-    """The job that is submitted. Each run has a deployment of its own, so no reaper knows it.
-
-    :param name: readable prefix of its name. Default: empty, `job`.
-    """
+    """The job that is submitted. Each run has a deployment of its own, so no reaper knows it."""
     run = uuid.uuid4().hex[:12]
     owner = Owner(TaskKey(f"{DAG_ID}-{run}", DAG_ID, name.strip("-") or "job", run), 1, str(uuid.uuid4()))
     kind = kind_of(prepared.manifest.get("kind"))

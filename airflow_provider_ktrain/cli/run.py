@@ -164,10 +164,7 @@ def _conflict(args: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], console: Console) -> Iterator[Target]:
-    """A new embedded cluster.
-
-    :raises ClusterError: it isn't installed, or it doesn't start.
-    """
+    """A new embedded cluster."""
     from airflow_provider_ktrain import embedded
     from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, gpu_resources_of_job
 

@@ -20,10 +20,7 @@ STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that it
 
 
 class Decisions:
-    """Decides on one job while it is followed.
-
-    :param store: of the cause, if an earlier process has released the job.
-    """
+    """Decides on one job while it is followed."""
 
     def __init__(self, job: OwnedJob, store: ConclusionStore, log: Log) -> None:
         self._job, self._store, self._log = job, store, log

@@ -319,8 +319,6 @@ class OwnedJob:
     async def annotate(self, read: JobRead, notes: Mapping[str, str], seconds: float) -> tuple[JobRead, str]:
         """Set annotations of the job, or remove them, again after a conflict, as long as it is this try's.
 
-        :param notes: values by the names of the annotations, empty to remove one.
-        :param seconds: for requests to an API server that can't be reached or is overloaded.
         :return: the job as it is now, and why that failed; empty if it has these annotations.
         """
         end = time.monotonic() + seconds

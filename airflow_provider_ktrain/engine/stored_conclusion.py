@@ -16,10 +16,7 @@ CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a sto
 
 
 class ConclusionStore:
-    """Stores and finds the cause of a job that was released before it had ended.
-
-    :param sink: where it is stored; None: nowhere.
-    """
+    """Stores and finds the cause of a job that was released before it had ended."""
 
     def __init__(self, sink: StatusSink | None, log: Log) -> None:
         self.found: Cause | None = None  #: why an earlier process of this try has released the job

@@ -94,10 +94,7 @@ class Training:
     # submit
 
     async def submit(self, submission: Submission) -> Submitted:
-        """Create or adopt the job.
-
-        :raises Stopped: the process was asked to stop; what happens to the job is decided and done.
-        """
+        """Create or adopt the job, as `call` does something."""
         if self.job.submission is not submission:
             self.job.expect(submission)
         return await self.call(lambda api: self._submit(api, submission))
@@ -470,7 +467,6 @@ class _StartOver:
 
 
 def _text(result: Result) -> str:
-    """What was released; empty if nothing was."""
     return "" if result[0] is None else result[0].text
 
 

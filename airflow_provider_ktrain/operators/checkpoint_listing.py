@@ -59,7 +59,6 @@ class CheckpointListing:
         Asynchronous file systems, as those of S3, Google Cloud Storage and Azure, list all levels at once, and cancel
         the listing at its timeout. `find` of the others walks through the directories and hides errors.
 
-        :param storage: a file system of fsspec.
         :raises TimeoutError: the time doesn't suffice.
         """
         if storage.async_impl:

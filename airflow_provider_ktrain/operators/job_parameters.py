@@ -265,8 +265,6 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         """The job that the parameters describe, for OpenLineage; only a part of it if they are invalid.
 
         A manifest file whose path is a template is not read here, because only the task renders its content.
-
-        :param with_code: whether the code's directory is read, for its hash.
         """
         from airflow_provider_ktrain.core.reporting import lineage
 
@@ -372,10 +370,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         return True
 
     def _options(self, job: Mapping[str, Any]) -> Options:
-        """How the job is followed.
-
-        :param job: the job, with the annotation of its deadline.
-        """
+        """How the job is followed."""
         from airflow_provider_ktrain.core.manifest.deadline import deadline_of
         from airflow_provider_ktrain.core.state.limits import Limits
         from airflow_provider_ktrain.engine.follow.options import Options

@@ -103,7 +103,7 @@ def build() -> FastAPI:
         record = compat_server.find_task(key)
         if record is None:
             raise HTTPException(404, f"no task instance {key.task_id} in the run {key.run_id} of {key.dag_id}")
-        status = compat_server.read_status(key)
+        status = compat_server.read_statuses([key]).get(key)
         with_logs = compat_server.may_read(user, key.dag_id, "TASK_LOGS")
         return views.training_view(record, status, compat_server.read_tries(key), with_logs=with_logs, now=time.time())
 

@@ -190,12 +190,10 @@ def _accelerators(fields: Mapping[str, Any]) -> str:
 
 
 def _heading(fields: Mapping[str, Any]) -> str:
-    """What an amount of the status is called."""
     return "GPUs" if read_stored(fields).keys() <= {GPU} else "Accelerators"
 
 
 def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], read: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What identifies the job, and its size."""
     facts = []
     if job.get("name"):
         facts.append((job.get("kind") or "Job", f"{job.get('namespace', '')}/{job['name']}"))
@@ -312,7 +310,6 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
 
 
 def _clock(at: float | None) -> str:
-    """A time in UTC; empty if it isn't known."""
     if at is None or not 0 <= at < 1e11:
         return ""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -115,7 +115,6 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         self._defer(context, ref, failures=0, deadline=time.time() + self.timeout)
 
     def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
-        """Wait in the triggerer, until `deadline` (epoch seconds)."""
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         state = {"version": VERSION, "failures": failures, "deadline": deadline, "job": ref.to_dict()}

@@ -224,10 +224,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         return True
 
     async def _log_read(self, *, lines: bool) -> None:
-        """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log.
-
-        :param lines: whether lines of this job may wait.
-        """
+        """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log."""
         if (socket := _log_socket()) is not None:
             await socket.read(self.log_patience, lines=lines)
 

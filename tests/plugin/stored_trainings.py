@@ -91,7 +91,6 @@ def main() -> None:
                 "record": [records[0].state, records[0].try_number, records[0].started_at == START.timestamp() + 50],
                 "queries": len(queries),
                 "right": found == {key: status_of(key) for key in readable},
-                "as_single": all(compat_server.read_status(key) == found.get(key) for key in KEYS if key != KEYS[3]),
                 "changed": [(compat_server.read_statuses([KEYS[3]]) or {}).get(KEYS[3]), found[KEYS[3]]["phase"]],
                 "none": compat_server.read_statuses([WITHOUT_STATUS]),
                 "not_active": [key.task_id for key in (WITHOUT_STATUS, ENDED) if key in {r.key for r in records}],

@@ -31,7 +31,6 @@ def test_statuses_of_50_trainings_are_read_in_one_query(
         "record": ["deferred", 2, True],
         "queries": 1,
         "right": True,
-        "as_single": True,
         "changed": [{"phase": "Failed"}, "Running"],
         "none": {},
         "not_active": [],

@@ -19,7 +19,6 @@ AT_ONCE = 8  #: requests
 async def read_claims(api: Api, namespace: str, names: Iterable[str]) -> dict[str, Claim] | None:
     """ResourceClaims by name, as far as they can be read in READ_SECONDS.
 
-    :param names: of the claims. One that doesn't exist any more has no known devices.
     :return: the claims; None if the right to read them is missing, or the cluster doesn't serve them.
     """
     found: dict[str, Claim] = {}

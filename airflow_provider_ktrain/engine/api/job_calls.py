@@ -198,10 +198,7 @@ def is_owned(obj: Mapping[str, Any], ref: JobRef) -> bool:
 
 
 async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
-    """`pod_owners` if the owners can't be read: pods of a later job of this name aren't older than that job.
-
-    :return: empty if no other job has this name.
-    """
+    """`pod_owners` if the owners can't be read: pods of a later job of this name aren't older than that job."""
     job = await get(api, api_paths.job(ref), missing=(403, 404))
     if job is None or job["metadata"]["uid"] == ref.uid:
         return {}
@@ -257,9 +254,8 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
 
 
 async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str]) -> Object:
-    """Set annotations of the job, or remove them, only if the job hasn't changed since it was read.
+    """Set annotations of the job, or remove those with an empty value, only if it hasn't changed since it was read.
 
-    :param notes: values by the names of the annotations, empty to remove one.
     :raises ApiStatusError: 409 if the job has changed.
     """
     version = job["metadata"]["resourceVersion"]

@@ -50,11 +50,7 @@ async def served_version(api: Api) -> str:
 
 
 async def find_workload(api: Api, ref: JobRef) -> Object | None:
-    """The Workload of the job; None if it has none yet, or if the cluster doesn't serve Kueue.
-
-    :raises ApiStatusError: 403 without the right to list Workloads.
-    :raises ApiUnavailable: there was no response.
-    """
+    """The Workload of the job; None if it has none yet, or if the cluster doesn't serve Kueue."""
     workload = workload_of(await read_workloads(api, ref.namespace), ref.uid)
     return dict(workload) if workload is not None else None
 

@@ -109,6 +109,5 @@ def seconds_in_worker(failures: int, schedule: Sequence[float]) -> float | None:
     """How long the worker follows a job after its trigger failed, in seconds; None to follow it to its end.
 
     :param failures: number of triggers of this try that failed, including this one.
-    :param schedule: seconds after the first failure, the second one, and so on.
     """
     return schedule[failures - 1] if failures <= len(schedule) else None

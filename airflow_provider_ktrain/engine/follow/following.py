@@ -107,7 +107,6 @@ class Following:
         """Wait until something may end the training's life.
 
         :param until: when to hand the job over, by `time.monotonic`. Default: None, never.
-        :raises AccessError, UnreachableError, ClusterError: the job can't be watched.
         """
         while True:
             if self._host.shared:
@@ -342,10 +341,7 @@ class Following:
 
 
 def _watches_of(api: Api, ref: JobRef, *, shared: bool) -> list[tuple[SharedInformer, Key]]:
-    """The watches of a job and of its pods, each with the key by which to subscribe.
-
-    :param shared: use one watch for all jobs of the deployment, if the job has its label.
-    """
+    """The watches of a job and of its pods, each with the key by which to subscribe."""
     kind = kind_of(ref.kind)
     jobs, pods = api_paths.jobs(kind, ref.version, ref.namespace), api_paths.core(ref.namespace, "pods")
     selector, of_pods, field_selector = "", ref.pod_selector, f"metadata.name={ref.name}"

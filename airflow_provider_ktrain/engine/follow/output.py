@@ -64,11 +64,7 @@ class JobOutput:
         return is_followed(state.kind, state.known_job, pod, container)
 
     def observe(self, pods: Mapping[str, Object], removed: Sequence[str] = ()) -> None:
-        """Follow the chosen containers, and report restarts.
-
-        :param pods: the job's new pods, and those that have changed, by uid.
-        :param removed: uids of pods that it no longer has. Default: none.
-        """
+        """Follow the chosen containers, and report restarts."""
         job = self._state.known_job
         roles = tuple(sorted(self._state.kind.replicas(job)))
         if self._chosen is None or roles != self._roles:  # a TrainJob shows its launcher only in its status

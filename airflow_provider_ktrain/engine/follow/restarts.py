@@ -25,11 +25,7 @@ class RestartReporter:
         self._next = 0.0  # time.monotonic() from which the first one is reported
 
     def update(self, pods: Mapping[str, Object], removed: Iterable[str] = ()) -> None:
-        """Record changes of the pods that exist.
-
-        :param pods: its new pods, and those that have changed, by uid.
-        :param removed: uids of pods that no longer exist. Default: none.
-        """
+        """Record changes of the pods that exist."""
         self._note(self._history.update(self._state.known_job, pods, removed))
         self.report()
 

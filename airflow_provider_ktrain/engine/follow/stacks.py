@@ -166,7 +166,6 @@ class StackReader:
 
 
 def _take(source: _Source, block: bytes) -> bool:
-    """Take the records of a block of lines; returns whether they are complete."""
     for line in block.decode("utf-8", "replace").split("\n"):
         record = read_record(line)
         if isinstance(record, End):

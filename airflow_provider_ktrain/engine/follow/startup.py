@@ -112,10 +112,7 @@ class StartupChecks:
         return due if self._state.phase in _NOT_STARTED else None
 
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
-        """Why the job can never start; None if it may start or no check is due.
-
-        :param at_once: check now, whether or not it is due. Default: False.
-        """
+        """Why the job can never start; None if it may start or no check is due."""
         state = self._state
         if any(map(restarted_often, state.pods.groups.examples())) and (
             cause := find_unstartable_command(make_evidence(state.known_job, state.pods.live))

@@ -14,7 +14,6 @@ class ObservedContainer:
     """What was observed of a container: by the watch, by reads of its pod, and by its follower.
 
     :param deleted: its pod is gone, as the watch or a read of the pod shows.
-    :param deletion_reported: the watch shows it.
     :param draining_since: when the final drain began, in seconds of the event loop's clock; None before.
     """
 
@@ -39,8 +38,6 @@ class RunProgress:
     """What is known of the run that is read, besides its position.
 
     :param unended_line: what the last COMPLETE response left without a line end; None before there was one.
-    :param tail: the last bytes of that response.
-    :param reads_without_news: responses in a row without a new line.
     :param unreadable: responses in a row that the kubelet ended with an error.
     :param any_start: whether the next response may begin with any line: its log is known to be this run's.
     """
@@ -68,7 +65,6 @@ class State(enum.Enum):
 def next_state(observed: ObservedContainer, position: Position, *, resumed: bool, drained: bool) -> State:
     """Decide what to do next from what is known now.
 
-    :param position: where the log stands.
     :param resumed: whether another process read this run, and the pod wasn't read since.
     :param drained: whether the final drain has read the log of a running container up to now.
     """

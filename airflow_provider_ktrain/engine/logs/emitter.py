@@ -109,9 +109,6 @@ class EndReached(Exception):
 class RateLimitedEmitter:
     """Passes on the new lines of one container, within its rate limit and in short slices of time.
 
-    :param sink: called for each line that is logged.
-    :param source: a line with the pod, container, role and index of all lines.
-    :param inspect: called with text, time and run of each new line before the rate limit drops any.
     :param on_full: called with the position when no further line can be passed on; `logs` is False from then on.
         Default: None, lines wait for room.
     :param until: called before each line with the position and the line's time, and after them with "": whether to
@@ -223,7 +220,6 @@ class RateLimitedEmitter:
         self.queue.add(LogLine(pod, container, role, index, position.restart, time, text, False, init, "", 1, again))
 
     def _lose(self, lines: int) -> None:
-        """Count lines that could not be written as not logged."""
         self.tally.lines -= lines
         self.tally.late += lines
 

@@ -252,10 +252,7 @@ class LogFollower:
         return self.report()
 
     async def drain_deleted(self, timeout: float, longest: float) -> DrainReport:
-        """Read the containers that `drain` has kept open to their end, after their pods were deleted, and stop.
-
-        :param timeout, longest: as of `drain`.
-        """
+        """Read the containers that `drain` has kept open to their end, after their pods were deleted, and stop."""
         for container in list(self._followed.values()):
             if not container.task.done():
                 container.mark_deleted()

@@ -73,10 +73,7 @@ class JobLogs:
 
 
 class LogReader:
-    """Makes the requests for the log of one container.
-
-    :param observed: what is known of the container; the caller keeps it current.
-    """
+    """Makes the requests for the log of one container."""
 
     def __init__(
         self, job: JobLogs, path: str, container: str, emitter: RateLimitedEmitter, observed: ObservedContainer

@@ -43,10 +43,7 @@ class Slot:
 
 
 class StreamBudget:
-    """Allows STREAMS log streams at a time. While others wait, the oldest streams end after TURN_SECONDS.
-
-    :param late: whether it is that of late readers, which have LATE_STREAMS. Default: False.
-    """
+    """Allows STREAMS log streams at a time. While others wait, the oldest streams end after TURN_SECONDS."""
 
     def __init__(self, *, late: bool = False) -> None:
         self.late = self if late else StreamBudget(late=True)  #: the budget of late readers

@@ -66,10 +66,7 @@ def read_code(path: Path) -> Code:
 
 
 def _ignores(root: Path) -> Ignores:
-    """Whether a path, relative to the root, is ignored. A directory ends in `/`.
-
-    :raises ManifestError: the ignore file has an invalid pattern.
-    """
+    """Whether a path, relative to the root, is ignored. A directory ends in `/`."""
     from pathspec import GitIgnoreSpec
 
     own: list[str] = []

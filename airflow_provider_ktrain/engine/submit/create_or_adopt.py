@@ -131,7 +131,6 @@ class _Claim:
     """The job that one try wants to own, and what it needs to get it.
 
     :param manifest: the stamped manifest. If it is invalid, only its metadata.
-    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds.
     :param invalid: why the manifest can't be submitted. None: it can.
     :param code: files with which the program runs. None: the job has none.
     """

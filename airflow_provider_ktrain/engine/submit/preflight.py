@@ -60,7 +60,6 @@ async def preflight(
     :param rendered: False if values are still templates: then there is no dry run. Default: True.
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
     :raises OperatorMissingError, VersionNotServedError, RuntimeMismatchError: the cluster can't run the job as it is.
-    :raises ManifestError: the job has code and no command.
     """
     kind = request.kind
     version = await served_version(api, kind, patience=patience)

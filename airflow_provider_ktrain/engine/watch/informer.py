@@ -298,7 +298,6 @@ class SharedInformer:
         return max(pause_after(self._failures, *BACKOFF_SECONDS), wait or 0)
 
     def _stream_was_stable(self) -> bool:
-        """Whether a stream was open long enough that its end isn't a failure."""
         return self._opened is not None and time.monotonic() - self._opened >= STABLE_STREAM_SECONDS
 
     def _note_unreachable(self, error: ApiUnavailable | ApiStatusError) -> None:
