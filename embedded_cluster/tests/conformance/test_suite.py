@@ -25,7 +25,7 @@ suite.wait()
 """
 
 
-@pytest.mark.embedded
+@pytest.mark.embedded("the suite starts clusters of its own")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_suite_ends_with_its_parent_process(tmp_path: Path, end: signal.Signals) -> None:
     longest = max(runnable(), key=lambda s: s.seconds)
