@@ -23,14 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_ktrain.core.state.pods.objects import (
-    Json,
-    created,
-    is_being_deleted,
-    metadata_of,
-    name_of,
-    node_of,
-)
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 
@@ -113,8 +107,8 @@ def node_problems(node: Json, pods: Sequence[Json]) -> list[NodeProblem]:
 
     :param pods: of the job, each as last seen. The creation of the first one counts as the job's start.
     """
-    started = parse_timestamp(min((at for pod in pods if (at := created(pod))), default=""))
-    here = [pod for pod in pods if node_of(pod) == name_of(node)]
+    started = parse_timestamp(min((at for pod in pods if (at := objects.created(pod))), default=""))
+    here = [pod for pod in pods if objects.node_of(pod) == objects.name_of(node)]
     found = [*_of_conditions(node, started), *_of_taints(node, started, here), *_of_deletion(node, started)]
     return sorted(found, key=lambda p: (not p.is_new, p.fault, p.since is None, p.since.timestamp() if p.since else 0))
 
@@ -146,8 +140,8 @@ def _of_taints(node: Json, started: datetime | None, pods: Sequence[Json]) -> It
 
 
 def _of_deletion(node: Json, started: datetime | None) -> Iterator[NodeProblem]:
-    if is_being_deleted(node):
-        at = metadata_of(node).get("deletionTimestamp")
+    if objects.is_being_deleted(node):
+        at = objects.metadata_of(node).get("deletionTimestamp")
         yield _problem(node, "deletion", "it is being deleted", Fault.LEAVING, at, started)
 
 
@@ -158,7 +152,7 @@ def _problem(
     since = parse_timestamp(at)
     is_new = newer if since is None else started is not None and since >= started
     when = f" since {since:{'%H:%M' if is_new else '%Y-%m-%d %H:%M'}} UTC" if since else ""
-    return NodeProblem(name_of(node), name, f"{text}{when}{why}", message, fault, since, is_new)
+    return NodeProblem(objects.name_of(node), name, f"{text}{when}{why}", message, fault, since, is_new)
 
 
 def _tolerated(taint: Json, pods: Iterable[Json]) -> bool:

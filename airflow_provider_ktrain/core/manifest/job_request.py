@@ -10,18 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity.names import (
-    BACKSTOP_ANNOTATION,
-    CODE_ANNOTATION,
-    DEADLINE_ANNOTATION,
-    FINISH_ANNOTATION,
-    MANIFEST_ANNOTATION,
-    OWNER_ANNOTATION,
-    STACKS_ANNOTATION,
-    OnFinishAction,
-    Owner,
-    Reattach,
-)
+from airflow_provider_ktrain.core.identity import names
 from airflow_provider_ktrain.core.identity.task_variables import ATTEMPT, task_variables
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
@@ -60,7 +49,7 @@ class JobRequest:
     """
 
     kind: Kind
-    owner: Owner
+    owner: names.Owner
     first_try: int
     manifest: Manifest | None
     generated: bool = False
@@ -69,8 +58,8 @@ class JobRequest:
     namespace: str | None = None
     kubernetes_conn_id: str = "kubernetes_default"
     cluster_context: str | None = None
-    on_finish_action: OnFinishAction = OnFinishAction.DELETE_JOB
-    reattach: Reattach = "always"
+    on_finish_action: names.OnFinishAction = names.OnFinishAction.DELETE_JOB
+    reattach: names.Reattach = "always"
     run_seconds: float | None = None
     schedule_seconds: float | None = None
     expire_seconds: int | None = None
@@ -124,7 +113,7 @@ class JobRequest:
         fitted = overlay(transform.fit(manifest, api_version), JobOptions(env=env))
         if self.code is not None:
             run_with_code(fitted, "")
-            mapping_at(mapping_at(fitted, "metadata"), "annotations")[CODE_ANNOTATION] = self.code.hash
+            mapping_at(mapping_at(fitted, "metadata"), "annotations")[names.CODE_ANNOTATION] = self.code.hash
         return fitted
 
     def stamped(
@@ -155,7 +144,7 @@ class JobRequest:
             config_map = None if self.code is None else config_map_name(self.job_name, submission)
             runtime = None if served is None else served.runtime
             manifest = run_with_code(manifest, config_map, stacks=stacks, runtime=runtime)
-            printed = {STACKS_ANNOTATION: "true"} if stacks else {}
+            printed = {names.STACKS_ANNOTATION: "true"} if stacks else {}
         if runtimes and served is not None:
             manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
@@ -174,13 +163,13 @@ class JobRequest:
         :param fitted: from `fitted`; None if the manifest is invalid, so that only a job that exists can get them.
         """
         notes = {
-            OWNER_ANNOTATION: self.owner.annotation(),
-            MANIFEST_ANNOTATION: "" if fitted is None else manifest_hash(fitted),
-            FINISH_ANNOTATION: self.on_finish_action.value,
+            names.OWNER_ANNOTATION: self.owner.annotation(),
+            names.MANIFEST_ANNOTATION: "" if fitted is None else manifest_hash(fitted),
+            names.FINISH_ANNOTATION: self.on_finish_action.value,
         }
         if self.run_seconds is not None:
-            notes[DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
-            notes[BACKSTOP_ANNOTATION] = str(int(self.run_seconds + BACKSTOP_SECONDS))
+            notes[names.DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
+            notes[names.BACKSTOP_ANNOTATION] = str(int(self.run_seconds + BACKSTOP_SECONDS))
         return notes
 
 
