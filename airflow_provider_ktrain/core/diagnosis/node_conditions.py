@@ -19,7 +19,7 @@ The table has the names that these projects document, and no others: a custom co
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -43,7 +43,6 @@ class NodeProblem:
 
     :param name: type of the condition, or key of the taint; `spec.unschedulable` or `deletion` for these.
     :param text: for example `AcceleratedHardwareReady is False since 12:04 UTC (NvidiaXID79Error)`.
-    :param message: what the cluster says about it; empty if it says nothing.
     :param is_new: whether it began after the job's first pod was created: only such a problem can be a cause.
     """
 
@@ -133,7 +132,9 @@ def _of_taints(node: Json, started: datetime | None, pods: Sequence[Json]) -> It
             continue
         meaning, fault = ("it is cordoned", Fault.LEAVING) if taint is cordon else _TAINTS.get(key, ("", Fault.LEAVING))
         if meaning:
-            keeps_away = taint.get("effect") in ("NoSchedule", "NoExecute") and not _tolerated(taint, pods)
+            tolerations = (one for pod in pods for one in (pod.get("spec") or {}).get("tolerations") or ())
+            tolerated = any(_tolerates(toleration, taint) for toleration in tolerations)
+            keeps_away = taint.get("effect") in ("NoSchedule", "NoExecute") and not tolerated
             newer = bool(pods) and keeps_away
             text = meaning if taint is cordon else f"{meaning} (taint {key})"
             yield _problem(node, key, text, fault, at, started, newer=newer)
@@ -153,12 +154,6 @@ def _problem(
     is_new = newer if since is None else started is not None and since >= started
     when = f" since {since:{'%H:%M' if is_new else '%Y-%m-%d %H:%M'}} UTC" if since else ""
     return NodeProblem(objects.name_of(node), name, f"{text}{when}{why}", message, fault, since, is_new)
-
-
-def _tolerated(taint: Json, pods: Iterable[Json]) -> bool:
-    return any(
-        _tolerates(toleration, taint) for pod in pods for toleration in (pod.get("spec") or {}).get("tolerations") or ()
-    )
 
 
 def _tolerates(toleration: Json, taint: Json) -> bool:

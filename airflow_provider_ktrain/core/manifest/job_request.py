@@ -31,7 +31,6 @@ class JobRequest:
 
     The fields that are not listed are parameters of the operators, whose docstrings describe them.
 
-    :param first_try: the first try since the task was last cleared.
     :param manifest: the manifest with all options, valid as far as it can be checked without a cluster. None if it, or
         a parameter, is invalid.
     :param generated: whether the manifest was built from options alone, so that its API version may be changed.
@@ -45,7 +44,6 @@ class JobRequest:
     :param checkpoint_root: base of the task's checkpoint directory. Default: None, the task has none.
     :param runtime_policy: ML policy that the job's runtime must have, such as `torch`. Default: empty, any.
     :param avoid_nodes: nodes that a new job avoids, each with the reason. Default: none.
-    :param code: files with which the program runs. Default: None, those of the image.
     """
 
     kind: Kind
@@ -77,10 +75,7 @@ class JobRequest:
         return self.owner.key.job_name(self.name_prefix, self.kind.name_length)
 
     def namespace_or(self, default: str) -> str:
-        """The namespace of the job.
-
-        :param default: the connection's namespace, which is used if neither a parameter nor the manifest names one.
-        """
+        """The namespace of the job."""
         metadata = (self.manifest or {}).get("metadata") or {}
         return self.namespace or metadata.get("namespace") or default
 

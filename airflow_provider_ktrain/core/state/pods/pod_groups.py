@@ -27,7 +27,6 @@ class State(NamedTuple):
     """What decisions depend on. Pods of one group have the same.
 
     :param is_gated: whether a queue holds it back.
-    :param has_accelerators: whether it has any: see `holds_accelerators`.
     :param is_later_attempt: whether it belongs to a later attempt of the job: see `Kind.is_restarting`.
     """
 

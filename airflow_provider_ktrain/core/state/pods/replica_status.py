@@ -21,7 +21,6 @@ class ReplicaStatus:
     """The replicas at one moment.
 
     :param states: what changes, without times: two equal ones need one line.
-    :param all_run: whether every replica runs or has succeeded.
     """
 
     states: tuple[tuple[str, tuple[str, ...]], ...]
