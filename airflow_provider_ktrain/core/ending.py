@@ -140,7 +140,6 @@ TROUBLE = frozenset({Event.ERROR, Event.NO_RIGHT})
 class Situation:
     """Everything that an ending depends on.
 
-    :param event: what led here.
     :param seen: what a read made for this decision shows. Default: nothing was read.
     :param owner: whose job it is. Default: this try's.
     :param task: Airflow's answer about the task, for a kill. Default: it was not asked.

@@ -34,11 +34,7 @@ class ManifestError(KtrainError):
     A remedy that suggests a word ("did you mean ...") comes first. The parts of the text that would make its first line
     longer than MAX_FIRST_LINE_CHARS have lines of their own.
 
-    :param message: what is wrong, naming the field.
     :param where: file and line, or JSON path.
-    :param found: what is there.
-    :param expected: what should be there.
-    :param remedy: what to do about it.
     """
 
     final = True

@@ -24,7 +24,6 @@ def judge_cluster_queue(
 ) -> Iterator[Problem]:
     """The problems that a job has with its ClusterQueue.
 
-    :param at: the label that names the LocalQueue.
     :param manifest: of the job. What only its runtime requests is not counted.
     """
     spec = queue.get("spec") or {}

@@ -29,10 +29,8 @@ Fits = Callable[[Any], bool]
 class Shape:
     """The valid values of a parameter, besides None for "not set".
 
-    :param expected: the valid values in words.
     :param fits: whether a value is valid; for a list or a mapping, whether a member is.
     :param many: Sequence or Mapping, if the parameter is one.
-    :param remedy: an example of what to write.
     :param choices: all valid values, if they are a few words.
     :param numbers: whether the text of a whole number is converted to the number.
     :param reserved: what the keys of a mapping may not begin with, besides being text. Default: nothing.

@@ -39,14 +39,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """The cluster's answers about one job.
+    """The cluster's answers about one job; None: it was not requested, as the job doesn't name it.
 
     :param namespace: the namespace in which the job would be created, and the answer about it.
     :param denied: the rights that the connection lacks; None if it can't check its rights.
     :param kueue: the API group of Kueue; None if the job names no queue.
-    :param queue: the job's LocalQueue; None if it was not requested.
-    :param cluster_queue: the LocalQueue's ClusterQueue; None if it was not requested.
-    :param priority_class: the job's WorkloadPriorityClass; None if it names none.
     :param old_trainer: Kueue's Deployment, for a TrainJob in a queue and a Trainer before 2.2. Default: None.
     :param missing: the objects of the namespace that the manifest names and that don't exist. Default: none.
     """

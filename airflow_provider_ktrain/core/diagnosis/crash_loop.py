@@ -43,7 +43,6 @@ class Restart:
     """One restart of a container, in its pod or in a new one.
 
     :param container: name of the container; empty if the whole pod was lost.
-    :param pod: name of the pod of the previous run.
     :param number: restarts of this container so far, this one included; None if unknown.
     :param run: number of the previous run within its pod, from 0.
     :param terminated: terminated state of the previous run; empty if the pod was lost.
@@ -399,7 +398,6 @@ class RestartHistory:
         count.uid, count.last = uid, ended
 
     def _is_current(self, pod: Json) -> bool:
-        """Whether it is the newest pod of its replica."""
         return uid_of(self._pods.get(self._kind.replica(pod), {})) == uid_of(pod)
 
 

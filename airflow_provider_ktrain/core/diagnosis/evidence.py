@@ -20,10 +20,8 @@ class Evidence:
 
     :param job: the job as last seen; of a job that was never seen its kind and name.
     :param pods: its pods, each as last seen, deleted and replaced ones included.
-    :param events: Events of the job, its pods and its launcher Job.
     :param logs: last lines of containers, by `log_key`.
     :param now: current time; None if it doesn't matter.
-    :param gone: whether the job no longer exists.
     :param include_recovered: whether failures count of containers that run again or have succeeded since.
     :param waited_seconds: since the job's phase last changed: what keeps it from starting counts only after a time of
         grace. None: it counts at once.

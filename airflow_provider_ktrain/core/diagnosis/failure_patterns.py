@@ -82,10 +82,7 @@ def explain(patterns: Iterable[FailurePattern], text: str) -> FailurePattern:
 
 
 def explain_disruption(reason: str, message: str = "") -> FailurePattern | None:
-    """What the reason and message mean for which Kubernetes ended a pod; None if that isn't known.
-
-    :param reason: of the pod's status, or of its condition DisruptionTarget.
-    """
+    """What the reason and message mean for which Kubernetes ended a pod; None if that isn't known."""
     return first_match(_BY_MESSAGE.get(reason, ()), message) or first_match(DISRUPTIONS, reason)
 
 

@@ -97,7 +97,6 @@ class Hang:
 
     :param groups: of the main processes; those that keep the others waiting first.
     :param odd: how many groups these are, at the beginning. 0: this can't be said.
-    :param read: number of replicas that printed stacks.
     """
 
     groups: tuple[Group, ...]
@@ -208,10 +207,7 @@ class Hang:
 
 
 def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int) -> Hang | None:
-    """Group the processes by where they are; None if none has printed its stack.
-
-    :param stacks: what each replica printed, by its name.
-    """
+    """Group the processes by where they are; None if none has printed its stack."""
     processes = list(_processes(stacks))
     alive = {process.rank for process in processes if process.place.why != GONE}
     processes = [p for p in processes if p.place.why != GONE or p.rank not in alive]

@@ -18,17 +18,9 @@ from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of, bro
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica, find_known_message
 from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
 from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.devices import requested_by
-from airflow_provider_ktrain.core.state.pods.objects import (
-    Json,
-    created,
-    deletion_requested_at,
-    disruption_of,
-    is_being_deleted,
-    main_containers,
-    node_of,
-    state_of,
-)
+from airflow_provider_ktrain.core.state.pods.objects import Json
 
 Rule = Callable[[Evidence], Cause | None]
 _NO_FAILURE_LEFT = "its last failure is no longer visible"
@@ -122,8 +114,9 @@ def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence
     """
     evidence = replace(evidence, include_recovered=True)
     if of_pods:
-        ousted = (pod for pod in evidence.pods if evidence.kind.replica(pod) == replica and disruption_of(pod)[0])
-        evidence = replace(evidence, pods=sorted(ousted, key=created)[-1:])
+        own = (pod for pod in evidence.pods if evidence.kind.replica(pod) == replica)
+        ousted = (pod for pod in own if objects.disruption_of(pod)[0])
+        evidence = replace(evidence, pods=sorted(ousted, key=objects.created)[-1:])
     often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
     last = diagnose_replica(evidence) or Cause(
         Category.USER_CODE, _NO_FAILURE_LEFT, replica=replica, resolution=f"Read the log of {replica}."
@@ -182,10 +175,10 @@ def _of_failures(evidence: Evidence) -> Iterator[tuple[str, str]]:
 def _of_blocked_pods(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Pods whose containers the node can't start."""
     for pod in evidence.pods:
-        for container in main_containers(pod):
-            waiting = state_of(container, "waiting")
+        for container in objects.main_containers(pod):
+            waiting = objects.state_of(container, "waiting")
             known = startup_rules.find_start_error(str(waiting.get("reason")), str(waiting.get("message") or ""))
-            if known and known.blames_node and (node := node_of(pod)):
+            if known and known.blames_node and (node := objects.node_of(pod)):
                 yield node, f"{evidence.kind.replica(pod)} {known.description}"
 
 
@@ -234,7 +227,7 @@ _LIMITS = {
 
 def _held_by(evidence: Evidence) -> str:
     """What the accelerators of the pods that have a node are called."""
-    requested = (requested_by(pod.get("spec") or {}) for pod in evidence.pods if node_of(pod))
+    requested = (requested_by(pod.get("spec") or {}) for pod in evidence.pods if objects.node_of(pod))
     return units_together(name for amounts in requested for name in amounts if is_accelerator(name))
 
 
@@ -273,7 +266,9 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
     found = re.search(evidence.kind.behavior.failed_role, failed.message) if failed else None
     role = found[1] if found else ""
     deletions = [
-        (at, evidence.kind.replica(pod), node_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))
+        (at, evidence.kind.replica(pod), objects.node_of(pod))
+        for pod in evidence.pods
+        if (at := objects.deletion_requested_at(pod))
     ]
     of_failed_role = [deletion for deletion in deletions if role and deletion[1].startswith(role)]
     if not failed or not of_failed_role:
@@ -297,7 +292,7 @@ def _failed_without_evidence(evidence: Evidence) -> Cause | None:
 
 def _job_deleted(evidence: Evidence) -> Cause | None:
     """Somebody else deleted the job before it ended."""
-    if not evidence.gone and not is_being_deleted(evidence.job):
+    if not evidence.gone and not objects.is_being_deleted(evidence.job):
         return None
     if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
         return None

@@ -31,7 +31,6 @@ class Tail:
     :param child_exit_code: exit code of the process that torchrun or mpirun reports as the first to fail; negative for
         a signal. Default: None, no report.
     :param quoted_lines: the last MAX_QUOTED_LINES lines, limited in length: what a cause quotes.
-    :param has_log: whether there is a log at all, even an empty one. Default: False.
     :param final_text: the last PATTERN_WINDOW_LINES lines without warnings, in which known messages are searched.
     """
 
@@ -156,7 +155,9 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         found = list(dict.fromkeys(nccl if _OF_NCCL.search(e) else e for e in found))
     causes = [e for e in found if e not in lost]
     written = [line.strip() for line in reversed(own) if re.search(r"\w", line)]
-    child, crash_line = _first_to_fail(clean), nccl or _crash_line(own)
+    crashes = ((line, match) for line in own if (match := _CRASH_LINE.search(line)))
+    crash_line = nccl or next((match["why"] or line.strip() for line, match in crashes), "")
+    child = _first_to_fail(clean)
     last = [*own[-MAX_QUOTED_LINES:], crash_line]
     crashed = child is not None and -child in _CRASH_SIGNALS
     # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
@@ -179,11 +180,6 @@ def _nccl_message(lines: Sequence[str]) -> str:
     said = [after.strip() for line, after in itertools.pairwise(lines) if line.strip() == "Last error:"]
     said += [match[1].strip() for line in lines[-MAX_QUOTED_LINES:] if (match := _NCCL_WARN.search(line))]
     return next((f"NCCL: {text}" for text in (*(t for t in said if not reports_peer_loss(t)), *said) if text), "")
-
-
-def _crash_line(lines: Sequence[str]) -> str:
-    matches = ((line, _CRASH_LINE.search(line)) for line in lines)
-    return next((match["why"] or line.strip() for line, match in matches if match), "")
 
 
 def _last_lines(lines: Sequence[str]) -> Sequence[str]:

@@ -19,18 +19,12 @@ The table has the names that these projects document, and no others: a custom co
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_ktrain.core.state.pods.objects import (
-    Json,
-    created,
-    is_being_deleted,
-    metadata_of,
-    name_of,
-    node_of,
-)
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 
@@ -49,7 +43,6 @@ class NodeProblem:
 
     :param name: type of the condition, or key of the taint; `spec.unschedulable` or `deletion` for these.
     :param text: for example `AcceleratedHardwareReady is False since 12:04 UTC (NvidiaXID79Error)`.
-    :param message: what the cluster says about it; empty if it says nothing.
     :param is_new: whether it began after the job's first pod was created: only such a problem can be a cause.
     """
 
@@ -113,8 +106,8 @@ def node_problems(node: Json, pods: Sequence[Json]) -> list[NodeProblem]:
 
     :param pods: of the job, each as last seen. The creation of the first one counts as the job's start.
     """
-    started = parse_timestamp(min((at for pod in pods if (at := created(pod))), default=""))
-    here = [pod for pod in pods if node_of(pod) == name_of(node)]
+    started = parse_timestamp(min((at for pod in pods if (at := objects.created(pod))), default=""))
+    here = [pod for pod in pods if objects.node_of(pod) == objects.name_of(node)]
     found = [*_of_conditions(node, started), *_of_taints(node, started, here), *_of_deletion(node, started)]
     return sorted(found, key=lambda p: (not p.is_new, p.fault, p.since is None, p.since.timestamp() if p.since else 0))
 
@@ -139,15 +132,17 @@ def _of_taints(node: Json, started: datetime | None, pods: Sequence[Json]) -> It
             continue
         meaning, fault = ("it is cordoned", Fault.LEAVING) if taint is cordon else _TAINTS.get(key, ("", Fault.LEAVING))
         if meaning:
-            keeps_away = taint.get("effect") in ("NoSchedule", "NoExecute") and not _tolerated(taint, pods)
+            tolerations = (one for pod in pods for one in (pod.get("spec") or {}).get("tolerations") or ())
+            tolerated = any(_tolerates(toleration, taint) for toleration in tolerations)
+            keeps_away = taint.get("effect") in ("NoSchedule", "NoExecute") and not tolerated
             newer = bool(pods) and keeps_away
             text = meaning if taint is cordon else f"{meaning} (taint {key})"
             yield _problem(node, key, text, fault, at, started, newer=newer)
 
 
 def _of_deletion(node: Json, started: datetime | None) -> Iterator[NodeProblem]:
-    if is_being_deleted(node):
-        at = metadata_of(node).get("deletionTimestamp")
+    if objects.is_being_deleted(node):
+        at = objects.metadata_of(node).get("deletionTimestamp")
         yield _problem(node, "deletion", "it is being deleted", Fault.LEAVING, at, started)
 
 
@@ -158,13 +153,7 @@ def _problem(
     since = parse_timestamp(at)
     is_new = newer if since is None else started is not None and since >= started
     when = f" since {since:{'%H:%M' if is_new else '%Y-%m-%d %H:%M'}} UTC" if since else ""
-    return NodeProblem(name_of(node), name, f"{text}{when}{why}", message, fault, since, is_new)
-
-
-def _tolerated(taint: Json, pods: Iterable[Json]) -> bool:
-    return any(
-        _tolerates(toleration, taint) for pod in pods for toleration in (pod.get("spec") or {}).get("tolerations") or ()
-    )
+    return NodeProblem(objects.name_of(node), name, f"{text}{when}{why}", message, fault, since, is_new)
 
 
 def _tolerates(toleration: Json, taint: Json) -> bool:

@@ -11,18 +11,8 @@ from airflow_provider_ktrain.core.diagnosis.failure_patterns import explain_disr
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_conditions import Fault, NodeProblem
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
-from airflow_provider_ktrain.core.state.pods.objects import (
-    SIGKILLED,
-    SIGTERMED,
-    Json,
-    disruption_of,
-    failures_of,
-    is_being_deleted,
-    name_of,
-    node_of,
-    signal_name,
-    silent_since,
-)
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.objects import Json
 
 MAX_NODES = 4  #: that are read for one diagnosis
 _BROKEN = (Fault.DEVICE, Fault.NODE)
@@ -41,12 +31,15 @@ def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
     if not failure.tail.is_peer_loss or cause.category is not Category.INFRASTRUCTURE:
         return named(cause, own, failure.replica)
     peers = _first(evidence, lambda p: p.node != failure.node and p.fault is not Fault.SHORTAGE)
-    return named(cause, own, failure.replica) if peers is None else named(cause, peers, _replica_on(peers, evidence))
+    if peers is None:
+        return named(cause, own, failure.replica)
+    pod = next(pod for pod in evidence.pods if objects.node_of(pod) == peers.node)
+    return named(cause, peers, evidence.kind.replica(pod))
 
 
 def problem_of_hanging(replica: str, evidence: Evidence) -> NodeProblem | None:
     """The problem of a node that explains why its replica hangs; None if there is none."""
-    nodes = {node_of(pod) for pod in evidence.pods if evidence.kind.replica(pod) == replica}
+    nodes = {objects.node_of(pod) for pod in evidence.pods if evidence.kind.replica(pod) == replica}
     return _first(evidence, lambda p: p.node in nodes and p.fault in _BROKEN)
 
 
@@ -80,23 +73,23 @@ def nodes_to_read(pods: Sequence[Json]) -> list[str]:
     """
 
     def order(pod: Json) -> tuple[int, str, str]:
-        if silent := silent_since(pod):
-            return 0, silent, name_of(pod)
-        if failed := failures_of(pod, include_recovered=True):
-            ended = disruption_of(pod)[2]
+        if silent := objects.silent_since(pod):
+            return 0, silent, objects.name_of(pod)
+        if failed := objects.failures_of(pod, include_recovered=True):
+            ended = objects.disruption_of(pod)[2]
             ends = (str(run.get("finishedAt") or "") for _, _, runs in failed for run in runs)
-            return 1, ended.isoformat() if ended else min(ends), name_of(pod)
-        return 2 + (not is_being_deleted(pod)), "", name_of(pod)
+            return 1, ended.isoformat() if ended else min(ends), objects.name_of(pod)
+        return 2 + (not objects.is_being_deleted(pod)), "", objects.name_of(pod)
 
-    return list(dict.fromkeys(node for pod in sorted(pods, key=order) if (node := node_of(pod))))[:MAX_NODES]
+    return list(dict.fromkeys(node for pod in sorted(pods, key=order) if (node := objects.node_of(pod))))[:MAX_NODES]
 
 
 def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:
     """The nodes that don't report, each with the time since when, as RFC 3339."""
     since: dict[str, str] = {}
     for pod in pods:
-        if at := silent_since(pod):
-            node = node_of(pod)
+        if at := objects.silent_since(pod):
+            node = objects.node_of(pod)
             since[node] = min(at, since.get(node, at))
     return dict(sorted(since.items()))
 
@@ -135,15 +128,11 @@ def _explains(problem: NodeProblem, f: Failure, cause: Cause) -> bool:
     if re.search("Preempt", f.reason):
         return False
     if cause.category is Category.INFRASTRUCTURE:
-        ended_from_outside = explain_disruption(f.reason, f.message) or f.exit_code in (SIGKILLED, SIGTERMED)
-        return problem.fault in _BROKEN or bool(ended_from_outside)
+        was_killed = f.exit_code in (objects.SIGKILLED, objects.SIGTERMED)
+        return problem.fault in _BROKEN or was_killed or explain_disruption(f.reason, f.message) is not None
     if cause.category is not Category.USER_CODE or problem.fault not in _BROKEN:
         return False
     if problem.fault is Fault.DEVICE and _OF_DEVICES.search(cause.summary):
         return True
-    return not f.tail.exception and bool(signal_name(f.exit_code) or signal_name(f.tail.child_exit_code))
-
-
-def _replica_on(problem: NodeProblem, evidence: Evidence) -> str:
-    """The replica on the problem's node, of several the first by name of its pod."""
-    return next(evidence.kind.replica(pod) for pod in evidence.pods if node_of(pod) == problem.node)
+    codes = (f.exit_code, f.tail.child_exit_code)
+    return not f.tail.exception and any(map(objects.signal_name, codes))

@@ -30,7 +30,6 @@ class Failure:
     :param exit_code: exit code of its last failed run; None if unknown.
     :param reason: from the kubelet or the pod: Error, OOMKilled, StartError, Evicted, ...
     :param since: when the container first failed, as far as is known; None if unknown.
-    :param tail: the end of its log, or its termination message.
     :param is_latest: whether no other pod has replaced its pod. If the job failed, the failure that caused it is one of
         the latest.
     """

@@ -149,7 +149,6 @@ def find_operator_rejection(evidence: Evidence) -> Cause | None:
 
 
 def _has_pods(evidence: Evidence) -> bool:
-    """Whether there are pods that aren't being deleted."""
     return any(not objects.is_being_deleted(pod) for pod in evidence.pods)
 
 

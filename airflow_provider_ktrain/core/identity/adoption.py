@@ -32,7 +32,6 @@ class Decision:
     """What a task does with a job that it finds under its name, and why.
 
     :param reason: a clause for the log.
-    :param detail: a sentence that explains the reason. Default: "".
     """
 
     action: Action

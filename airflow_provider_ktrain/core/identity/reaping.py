@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.identity.names import (
-    FINISH_ANNOTATION,
-    SUSPENDED_ANNOTATION,
-    OnFinishAction,
-    Owner,
-    annotation,
-)
+from airflow_provider_ktrain.core.identity import names
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.status import Seen, phase_of, seen_in
 from airflow_provider_ktrain.core.text.output import counted
@@ -39,7 +33,7 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
     :param state: state of the owner's task instance in Airflow; `absent` if it does not exist.
     :param held: number of the job's pods that have not ended.
     """
-    owner = Owner.of(job)
+    owner = names.Owner.of(job)
     if owner is None or owner.key.deployment != deployment:
         return Verdict(False, "it does not belong to this deployment")
     if state not in ENDED_TASK_STATES:
@@ -49,12 +43,12 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
     phase = phase_of(job)
     if phase.ended and not is_kept(job):
         return Verdict(True, f"its task is {state}; job {phase} still exists")
-    if not held and (phase.ended or annotation(job, SUSPENDED_ANNOTATION)):
+    if not held and (phase.ended or names.annotation(job, names.SUSPENDED_ANNOTATION)):
         return Verdict(False, f"it is {phase} and has no active pods")
     return Verdict(True, f"its task is {state}; job {phase} with {counted(held, 'active pod')}")
 
 
 def is_kept(job: Mapping[str, Any]) -> bool:
     """Whether a job is kept after it has ended: by its task's on_finish_action, and also if that is unknown."""
-    action = OnFinishAction.of(annotation(job, FINISH_ANNOTATION))
+    action = names.OnFinishAction.of(names.annotation(job, names.FINISH_ANNOTATION))
     return not action.deletes(succeeded=seen_in(job, ()) is Seen.SUCCEEDED)

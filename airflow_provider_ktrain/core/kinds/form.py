@@ -96,10 +96,7 @@ class ManifestForm:
         return found
 
     def program(self, spec: dict[str, Any], pod: dict[str, Any], role: str) -> dict[str, Any]:
-        """The mapping that holds image, command, args, env and resources of the main container.
-
-        :raises ManifestError: if the pod has no container.
-        """
+        """The mapping that holds image, command, args, env and resources of the main container."""
         return self.main_container(spec, pod, role)
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int], roles: Sequence[str]) -> None:
@@ -123,10 +120,7 @@ class ManifestForm:
             specs[role]["replicas"] = count
 
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
-        """Set the number of processes in each pod.
-
-        :raises ManifestError: for a value that this kind does not take.
-        """
+        """Set the number of processes in each pod."""
         spec[self.processes_field] = str(count)
 
     def fit(self, spec: dict[str, Any]) -> None:

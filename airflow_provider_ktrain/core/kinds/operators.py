@@ -14,7 +14,6 @@ JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
 class OperatorVersion:
     """The operator that serves one API version of a kind, and how it behaves.
 
-    :param version: the API version, without the group.
     :param default_restart_policy: the restartPolicy of a replica spec that sets none. Default: OnFailure.
     :param restart_policies: the values of a replica's restartPolicy with which it runs and ends a job. Default: all.
     :param run_policy: of a job that is built without a manifest. Default: cleanPodPolicy Running.

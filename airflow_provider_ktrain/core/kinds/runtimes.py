@@ -13,7 +13,6 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 class RuntimeRef:
     """The runtime that a job refers to: an object that holds the job's pod templates.
 
-    :param plural: the resource's path segment.
     :param namespaced: whether it is in the job's namespace.
     """
 

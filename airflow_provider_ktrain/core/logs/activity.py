@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.logs.container_run import finished_at, run_of, started_at
+from airflow_provider_ktrain.core.logs.container_run import run_of
 from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -74,12 +74,11 @@ def _containers(kind: Kind, job: Object, pod: Object, since: float) -> Iterator[
     meta, spec = pod["metadata"], pod.get("spec") or {}
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
         name = container["name"]
-        run, finished = run_of(pod, name), epoch_seconds(finished_at(pod, name))
+        run = run_of(pod, name)
+        started, finished = epoch_seconds(run.started_at) or 0.0, epoch_seconds(run.finished_at)
         if not run.started or not is_followed(kind, job, pod, name) or (finished is not None and finished < int(since)):
             continue
-        replica = kind.replica(pod)
-        started = epoch_seconds(started_at(pod, name)) or 0.0
-        yield Container(meta["name"], meta["uid"], name, replica, run.restart, started, run.ended)
+        yield Container(meta["name"], meta["uid"], name, kind.replica(pod), run.restart, started, run.ended)
 
 
 def timed_lines(block: bytes) -> Iterator[tuple[float, str]]:

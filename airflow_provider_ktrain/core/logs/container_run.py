@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Pod = Mapping[str, Any]
@@ -19,6 +19,8 @@ class Run:
     :param final: the pod has ended, so there will be no other run.
     :param restarting: the run has just ended, and another one will start.
     :param backing_off: the kubelet waits before it starts the next run, and already serves the ended one as `previous`.
+    :param started_at: as the kubelet reports it; "" if unknown.
+    :param finished_at: as the kubelet reports it; "" if it runs or this isn't known.
     """
 
     restart: int = 0
@@ -27,15 +29,19 @@ class Run:
     final: bool = False
     restarting: bool = False
     backing_off: bool = False
+    started_at: str = field(default="", compare=False)
+    finished_at: str = field(default="", compare=False)
 
 
 def run_of(pod: Pod, container: str) -> Run:
     """The newest run of a container. During a back-off (waiting, with a lastState), that is the run that ended."""
     status, spec = pod.get("status") or {}, pod.get("spec") or {}
     final = status.get("phase") in ("Succeeded", "Failed")
-    found = _status(pod, container)
+    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
     state = found.get("state") or {}
     running, terminated = "running" in state, state.get("terminated")
+    newest = state.get("running") or terminated or (found.get("lastState") or {}).get("terminated") or {}
     started = running or terminated is not None or bool(found.get("lastState"))
     policy = spec.get("restartPolicy", "Always")
     init = any(c.get("name") == container for c in spec.get("initContainers") or ())
@@ -48,27 +54,6 @@ def run_of(pod: Pod, container: str) -> Run:
         final=final,
         restarting=terminated is not None and again and policy != "Never" and not final,
         backing_off=started and not running and terminated is None,
+        started_at=str(newest.get("startedAt") or ""),
+        finished_at=str(newest.get("finishedAt") or ""),
     )
-
-
-def started_at(pod: Pod, container: str) -> str:
-    """When the newest run of a container started, according to its pod's status; "" if unknown."""
-    return str(_newest(pod, container).get("startedAt") or "")
-
-
-def finished_at(pod: Pod, container: str) -> str:
-    """When the newest run of a container ended, according to its pod's status; "" if it runs or this isn't known."""
-    return str(_newest(pod, container).get("finishedAt") or "")
-
-
-def _newest(pod: Pod, container: str) -> Mapping[str, Any]:
-    """The state of the newest run that has started."""
-    found = _status(pod, container)
-    states, last = found.get("state") or {}, found.get("lastState") or {}
-    return states.get("running") or states.get("terminated") or last.get("terminated") or {}
-
-
-def _status(pod: Pod, container: str) -> Mapping[str, Any]:
-    status = pod.get("status") or {}
-    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    return next((s for s in statuses if s.get("name") == container), {})

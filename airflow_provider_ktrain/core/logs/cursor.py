@@ -66,7 +66,6 @@ class Window:
 class Position:
     """The position in the log of one run of one container.
 
-    :param restart: the run: the container's restartCount.
     :param complete: whether the run has ended and all of its log was read.
     :param first: the time of the first line read; "" before it.
     :param last: the latest time of a line; "" before the first.
@@ -295,7 +294,6 @@ class Cursor:
     def resume(self, uid: str, container: str, restart: int, started: str) -> None:
         """Set the position of a container without one to the common time, if there is one.
 
-        :param restart: its newest run.
         :param started: when that run started, according to its status; "" if unknown.
         """
         key = self.key(uid, container)
@@ -341,7 +339,8 @@ class Cursor:
     def _packed(self, rows: Sequence[_Row], count: int, names: bool) -> dict[str, Any]:
         kept, left_out = rows[:count], rows[count:]
         columns: dict[str, Any] = {name: [row[number] for row in kept] for number, name in enumerate(_Row._fields)}
-        columns["last"] = _differences(columns["last"])
+        # differences are shorter; `itertools.accumulate` reverses them
+        columns["last"] = [last - before for before, last in pairwise((0, *columns["last"]))]
         if names:
             columns["names"] = ["" if row.complete else self.names.get(row.key, "") for row in kept]
         data = zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)
@@ -374,8 +373,3 @@ class Cursor:
         self.positions = {row.key: _position(row) for row in rows}
         names = columns.get("names") or ()
         self.names = {row.key: name for row, name in zip(rows, names, strict=False) if name}
-
-
-def _differences(numbers: Sequence[int]) -> list[int]:
-    """Of each number to the one before: they are shorter. `itertools.accumulate` reverses this."""
-    return [number - before for before, number in pairwise((0, *numbers))]

@@ -28,7 +28,6 @@ class Frame:
 class Stack:
     """What a container printed about one thread.
 
-    :param pid: of the process, in its container.
     :param rank: of the process; empty if it has none.
     :param part: RANK, or WORKER of a rank (such as a data loader's), or LAUNCHER of ranks (such as torchrun).
     :param frames: innermost first.

@@ -98,7 +98,6 @@ def _hash(files: Iterable[CodeFile]) -> str:
 def too_large(sizes: Iterable[tuple[int, str]], *, packed: int | None = None) -> ManifestError:
     """The error for files that don't fit into a ConfigMap.
 
-    :param sizes: bytes and path of each file.
     :param packed: bytes of all files, packed. Default: None, they are too large to be packed.
     """
     ordered = sorted(sizes, key=lambda entry: (-entry[0], entry[1]))

@@ -4,17 +4,12 @@ Airflow enforces `execution_timeout` only while a worker runs the task, not whil
 from the start of each try. So the provider enforces a deadline of its own. It is an absolute time, and it comes before
 Airflow's timeout:
 
-1. `run_seconds`: the job may run for a little less than `execution_timeout`, so that it is released before Airflow ends
-   the worker.
-2. When the job is created, its deadline is stored in an annotation of the job (`core/manifest/job_request.py`).
-   A retry that adopts the job finds it there, so the time also counts over retries. A job that was suspended gets a new
-   deadline when it is resumed (`engine/submit/create_or_adopt.py`).
-3. `deadline_of` reads the annotation. The worker and the trigger get the deadline as `Options.deadline`. They treat it
-   as one of the limits (`core/state/limits.py`): when it has passed, the job is released.
-4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job
-   (`resume_after_failure` in `operators/task_run.py`).
-5. `BACKSTOP_SECONDS`: if no process is left, the cluster ends the job by its activeDeadlineSeconds and those of its
-   pods (`core/manifest/transform.py`).
+1. `run_seconds`: the job may run for a little less than `execution_timeout`.
+2. An annotation of the job has the deadline. A retry that adopts the job finds it there, so the time also counts over
+   retries. A job that was suspended gets a new deadline when it is resumed (`engine/submit/create_or_adopt.py`).
+3. Worker and trigger treat it as one of the limits (`core/state/limits.py`).
+4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job.
+5. `BACKSTOP_SECONDS`: if no process is left, the cluster ends the job (`core/manifest/transform.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +62,6 @@ def deferral_timeout(deadline: float | None, now: float, padding: float) -> time
     """How long a task may be deferred; None for no limit.
 
     :param deadline: in epoch seconds.
-    :param now: in epoch seconds.
     :param padding: seconds from the deadline to the end of the deferral.
     """
     return None if deadline is None else timedelta(seconds=max(deadline - now, 0) + padding)

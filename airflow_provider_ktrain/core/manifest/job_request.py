@@ -10,18 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity.names import (
-    BACKSTOP_ANNOTATION,
-    CODE_ANNOTATION,
-    DEADLINE_ANNOTATION,
-    FINISH_ANNOTATION,
-    MANIFEST_ANNOTATION,
-    OWNER_ANNOTATION,
-    STACKS_ANNOTATION,
-    OnFinishAction,
-    Owner,
-    Reattach,
-)
+from airflow_provider_ktrain.core.identity import names
 from airflow_provider_ktrain.core.identity.task_variables import ATTEMPT, task_variables
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
@@ -42,7 +31,6 @@ class JobRequest:
 
     The fields that are not listed are parameters of the operators, whose docstrings describe them.
 
-    :param first_try: the first try since the task was last cleared.
     :param manifest: the manifest with all options, valid as far as it can be checked without a cluster. None if it, or
         a parameter, is invalid.
     :param generated: whether the manifest was built from options alone, so that its API version may be changed.
@@ -56,11 +44,10 @@ class JobRequest:
     :param checkpoint_root: base of the task's checkpoint directory. Default: None, the task has none.
     :param runtime_policy: ML policy that the job's runtime must have, such as `torch`. Default: empty, any.
     :param avoid_nodes: nodes that a new job avoids, each with the reason. Default: none.
-    :param code: files with which the program runs. Default: None, those of the image.
     """
 
     kind: Kind
-    owner: Owner
+    owner: names.Owner
     first_try: int
     manifest: Manifest | None
     generated: bool = False
@@ -69,8 +56,8 @@ class JobRequest:
     namespace: str | None = None
     kubernetes_conn_id: str = "kubernetes_default"
     cluster_context: str | None = None
-    on_finish_action: OnFinishAction = OnFinishAction.DELETE_JOB
-    reattach: Reattach = "always"
+    on_finish_action: names.OnFinishAction = names.OnFinishAction.DELETE_JOB
+    reattach: names.Reattach = "always"
     run_seconds: float | None = None
     schedule_seconds: float | None = None
     expire_seconds: int | None = None
@@ -88,10 +75,7 @@ class JobRequest:
         return self.owner.key.job_name(self.name_prefix, self.kind.name_length)
 
     def namespace_or(self, default: str) -> str:
-        """The namespace of the job.
-
-        :param default: the connection's namespace, which is used if neither a parameter nor the manifest names one.
-        """
+        """The namespace of the job."""
         metadata = (self.manifest or {}).get("metadata") or {}
         return self.namespace or metadata.get("namespace") or default
 
@@ -124,7 +108,7 @@ class JobRequest:
         fitted = overlay(transform.fit(manifest, api_version), JobOptions(env=env))
         if self.code is not None:
             run_with_code(fitted, "")
-            mapping_at(mapping_at(fitted, "metadata"), "annotations")[CODE_ANNOTATION] = self.code.hash
+            mapping_at(mapping_at(fitted, "metadata"), "annotations")[names.CODE_ANNOTATION] = self.code.hash
         return fitted
 
     def stamped(
@@ -155,7 +139,7 @@ class JobRequest:
             config_map = None if self.code is None else config_map_name(self.job_name, submission)
             runtime = None if served is None else served.runtime
             manifest = run_with_code(manifest, config_map, stacks=stacks, runtime=runtime)
-            printed = {STACKS_ANNOTATION: "true"} if stacks else {}
+            printed = {names.STACKS_ANNOTATION: "true"} if stacks else {}
         if runtimes and served is not None:
             manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
@@ -174,13 +158,13 @@ class JobRequest:
         :param fitted: from `fitted`; None if the manifest is invalid, so that only a job that exists can get them.
         """
         notes = {
-            OWNER_ANNOTATION: self.owner.annotation(),
-            MANIFEST_ANNOTATION: "" if fitted is None else manifest_hash(fitted),
-            FINISH_ANNOTATION: self.on_finish_action.value,
+            names.OWNER_ANNOTATION: self.owner.annotation(),
+            names.MANIFEST_ANNOTATION: "" if fitted is None else manifest_hash(fitted),
+            names.FINISH_ANNOTATION: self.on_finish_action.value,
         }
         if self.run_seconds is not None:
-            notes[DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
-            notes[BACKSTOP_ANNOTATION] = str(int(self.run_seconds + BACKSTOP_SECONDS))
+            notes[names.DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
+            notes[names.BACKSTOP_ANNOTATION] = str(int(self.run_seconds + BACKSTOP_SECONDS))
         return notes
 
 

@@ -101,10 +101,7 @@ def build(kind: str, options: JobOptions, api_version: str | None = None) -> Man
 
 
 def roles_without_manifest(known: Kind, options: JobOptions) -> list[str]:
-    """The roles of a job that is built from options alone.
-
-    :raises ManifestError: the options have no image, or not all roles that the kind requires.
-    """
+    """The roles of a job that is built from options alone."""
     kind = known.name
     roles = [known.primaries[0], *(["Worker"] if options.workers or options.replicas.get("Worker") else [])]
     if not options.image and not known.runtimes:
@@ -144,7 +141,9 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     _merge(metadata, "labels", {**options.labels, **{key: value for key, value in kueue.items() if value}})
     _merge(metadata, "annotations", options.annotations)
     for role, template in kind.form.option_templates(result):
-        _over_template(template, options)
+        if options.labels or options.annotations:
+            _merge(mapping_at(template, "metadata"), "labels", options.labels)
+            _merge(mapping_at(template, "metadata"), "annotations", options.annotations)
         pod = mapping_at(template, "spec")
         _over_pod(pod, options)
         for volume in options.volumes:
@@ -156,13 +155,6 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     if options.pod_override:
         kind.form.override_pods(result, plain(options.pod_override))
     return result
-
-
-def _over_template(template: dict[str, Json], options: JobOptions) -> None:
-    if options.labels or options.annotations:
-        metadata = mapping_at(template, "metadata")
-        _merge(metadata, "labels", options.labels)
-        _merge(metadata, "annotations", options.annotations)
 
 
 def _over_pod(pod: dict[str, Json], options: JobOptions) -> None:
@@ -202,7 +194,6 @@ def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program
 
 
 def _set_resources(program: dict[str, Json], key: str, options: JobOptions) -> None:
-    """Set the resources and GPUs of the program."""
     amounts: dict[str, Json] = dict(options.resources)
     if options.gpus is not None:
         if options.gpu_resource in amounts:

@@ -25,10 +25,7 @@ def gpus_of(source: object) -> int:
 
 
 def accelerators_of_job(job: Mapping[str, Any]) -> Amounts:
-    """The accelerators that all replicas of a job request together, without those that only its runtime requests.
-
-    :param job: a manifest, or a job as read from the API server.
-    """
+    """The accelerators that all replicas of a job request together, without those that only its runtime requests."""
     kind = kind_of(job.get("kind"))
     return requested_by_all((kind.count(job, role), pod_of(spec)) for role, spec in kind.replicas(job).items())
 

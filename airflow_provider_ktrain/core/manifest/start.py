@@ -14,6 +14,7 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
+from airflow_provider_ktrain.core.kinds.trainjob.patches import pod_of, replicated_jobs
 from airflow_provider_ktrain.core.logs.stacks import MARK
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE
 from airflow_provider_ktrain.core.manifest.loader import plain
@@ -86,9 +87,7 @@ def run_with_code(
 
 def _grace_of(runtime: Mapping[str, Any] | None) -> float:
     """The shortest grace period of a runtime's pods."""
-    job_set = (((runtime or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
-    jobs = [(job.get("template") or {}).get("spec") or {} for job in job_set.get("replicatedJobs") or ()]
-    pods = [(job.get("template") or {}).get("spec") or {} for job in jobs]
+    pods = map(pod_of, replicated_jobs(((runtime or {}).get("spec") or {}).get("template") or {}))
     return min(float(pod.get("terminationGracePeriodSeconds", GRACE_SECONDS)) for pod in (*pods, {}))
 
 

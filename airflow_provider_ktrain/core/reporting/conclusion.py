@@ -27,7 +27,6 @@ class Conclusion:
 
     :param owner: `JobRef.owner`, the id of the task instance that concludes.
     :param event: name of the event that ended the job, for example `limit`. Default: "".
-    :param category: a `core.diagnosis.model.Category`. Default: "unknown".
     :param summary: what happened, in one line, without quoted log lines. Default: "".
     :param limit: name of the parameter whose limit was reached. Default: "", none.
     :param decided_at: epoch seconds. Default: 0, unknown.

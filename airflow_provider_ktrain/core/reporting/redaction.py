@@ -70,13 +70,9 @@ def _text(text: str) -> str:
 
 def _is_secret(key: str, item: object) -> bool:
     """Whether a value is a secret according to its key, and not a reference to a Kubernetes Secret."""
-    if key in _REFERENCES or (isinstance(item, Mapping) and _is_reference(key, item)):
+    if isinstance(item, Mapping) and (key.endswith("Ref") or (key == "secret" and item.keys() <= _SECRET_VOLUME)):
         return False
-    return is_secret_name(key) or _TOKENS.fullmatch(key) is not None
-
-
-def _is_reference(key: str, item: Mapping[str, Any]) -> bool:
-    return key.endswith("Ref") or (key == "secret" and item.keys() <= _SECRET_VOLUME)
+    return key not in _REFERENCES and (is_secret_name(key) or _TOKENS.fullmatch(key) is not None)
 
 
 def _masked(value: Any, key: str) -> Any:

@@ -171,10 +171,7 @@ def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyT
 
 
 def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, str]) -> dict[str, str]:
-    """The last line of the primary, then of replicas that are not fine, then of the others.
-
-    :param lines: the last line of each pod, by its name.
-    """
+    """The last line of the primary, then of replicas that are not fine, then of the others."""
     primary = kind.primary(job), 0
     found = []
     for pod in pods:

@@ -123,7 +123,6 @@ def configured_rows(text: str, default: str) -> list[Accelerator]:
 
     :param text: `[ktrain] accelerators`.
     :param default: `[ktrain] default_accelerator`.
-    :raises ValueError: an entry or the default has another form.
     """
     rows = parse_rows(text)
     known = any(re.fullmatch(row.resource, default) for row in (*rows, *TABLE))

@@ -11,14 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
-from airflow_provider_ktrain.core.state.pods.objects import (
-    Json,
-    condition_of,
-    created_at,
-    is_being_deleted,
-    node_of,
-    resumed_at,
-)
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.state.pods.partial_start import scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, runs_on, wants_suspension
@@ -105,7 +99,7 @@ def clocks(
         no status. Default: False.
     :param had_pods: whether the job has had pods, so that an operator has reconciled it. Default: False.
     """
-    created = created_at(job)
+    created = objects.created_at(job)
     if deadline is not None:
         yield Clock(Limit.EXECUTION, deadline, deadline_seconds or deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
@@ -118,7 +112,7 @@ def clocks(
         yield from _pod_clocks(pod, limits)
     if limits.partial_start is not None:
         yield from _clock(Limit.PARTIAL_START, limits.partial_start, partial_start_since(job, groups))
-    resumed = resumed_at(job)
+    resumed = objects.resumed_at(job)
     reconciled = groups.pods or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
     if not reconciled and phase is Phase.PENDING and not wants_suspension(job):
         rejected = has_events or resumed is not None
@@ -135,7 +129,7 @@ def _clock(
 
 def _transition(obj: Json, type_: str, status: str) -> float | None:
     """Since when the condition has this status, in epoch seconds; None if it has another one, or no time."""
-    condition = condition_of(obj, type_)
+    condition = objects.condition_of(obj, type_)
     return epoch_seconds(condition.get("lastTransitionTime")) if str(condition.get("status")) == status else None
 
 
@@ -148,13 +142,13 @@ def _silence(job: Json, seconds: float | None, last_line: float) -> Iterator[Clo
 
 
 def _pod_clocks(pod: Json, limits: Limits) -> Iterator[Clock]:
-    if (pod.get("status") or {}).get("phase", "Pending") != "Pending" or is_being_deleted(pod):
+    if (pod.get("status") or {}).get("phase", "Pending") != "Pending" or objects.is_being_deleted(pod):
         return
-    if node_of(pod):
+    if objects.node_of(pod):
         yield from _clock(Limit.STARTUP, limits.startup, scheduled_at(pod), _transition(pod, "Ready", "False"))
     else:
         unplaced_since = _transition(pod, "PodScheduled", "False")
-        yield from _clock(Limit.SCHEDULE, limits.schedule, created_at(pod), unplaced_since)
+        yield from _clock(Limit.SCHEDULE, limits.schedule, objects.created_at(pod), unplaced_since)
 
 
 def _queued_since(job: Json) -> float | None:
@@ -163,6 +157,6 @@ def _queued_since(job: Json) -> float | None:
     if not wants_suspension(job):
         return None
     if suspended is not None:
-        return epoch_seconds(suspended.since) or created_at(job)
+        return epoch_seconds(suspended.since) or objects.created_at(job)
     started = (job.get("status") or {}).get("startTime")
-    return None if started else created_at(job)
+    return None if started else objects.created_at(job)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 from airflow_provider_ktrain.core.state.pods.objects import NODE_NAME, Json, labels_of, metadata_of, name_of
@@ -56,13 +55,12 @@ def selects(pod: Json, node: Node) -> bool:
     spec = pod.get("spec") or {}
     if any(node.labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
-    required = _required_affinity(spec)
-    fields = {NODE_NAME: node.name}
-    return required is None or any(
+    terms, fields = _node_terms(spec), {NODE_NAME: node.name}
+    return terms is None or any(
         (term.get("matchExpressions") or term.get("matchFields"))
         and all(expression_matches(e, node.labels) for e in term.get("matchExpressions") or ())
         and all(expression_matches(e, fields) for e in term.get("matchFields") or ())
-        for term in required.get("nodeSelectorTerms") or ()
+        for term in terms
     )
 
 
@@ -90,10 +88,9 @@ def describe_selection(pod: Json) -> str:
     """The pod's nodeSelector and required node affinity, as text. Empty: none."""
     spec = pod.get("spec") or {}
     selector = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
-    terms = ((_required_affinity(spec) or {}).get("nodeSelectorTerms")) or ()
     described = [
         " and ".join(_described(e) for key in ("matchExpressions", "matchFields") for e in term.get(key) or ())
-        for term in terms
+        for term in _node_terms(spec) or ()
     ]
     affinity = " or ".join(dict.fromkeys(filter(None, described)))
     parts = ("nodeSelector ", selector), ("node affinity ", affinity)
@@ -104,7 +101,7 @@ def selected_keys(pod: Json) -> Iterator[str]:
     """The labels that nodeSelector and the required node affinity of a pod name."""
     spec = pod.get("spec") or {}
     yield from spec.get("nodeSelector") or {}
-    for term in (_required_affinity(spec) or {}).get("nodeSelectorTerms") or ():
+    for term in _node_terms(spec) or ():
         yield from (str(e.get("key")) for e in term.get("matchExpressions") or ())
 
 
@@ -122,10 +119,10 @@ def unknown_resources(pod: Json, nodes: Collection[Node]) -> list[str]:
     return sorted(asked - known)
 
 
-def _required_affinity(spec: Json) -> Mapping[str, Any] | None:
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get(REQUIRED_NODES)
-    return required if isinstance(required, Mapping) else None
+def _node_terms(spec: Json) -> Sequence[Json] | None:
+    """The terms of the required node affinity; None without one."""
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_NODES)
+    return required.get("nodeSelectorTerms") or () if isinstance(required, Mapping) else None
 
 
 def _described(expression: Json) -> str:

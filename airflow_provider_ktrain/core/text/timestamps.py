@@ -7,10 +7,7 @@ from typing import Any
 
 
 def parse_timestamp(text: Any) -> datetime | None:
-    """The time that a timestamp denotes; None if the value is missing or is not a timestamp.
-
-    :param text: for example `2026-11-21T10:00:00Z`; any other type counts as not a timestamp.
-    """
+    """The time that a timestamp denotes; None if the value is missing or is not a timestamp."""
     try:
         return datetime.fromisoformat(str(text))
     except ValueError:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of, started_at
+from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, normal_time
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
@@ -154,7 +154,7 @@ class LogFollower:
                 self._forget(followed)
 
     def _begin(self, pod: Pod, container: str, run: Run) -> None:
-        uid, started = pod["metadata"]["uid"], started_at(pod, container)
+        uid, started = pod["metadata"]["uid"], run.started_at
         takeover = self._takeover
         if takeover is None:
             self.cursor.resume(uid, container, run.restart, started)

@@ -75,10 +75,7 @@ class TrainJobForm(ManifestForm):
                 template.update(merged(template, rest, path))
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int], roles: Sequence[str]) -> None:
-        """Set numNodes. The other replicated jobs have one pod.
-
-        :raises ManifestError: for another role than `node`.
-        """
+        """Set numNodes. The other replicated jobs have one pod."""
         for role, count in counts.items():
             if role != NODE:
                 raise ManifestError(

@@ -262,7 +262,6 @@ def _patch(replicated: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     """The patch of one job's pod template, so that its pods get the changes and keep their other values.
 
     :param replicated: the job with the user's patches applied.
-    :param change: the pod template with the values that the options set.
     """
     pod, options = pod_of(replicated), change.get("spec") or {}
     spec = {key: value for key, value in options.items() if key not in (*CONTAINER_LISTS, "volumes")}

@@ -84,23 +84,18 @@ def _references(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def requests_gpus(spec: Mapping[str, Any]) -> bool:
     """Whether a pod requests GPUs, or parts of them, as a resource."""
-    return any(
-        is_gpu(resource) and _whole(amount)
-        for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
-        if isinstance(container, Mapping)
-        for resource, amount in _resources(container).items()
-    )
+    return any(is_gpu(resource) and number for resource, number in _of_all_containers(spec))
 
 
 def gpu_resources(spec: Mapping[str, Any]) -> set[str]:
     """The resources that a pod requests and that are counted as GPU: their names depend on the vendor."""
-    return {
-        str(resource)
-        for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
-        if isinstance(container, Mapping)
-        for resource, amount in _resources(container).items()
-        if accelerator_of(str(resource)) == GPU and _whole(amount)
-    }
+    return {name for name, number in _of_all_containers(spec) if accelerator_of(name) == GPU and number}
+
+
+def _of_all_containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+        if isinstance(container, Mapping):
+            yield from ((str(name), _whole(amount)) for name, amount in _resources(container).items())
 
 
 def amounts_of(pods: Iterable[Json], claims: Claims) -> Iterator[tuple[Json, Amounts]]:

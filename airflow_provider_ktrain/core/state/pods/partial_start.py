@@ -44,10 +44,7 @@ class PartialStart:
     reason: str
 
     def describe_partial_start(self, job: str, limit: float | None) -> str:
-        """Who waits for what.
-
-        :param limit: `partial_start_timeout` in seconds; None if there is none.
-        """
+        """Who waits for what."""
         (name, number), *kinds = self.held.items()
         gpus = "accelerators" if kinds else counted_units(number, name)
         kinds_held = f"\nThese are {described(self.held, '')}." if kinds else ""
@@ -99,10 +96,7 @@ def holds_accelerators(pod: Json, claims: Claims) -> bool:
 
 
 def warning_due(since: float, limit: float | None) -> float:
-    """When to warn about a partial start, in epoch seconds.
-
-    :param limit: `partial_start_timeout` in seconds; None if there is none.
-    """
+    """When to warn about a partial start, in epoch seconds."""
     return since + (WARNING_SECONDS if limit is None else min(WARNING_SECONDS, limit / 2))
 
 

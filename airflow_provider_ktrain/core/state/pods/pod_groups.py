@@ -14,14 +14,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.devices import Claims
-from airflow_provider_ktrain.core.state.pods.objects import (
-    created_at,
-    is_being_deleted,
-    node_of,
-    restarts_of,
-    silent_since,
-)
 from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start, holds_accelerators, scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_state import state_of_pod
 
@@ -33,7 +27,6 @@ class State(NamedTuple):
     """What decisions depend on. Pods of one group have the same.
 
     :param is_gated: whether a queue holds it back.
-    :param has_accelerators: whether it has any: see `holds_accelerators`.
     :param is_later_attempt: whether it belongs to a later attempt of the job: see `Kind.is_restarting`.
     """
 
@@ -70,7 +63,7 @@ class PodGroups:
         self.pods[uid] = pod
         self._show(uid, state_of_pod(pod, self._kind))
         self.silent.pop(uid, None)
-        if silent_since(pod):
+        if objects.silent_since(pod):
             self.silent[uid] = pod
         place = _place_of(self._kind, pod, self.claims)
         if self._places.get(uid) != place:
@@ -146,7 +139,7 @@ def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | No
 
 def restarted_often(pod: Pod) -> bool:
     """Whether a container of the pod may be found to have a command that can't be started."""
-    return any(restarts >= MAX_START_RESTARTS for restarts in restarts_of(pod))
+    return any(restarts >= MAX_START_RESTARTS for restarts in objects.restarts_of(pod))
 
 
 def _place_of(kind: Kind, pod: Pod, claims: Claims) -> tuple[State, float]:
@@ -154,12 +147,12 @@ def _place_of(kind: Kind, pod: Pod, claims: Claims) -> tuple[State, float]:
     state = State(
         role=kind.role_of(pod)[0],
         phase=str((pod.get("status") or {}).get("phase", "Pending")),
-        has_node=bool(node_of(pod)),
-        is_terminating=is_being_deleted(pod),
+        has_node=bool(objects.node_of(pod)),
+        is_terminating=objects.is_being_deleted(pod),
         is_gated=bool(spec.get("schedulingGates")),
         has_accelerators=holds_accelerators(pod, claims),
         is_later_attempt=kind.is_restarting([pod]),
         restarted_often=restarted_often(pod),
     )
-    since = scheduled_at(pod) if state.has_node else created_at(pod)
+    since = scheduled_at(pod) if state.has_node else objects.created_at(pod)
     return state, math.inf if since is None else since

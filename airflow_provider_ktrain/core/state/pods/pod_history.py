@@ -137,10 +137,7 @@ class PodHistory:
         return frozen
 
     def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
-        """For the next process: restarts, device-seconds and stopped pods that the pods that exist don't show.
-
-        :param spans: when the job was suspended by a queue. Default: never.
-        """
+        """For the next process: restarts, device-seconds and stopped pods that the pods that exist don't show."""
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
         spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims, self.live)
         seconds = spent.as_dict()

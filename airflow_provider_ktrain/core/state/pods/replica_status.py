@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.pods.objects import (
-    Json,
-    has_ended,
-    is_being_deleted,
-    scheduling,
-    silent_since,
-)
+from airflow_provider_ktrain.core.state.pods import objects
+from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, passes_by_itself
 from airflow_provider_ktrain.core.text.output import listed
@@ -26,7 +21,6 @@ class ReplicaStatus:
     """The replicas at one moment.
 
     :param states: what changes, without times: two equal ones need one line.
-    :param all_run: whether every replica runs or has succeeded.
     """
 
     states: tuple[tuple[str, tuple[str, ...]], ...]
@@ -58,13 +52,8 @@ def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> Rep
     if wanted > present:
         others.append(f"{wanted - present} not created")
     done = running + len(found.get(SUCCEEDED, ()))
-    return ReplicaStatus(tuple(states), _line(running, wanted, others), done == wanted > 0)
-
-
-def _line(running: int, wanted: int, others: list[str]) -> str:
-    """The number of replicas that run has changed, or what the others wait for."""
-    rest = "".join(f" · {other}" for other in others)
-    return f"{running}/{wanted} Running{rest}"
+    line = " · ".join((f"{running}/{wanted} Running", *others))
+    return ReplicaStatus(tuple(states), line, done == wanted > 0)
 
 
 def _age(seconds: float) -> str:
@@ -73,8 +62,8 @@ def _age(seconds: float) -> str:
 
 def _waiting_since(pod: Json) -> str:
     """When the scheduler last decided about the pod; empty if that is unknown, or if the pod ends or has ended."""
-    if silent := silent_since(pod):
+    if silent := objects.silent_since(pod):
         return silent
-    if has_ended(pod) or is_being_deleted(pod):
+    if objects.has_ended(pod) or objects.is_being_deleted(pod):
         return ""
-    return str(scheduling(pod).get("lastTransitionTime") or "")
+    return str(objects.scheduling(pod).get("lastTransitionTime") or "")

@@ -89,10 +89,8 @@ class QueueStatus:
     """What the queue does with a job.
 
     :param why: why the job isn't admitted, in plain words without a full stop; "" if there is nothing to say.
-    :param queue: the LocalQueue that the job names.
     :param admission: the ClusterQueue that has admitted the job, with flavors, and with pods if only some are admitted.
     :param evictions: how often it lost its admission, preemptions included, as counted by Kueue.
-    :param preemptions: how often because another job took the quota.
     :param last_eviction: the last time that it lost its admission; None if it never did, or is admitted again.
     :param message: Kueue's own text about a Workload that it deactivated; "" in other phases.
     :param place: the job's place in its ClusterQueue, from 1; None if it isn't known or has none.

@@ -42,7 +42,6 @@ class RunStarts:
 
 
 def _started_at(kind: Kind, job: Json, pod: Json) -> float | None:
-    """When the newest run of a pod's main container started."""
     main = kind.main_container_name(job, pod)
     *_, newest = {}, *runs_of(container_status(pod, main))
     return epoch_seconds(newest.get("startedAt"))

@@ -60,8 +60,6 @@ class ReportedSteps:
 
         The GPU-seconds are those from the first report to the last repeated one, so they include restarts of pods and
         pauses in between.
-
-        :param held: GPU-seconds that the job held, of which the repeated ones are a part.
         """
         steps = self.repeated
         if steps is None:
@@ -70,10 +68,7 @@ class ReportedSteps:
         return {"repeated_steps": steps, "repeated": round(min(seconds * gpus, held), 3)}
 
     def describe(self, usage: Mapping[str, float], unit: str) -> str:
-        """A line for the log; empty if nothing was repeated.
-
-        :param unit: of the job's accelerators, such as `GPU`.
-        """
+        """A line for the log; empty if nothing was repeated."""
         steps = usage.get("repeated_steps")
         if not steps or self.first is None:
             return ""

@@ -59,7 +59,6 @@ class Series:
 
     :param reported_at: when it last did, in epoch seconds.
     :param points: at most 2 * MAX_POINTS, the oldest ones thinned out. Default: none.
-    :param best: the best finite value so far. Default: None, there is none.
     :param lowest: the lowest step that `add` was called with. Default: infinity.
     """
 
