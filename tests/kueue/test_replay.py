@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +46,28 @@ def test_kueue_removes_only_what_it_added_to_pod_templates() -> None:
     labels = stopped.body["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]["labels"]
     assert labels == dict.fromkeys(labels)  # each label is set to null; `labels` itself isn't
     assert all(label.startswith("kueue.x-k8s.io/") for label in labels)
+
+
+def test_other_objects_and_removed_pods_of_a_scenario_are_steps_of_its_client(tmp_path: Path) -> None:
+    """A TrainingRuntime beside the job, and what the recorder did to pods."""
+    folder = Path(shutil.copytree(library.KEPT / PAUSED, tmp_path / PAUSED))
+    pods, runtimes = "/api/v1/namespaces/n/pods", "/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainingruntimes"
+    writes: list[tuple[str, str, Obj | None]] = [
+        ("POST", runtimes, {"metadata": {"name": "own"}}),
+        ("POST", f"{pods}/train-master-0/eviction", {"kind": "Eviction"}),
+        ("DELETE", f"{pods}/train-worker-0", None),
+        ("POST", f"{pods}?dryRun=All", {"metadata": {"name": "tried"}}),
+    ]
+    with (folder / "http.jsonl").open("a") as requests:
+        for number, (method, path, body) in enumerate(writes):
+            request = {"method": method, "path": path, "body": body}
+            record = {"t": float(number), "name": path, "status": 201, "request": request, "body": {}}
+            requests.write(f"{json.dumps(record)}\n")
+    added = [step for step in steps(load(folder), Actor.CLIENT) if step.about[0] in ("pods", "trainingruntimes")]
+    assert [(step.verb, "/".join(step.about)) for step in added] == [
+        ("create", "trainingruntimes/own"), ("evict", "pods/train-master-0"), ("delete", "pods/train-worker-0"),
+    ]  # fmt: skip
+    assert path_of("trainingruntimes", "other") == runtimes.replace("/n/", "/other/")
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
