@@ -215,6 +215,13 @@ def test_parameters_of_base_classes_are_up_to_date(file: pathlib.Path) -> None:
     assert file.read_text() == updated(file), "run `python scripts/signatures.py`"
 
 
+def test_files_that_the_tutorial_creates_are_ignored_by_git() -> None:
+    tutorial, ignored = (DOCS / "tutorial.md").read_text(), (ROOT / ".gitignore").read_text().splitlines()
+    created = re.findall(r"(?:AIRFLOW_HOME=\$PWD|--kubeconfig \.)(/\w+)", tutorial)
+    assert sorted(created) == ["/airflow", "/kubeconfig"]
+    assert {"/airflow/", "/kubeconfig", ".venv*"} <= set(ignored)
+
+
 def test_named_extras_exist() -> None:
     project = ROOT / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]

@@ -70,6 +70,15 @@ REPORTED = {
         "TrainJob train can't create its JobSet: JobSet name is too long, pod names generated for this JobSet will "
         "exceed 63 characters",
     ),
+    "56b JobSet, message cut by the Trainer": (
+        "TrainJob",
+        "TrainJobResourcesCreationFailed",
+        'TrainJob resources reconciliation failed: admission webhook "vjobset.kb.io" denied the request: '
+        'JobSet.jobset.x-k8s.io "train" is invalid: spec.replicatedJobs: Invalid value: '
+        '[{"name":"node","groupName":"default","template":{"spec":{"terminationGracePeriodSeco ...',
+        Category.ENVIRONMENT,
+        "TrainJob train can't create its JobSet: spec.replicatedJobs: Invalid value",
+    ),
     "55d Jobs of a runtime": (
         "TrainJob",
         "JobCreationFailed",
@@ -128,6 +137,16 @@ def test_no_event_forbids_a_retry(name: str) -> None:
     assert (cause.category, cause.summary) == (category, first)
     assert cause.resolution
     assert not isinstance(failure(cause.as_dict()), AirflowFailException)
+
+
+def test_remedy_of_a_message_that_the_trainer_cut_is_its_log() -> None:
+    """The event ends before the reason, and a dry run of ours would not be the Trainer's request: see the design."""
+    cut, whole = (
+        diagnose(make_evidence(job("TrainJob"), [], [event(name)])).resolution
+        for name in ("56b JobSet, message cut by the Trainer", "55d Jobs of a runtime")
+    )
+    assert "logs deployment/kubeflow-trainer-controller-manager" in cut
+    assert "logs deployment" not in whole
 
 
 @pytest.mark.parametrize("name", REFUSED)

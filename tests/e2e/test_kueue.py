@@ -18,6 +18,7 @@ from tests.e2e.kube import Kube, selector_of
 from tests.engine.tasks import api_of
 from tests.kueue.conftest import driver as replay
 from tests.kueue.driver import Driver
+from tests.kueue.library import recording
 from tests.kueue.test_follow import EVICTED_FOR_GOOD
 from tests.kueue.workloads import write_workload
 
@@ -94,7 +95,7 @@ def begin(airflow: Airflow, kueue: TestCluster) -> Begin:
 
 @contextlib.contextmanager
 def replaying(cluster: TestCluster, name: str, **options: Any) -> Iterator[Driver]:
-    with replay(cluster.kubeconfig, name, timeout=600, **options) as driver:
+    with replay(cluster.kubeconfig, recording(name), timeout=600, **options) as driver:
         yield driver
 
 

@@ -15,7 +15,7 @@ from tests.engine.tasks import Task, api_of
 
 from .driver import Driver
 from .library import recording
-from .recording import Obj
+from .recording import Obj, Recording
 
 Replay = Callable[..., Driver]
 
@@ -45,13 +45,13 @@ def replay(kueue: TestCluster) -> Replay:
     """A function that makes a driver of a recording from its name and the arguments of `Driver`."""
 
     def make(name: str, **options: Any) -> Driver:
-        return driver(kueue.kubeconfig, name, **options)
+        return driver(kueue.kubeconfig, recording(name), **options)
 
     return make
 
 
-def driver(kubeconfig: Path, name: str, **options: Any) -> Driver:
-    return Driver(kubeconfig, recording(name), prepare=with_test_image, real=bool(REAL), **options)
+def driver(kubeconfig: Path, recording: Recording, **options: Any) -> Driver:
+    return Driver(kubeconfig, recording, prepare=with_test_image, real=bool(REAL), **options)
 
 
 def with_test_image(recorded: Obj) -> Obj:

@@ -27,6 +27,7 @@ PATCH_MANAGER = "kueue.x-k8s.io/manager"
 POLL = 0.05  # seconds
 GRACE = 60.0  # seconds that a replay may take longer than its recording
 PACE = 0.3  # seconds between two writes of the same status, so that a watch sees each of them
+PAUSE = 1.0  # seconds before the client changes an object: recorded ones are longer. The test reads the state before
 
 
 class ReplayError(AssertionError):
@@ -190,6 +191,7 @@ class Driver:
         elif plural == "pods":
             self._remove_pod(step)
         elif step.verb == "patch":
+            time.sleep(PAUSE)
             self._api.request("PATCH", self._path(*step.about), self.names.translate(step.body), MERGE)
         else:
             self._api.request("DELETE", self._path(*step.about), step.body or None)
@@ -259,8 +261,8 @@ class Driver:
                 return not self._has_pods(name)
             if step.verb != "gone" and self._history.take(name, mark):
                 return True
-            if step.verb == "ready" and self._history.has_ended(name):
-                return True  # its pods were never ready at the same time: they train for a second
+            if mark in ("ready", "Running True") and self._history.has_ended(name):
+                return True  # its pods never ran at the same time: they train for a second
             if step.verb == "gone" and self._is_ours(*step.about):
                 return self._is_going(*step.about)  # deleted in the foreground, it waits for its Workload's finalizer
             gone = self._api.find(self._path(*step.about)) is None

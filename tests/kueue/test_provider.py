@@ -1,17 +1,17 @@
 """The provider submits and follows each recorded job of a queue: its reports agree with the recording.
 
-`expected.yaml` contains by hand what it must report. Of recordings of another folder, only what their objects say for
-themselves is compared: how each job ends, how often it was admitted and lost its admission. The replay itself compares
-each write that the recorded client made to the jobs. The provider doesn't make manual suspensions: the driver does.
+The replays run side by side, because each of them mostly waits. `expected.yaml` contains by hand what the provider must
+report. Of recordings of another folder, only what their objects say for themselves is compared: how each job ends, how
+often it was admitted and lost its admission. The replay itself compares each write that the recorded client made to the
+jobs. The provider doesn't make manual suspensions: the driver does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,19 +21,20 @@ import yaml
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.engine import job_control as operations
+from airflow_provider_ktrain.engine.api import kueue as queue_reads
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.kueue import queue_of
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
-from tests.engine.tasks import Task, release_job
+from tests.clusters import TestCluster
+from tests.engine.tasks import Task, api_of, release_job
 
 from . import library
-from .conftest import Replay
-from .driver import GRACE, Driver
+from .conftest import driver as driver_of
+from .driver import GRACE, Driver, ReplayError
 from .recording import JOBS, Actor, Obj, Recording, Step
 
-SLOW = os.environ.get("KTRAIN_TEST_SLOW") == "1"
-SOME = ("70f-kueue-fails", "71-kueue-mpijob", "84-kueue-equal-jobs-pytorchjob")
+SIDE_BY_SIDE = 8  #: replays at the same time
 EXPECTED = yaml.safe_load((Path(__file__).parent / "expected.yaml").read_text())
 
 
@@ -81,26 +82,60 @@ class Played:
     following: asyncio.Task[Any]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in library.names() if SLOW or library.FOLDER != library.KEPT or name in SOME]
-)
-async def test_provider_reports_the_recorded_course(
-    api: Api, replay: Replay, name: str, record_property: Callable[[str, object], None]
+class Replays:
+    """The replays of a test run: those that it selects are played at the first request, side by side.
+
+    :param kueue: the cluster.
+    :param names: of the recordings.
+    """
+
+    def __init__(self, kueue: TestCluster, names: Collection[str]) -> None:
+        self._kueue, self._unplayed = kueue, list(names)
+        self._courses: dict[str, dict[str, Played] | BaseException] = {}
+
+    def take(self, name: str) -> dict[str, Played]:
+        """The jobs of one replay. It is played again if it was taken before: the test is repeated."""
+        if name not in self._courses:
+            names = self._unplayed if name in self._unplayed else [name]
+            self._courses |= asyncio.run(self._play(sorted(names, key=_seconds, reverse=True)))
+            self._unplayed = []
+        course = self._courses.pop(name)
+        if isinstance(course, BaseException):
+            raise course
+        return course
+
+    async def _play(self, names: list[str]) -> dict[str, dict[str, Played] | BaseException]:
+        places = asyncio.Semaphore(SIDE_BY_SIDE)
+
+        async def one(name: str) -> dict[str, Played]:
+            async with places:
+                return await played_course(api, self._kueue, library.recording(name))
+
+        async with api_of(self._kueue) as api:
+            courses = await asyncio.gather(*map(one, names), return_exceptions=True)
+        return dict(zip(names, courses, strict=True))
+
+
+def _seconds(name: str) -> float:
+    return library.recording(name).seconds
+
+
+@pytest.fixture(scope="module")
+def replays(kueue: TestCluster, request: pytest.FixtureRequest) -> Iterator[Replays]:
+    selected = [i for i in request.session.items if isinstance(i, pytest.Function) and "replays" in i.fixturenames]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_reads, "QUEUE_SECONDS", 0.0)  # a replay changes a queue more often than an administrator
+        yield Replays(kueue, [str(item.callspec.params["name"]) for item in selected])
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_provider_reports_the_recorded_course(
+    replays: Replays, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    recording = library.recording(name)
+    recording, played = library.recording(name), replays.take(name)
     jobs = jobs_of(recording)
-    steps = [step for job in jobs for step in client_steps(recording, job)]
-    by_hand = [s.title for s in steps if s.verb == "patch" and "active" not in (s.body.get("spec") or {})]
-    played: dict[str, Played] = {}
-    with replay(name, ours=dict.fromkeys(jobs), by_others=by_hand) as driver:
-        try:
-            await play(api, driver, played)
-            await finish(api, recording, played)
-        finally:
-            for one in played.values():
-                one.following.cancel()
     differing: list[str] = []
-    facts = len(steps)
+    facts = sum(len(client_steps(recording, job)) for job in jobs)
     for job, one in played.items():
         wanted = expected(recording, job)
         facts += 3 + len(wanted.lines)
@@ -109,6 +144,34 @@ async def test_provider_reports_the_recorded_course(
     record_property("kueue", [facts, len(differing)])
     assert list(played) == jobs
     assert not differing, "\n".join(differing)
+
+
+async def played_course(api: Api, kueue: TestCluster, recording: Recording) -> dict[str, Played]:
+    """The recorded jobs, submitted and followed by the provider until each has ended as recorded."""
+    jobs = jobs_of(recording)
+    steps = [step for job in jobs for step in client_steps(recording, job)]
+    by_hand = [s.title for s in steps if s.verb == "patch" and "active" not in (s.body.get("spec") or {})]
+    played: dict[str, Played] = {}
+    with driver_of(kueue.kubeconfig, recording, ours=dict.fromkeys(jobs), by_others=by_hand) as driver:
+        try:
+            async with asyncio.timeout(recording.seconds + GRACE):
+                await play(api, driver, played)
+                await finish(api, recording, played)
+        except TimeoutError:
+            raise ReplayError(f"not within {recording.seconds + GRACE:.0f} s; last step: {driver.done[-1:]}") from None
+        finally:
+            for one in played.values():
+                one.following.cancel()
+    return played
+
+
+async def test_replay_that_does_not_come_about_ends_a_minute_after_its_recorded_length(
+    api: Api, kueue: TestCluster
+) -> None:
+    never = Step(Actor.OPERATOR, "condition", (JOBS[0], "never"), {"type": "Running", "status": "True"})
+    stuck = replace(library.recording("75-kueue-granular-quota-pytorchjob"), steps=(never,), seconds=2 - GRACE)
+    with pytest.raises(ReplayError, match="not within 2 s"):
+        await played_course(api, kueue, stuck)
 
 
 async def play(api: Api, driver: Driver, played: dict[str, Played]) -> None:
@@ -134,8 +197,7 @@ async def finish(api: Api, recording: Recording, played: dict[str, Played]) -> N
     for job, one in played.items():
         if outcome_of(recording, job) == "deleted":
             one.stop.request("deleted with its namespace, if not before")
-        async with asyncio.timeout(GRACE):
-            outcome = await one.following
+        outcome = await one.following
         assert isinstance(outcome, Outcome)
         if outcome.kept:
             await release_job(api, one.ref)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +15,11 @@ from tests.clusters import TestCluster
 from . import library
 from .api import MERGE, Api, path_of
 from .conftest import Replay, with_test_image
-from .driver import Driver, ReplayError
+from .conftest import driver as driver_of
+from .driver import GRACE, Driver, ReplayError
 from .recording import Actor, Obj, Recording, Step, load
 
-SLOW = os.environ.get("KTRAIN_TEST_SLOW") == "1"
 ONE_OF_EACH_KIND = ("70e-kueue-delete-queued", "71-kueue-mpijob", "72b-kueue-trainjob-preemption")
-REPLAYED = [n for n in library.names() if SLOW or library.FOLDER != library.KEPT or n in ONE_OF_EACH_KIND]
 PAUSED = "74c-kueue-workload-inactive"
 
 
@@ -46,7 +48,29 @@ def test_kueue_removes_only_what_it_added_to_pod_templates() -> None:
     assert all(label.startswith("kueue.x-k8s.io/") for label in labels)
 
 
-@pytest.mark.parametrize("name", REPLAYED)
+def test_other_objects_and_removed_pods_of_a_scenario_are_steps_of_its_client(tmp_path: Path) -> None:
+    """A TrainingRuntime beside the job, and what the recorder did to pods."""
+    folder = Path(shutil.copytree(library.KEPT / PAUSED, tmp_path / PAUSED))
+    pods, runtimes = "/api/v1/namespaces/n/pods", "/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainingruntimes"
+    writes: list[tuple[str, str, Obj | None]] = [
+        ("POST", runtimes, {"metadata": {"name": "own"}}),
+        ("POST", f"{pods}/train-master-0/eviction", {"kind": "Eviction"}),
+        ("DELETE", f"{pods}/train-worker-0", None),
+        ("POST", f"{pods}?dryRun=All", {"metadata": {"name": "tried"}}),
+    ]
+    with (folder / "http.jsonl").open("a") as requests:
+        for number, (method, path, body) in enumerate(writes):
+            request = {"method": method, "path": path, "body": body}
+            record = {"t": float(number), "name": path, "status": 201, "request": request, "body": {}}
+            requests.write(f"{json.dumps(record)}\n")
+    added = [step for step in steps(load(folder), Actor.CLIENT) if step.about[0] in ("pods", "trainingruntimes")]
+    assert [(step.verb, "/".join(step.about)) for step in added] == [
+        ("create", "trainingruntimes/own"), ("evict", "pods/train-master-0"), ("delete", "pods/train-worker-0"),
+    ]  # fmt: skip
+    assert path_of("trainingruntimes", "other") == runtimes.replace("/n/", "/other/")
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_recorded_scenario_is_reproduced(replay: Replay, raw: Api, name: str) -> None:
     with replay(name) as driver:
         driver.finish()
@@ -97,9 +121,11 @@ def test_replay_waits_for_the_writes_of_the_test(replay: Replay, raw: Api) -> No
         raw.request("PATCH", workload, {"spec": {"active": True}}, MERGE)
 
 
-def test_replay_fails_without_the_write_of_the_test(replay: Replay, raw: Api) -> None:
-    awaited = "'create': client create pytorchjobs/train"
-    with pytest.raises(ReplayError, match=awaited), replay(PAUSED, ours={"train": None}, timeout=2):
+def test_replay_fails_without_the_write_of_the_test(kueue: TestCluster) -> None:
+    """It fails a minute after its recorded length."""
+    short = replace(library.recording(PAUSED), seconds=2 - GRACE)
+    awaited = "not within 2 s: 'create': client create pytorchjobs/train"
+    with pytest.raises(ReplayError, match=awaited), driver_of(kueue.kubeconfig, short, ours={"train": None}):
         pass
 
 

@@ -191,6 +191,7 @@ _REFUSALS = (find_operator_rejection, find_refused_pods, find_refused_resources)
 #: reasons of events, and what could not be created
 _CREATION_FAILURES = {"TrainJobResourcesCreationFailed": "JobSet", "JobCreationFailed": "Jobs"}
 _CREATION_ERRORS = (
+    r" is invalid: \[?(\S+: Invalid value): [\[{].* \.\.\.$",  # cut within the value, before the reason (recording 56b)
     r"(JobSet name is too long[^\"]*)",
     r" is invalid: \[?(.+?)\]?$",
     r"denied the request: (.+)",
