@@ -30,6 +30,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor, TrainJobSensor
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
+from scripts import tables as tables_of_pages
 from scripts.signatures import FILES, updated
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -320,14 +321,25 @@ def test_generated_parts_match_the_code() -> None:
     markers = {name for page in PAGES for name in re.findall(r"<!-- generated: ([\w-]+) -->", page.read_text())}
     assert markers == set(hook.GENERATED)
     for name, part in (
-        ("rules", "| `container-name` | error |"),
-        ("categories", "`TrainingHangError`"),
         ("commands", "usage: ktrain-cluster start"),
-        ("options", "AIRFLOW__KTRAIN__DEPLOYMENT_ID"),
-        ("rights", "pods/log"),
         ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),
     ):
         assert part in hook.on_page_markdown(f"<!-- generated: {name} -->")
+
+
+@pytest.mark.parametrize(
+    ("page", "part"),
+    zip(
+        tables_of_pages.PAGES,
+        ("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "`TrainingHangError`", "| `container-name` | error |", "pods/log"),
+        strict=True,
+    ),
+    ids=lambda value: getattr(value, "stem", None),
+)
+def test_generated_table_is_up_to_date(page: pathlib.Path, part: str) -> None:
+    text = page.read_text()
+    assert text == tables_of_pages.updated(page), "run `python scripts/tables.py`"
+    assert part in text
 
 
 def test_plots_of_the_benchmarks_are_shown_from_the_site() -> None:

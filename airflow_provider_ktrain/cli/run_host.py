@@ -55,17 +55,17 @@ class RunHost:
     :param request: the job; its owner names this run.
     :param namespace: of the job.
     :param log: where everything is logged.
+    :param owns_cluster: whether the cluster ends with this command. Default: False.
     """
 
-    def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log) -> None:
+    def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log, *, owns_cluster: bool = False) -> None:
         self._api, self._request, self._namespace, self._log = api, request, namespace, log
         self.delete_command = delete_command(request.kind, namespace, request.job_name)
         self._version = ""
         self._ref: JobRef | None = None
         self._stop = StopSignal()
-        self._training = Training(
-            self._connect, Host(policy=FollowPolicy(deadline_option="--timeout")), log, self._stop
-        )
+        self._owns_cluster = owns_cluster
+        self._training = Training(self._connect, Host(policy=FollowPolicy()), log, self._stop)
         self._running: asyncio.Task[Outcome] | None = None
         self.interrupted_by: int | None = None  #: the number of the first signal
 
@@ -158,6 +158,8 @@ class RunHost:
 
     async def describe_rest(self) -> str:
         """What is left of the job, and how to delete it."""
+        if self._owns_cluster:
+            return "The embedded cluster ends now, and all pods with it."
         title, command = f"{self._request.kind.name} {self._namespace}/{self._request.job_name}", self.delete_command
         if self._ref is None:
             return f"{title} may have been created. To delete it, run `{command}`"

@@ -73,8 +73,8 @@ def run_with_code(
                 expected='a command, such as ["python", "train.py"]',
                 remedy="set command",
             )
-        grace = pod.get("terminationGracePeriodSeconds")
-        seconds = _grace_of(runtime) if grace is None else float(grace)
+        grace = kind.form.grace_seconds(result, pod, runtime)
+        seconds = GRACE_SECONDS if grace is None else float(grace)
         holds = "1" if role in kind.launchers else "0"
         words = (*(_CODE if has_code else ("", "")), stacks, f"{seconds:g}", holds)
         program["command"] = [*_PYTHON, _starter(), *words, *command]
@@ -83,14 +83,6 @@ def run_with_code(
             pod["volumes"] = [*(pod.get("volumes") or ()), *plain(volumes)]
             container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *plain(mounts)]
     return result
-
-
-def _grace_of(runtime: Mapping[str, Any] | None) -> float:
-    """The shortest grace period of a runtime's pods."""
-    job_set = (((runtime or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
-    jobs = [(job.get("template") or {}).get("spec") or {} for job in job_set.get("replicatedJobs") or ()]
-    pods = [(job.get("template") or {}).get("spec") or {} for job in jobs]
-    return min(float(pod.get("terminationGracePeriodSeconds", GRACE_SECONDS)) for pod in (*pods, {}))
 
 
 def runs_function(manifest: Mapping[str, Any]) -> bool:
