@@ -253,6 +253,24 @@ def test_the_demo_shows_log_lines_of_the_job_and_its_replicas(source: str, level
     )
 
 
+def test_the_demo_shows_messages_of_several_lines_and_no_manifest() -> None:
+    time = "2026-11-21T18:47:58.141537Z [info     ]"
+    lines = [
+        f"{time} ::group::Manifest [job] loc=x.py:1\n",
+        f"{time} kind: PyTorchJob\n",
+        "spec: {} [job] loc=x.py:2\n",
+        f"{time} ::endgroup:: [job] loc=x.py:3\n",
+        f"{time} PyTorchJob default/train succeeded after 19 s.\n",
+        "3 GPUs released. [job] loc=x.py:4\n",
+        f"{time} Task instance state updated [airflow.api] loc=y.py:1\n",
+        f"{time} PyTorchJob default/train deleted. [job] loc=x.py:5\n",
+    ]
+    assert list(script(ROOT / "scripts" / "demo.py").shown_records(lines)) == [
+        "  18:47:58.141 PyTorchJob default/train succeeded after 19 s.\n               3 GPUs released.",
+        "  18:47:58.141 PyTorchJob default/train deleted.",
+    ]
+
+
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_import_paths_are_documented(cls: type) -> None:
     """The reference has a table row with the class and the module from which users import it."""

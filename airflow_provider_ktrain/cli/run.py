@@ -306,7 +306,8 @@ def _report(outcome: Any, console: Console) -> int:
 
 def _metric(name: str, values: Mapping[str, Any]) -> str:
     """A line about one metric: `loss: 0.25 at step 300, best 0.2 at step 280`."""
-    best = f", best {values['best']} at step {values['best_step']}" if "best" in values else ""
+    is_last = values.get("best_step", values["step"]) == values["step"]
+    best = "" if is_last else f", best {values['best']} at step {values['best_step']}"
     return f"{name}: {values['last']} at step {values['step']}{best}"
 
 

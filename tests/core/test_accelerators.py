@@ -114,7 +114,7 @@ def test_each_row_has_its_own_words(resource: str, text: str) -> None:
     assert (used.held, used.gpus, used.others) == (400, 4, ())
     noun, unit = unit_of(used.resource)[0], text.removeprefix("4 ")
     per = f"{noun.replace(' ', '-')}-minutes"
-    assert str(used) == f"{noun} time: 6.7 {per} on 4 {unit} (0.0 {per} wasted), plus 0.0 {per} queued."
+    assert str(used) == f"{noun} time: 6.7 {per} on 4 {unit} (0.0 {per} wasted)."
     partial = find_partial_start(JOB, [one, pod("job-worker-1", node=False, limits={resource: "4"})])
     assert partial is not None
     lines = partial.describe_partial_start("The job", None).splitlines()
