@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.cli import main, run
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode, of_error
 from airflow_provider_ktrain.core.errors import (
@@ -181,6 +181,13 @@ def test_colors_are_used_on_terminals_unless_no_color_is_set(monkeypatch: pytest
     assert printed(io.StringIO()).partition(" ")[2] == "error: bad\n         very bad\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in printed(Terminal())
+
+
+def test_best_value_of_a_metric_is_left_out_where_it_is_the_last() -> None:
+    values = {"last": 0.25, "step": 4, "best": 0.25, "best_step": 4}
+    assert run._metric("loss", values) == "loss: 0.25 at step 4"
+    assert run._metric("loss", values | {"step": 6}) == "loss: 0.25 at step 6, best 0.25 at step 4"
+    assert run._metric("loss", {"last": 0.25, "step": 4}) == "loss: 0.25 at step 4"
 
 
 def test_rbac_without_a_service_account_prints_the_role_alone(capsys: pytest.CaptureFixture[str]) -> None:
