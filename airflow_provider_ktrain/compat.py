@@ -331,12 +331,14 @@ def default_accelerator() -> str:
 
 
 def _added_accelerators() -> list[Accelerator]:
-    """What the configuration adds to the table of accelerators. An invalid entry must not end a task."""
-    try:
-        return configured_rows(_setting("ktrain", "accelerators"), default_accelerator())
-    except ValueError as e:
-        shown_log(__name__).warning(f"[ktrain] accelerators and default_accelerator aren't counted: {e}")
-        return []
+    """What the configuration adds to the table of accelerators. An invalid entry costs that entry only."""
+
+    def warn(problem: str) -> None:
+        shown_log(__name__).warning(
+            f"An entry of [ktrain] accelerators or default_accelerator isn't counted: {problem}"
+        )
+
+    return configured_rows(_setting("ktrain", "accelerators"), default_accelerator(), warn)
 
 
 add_host_rows(_added_accelerators)

@@ -1,6 +1,7 @@
-"""A hook of MkDocs that replaces comments `<!-- generated: NAME -->` with tables and help texts made from the code.
+"""A hook of MkDocs that replaces comments `<!-- generated: NAME -->` with what is too large for the pages themselves.
 
-It also adds the plots of the benchmarks and the fidelity of the embedded cluster, which are outside of docs/.
+`scripts/tables.py` writes the smaller tables into the pages. The hook also adds the plots of the benchmarks and the
+fidelity of the embedded cluster, which are outside of docs/.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pathlib
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 COMMANDS = ("run", "check", "rbac", "cluster start", "cluster status", "cluster stop", "cluster fault")
@@ -42,15 +43,6 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
     return re.sub(r"<!-- generated: ([\w-]+) -->", lambda found: GENERATED[found[1]](), markdown)
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def first_line(documented: Any) -> str:
-    return (documented.__doc__ or "").strip().partition("\n")[0]
-
-
 def commands() -> str:
     """The help of every command, as `ktrain` prints it."""
     from airflow_provider_ktrain.cli import main
@@ -62,53 +54,6 @@ def commands() -> str:
         return f"## ktrain {command}\n\n```text\n{out.getvalue().strip()}\n```"
 
     return "\n\n".join(help_of(command) for command in COMMANDS)
-
-
-def options() -> str:
-    """The section of airflow.cfg, from the provider's metadata."""
-    from airflow_provider_ktrain.get_provider_info import get_provider_info
-
-    section: dict[str, Any] = get_provider_info()["config"]["ktrain"]["options"]
-    rows = (
-        (
-            f"`{name}`",
-            f"`AIRFLOW__KTRAIN__{name.upper()}`",
-            o["type"],
-            f"`{o['default']}`" if o["default"] else "",
-            o["description"],
-        )
-        for name, o in section.items()
-    )
-    return table(("option", "environment variable", "type", "default", "meaning"), rows)
-
-
-def categories() -> str:
-    """Which exception each category of cause raises."""
-    from airflow_provider_ktrain.exceptions import BY_CATEGORY, TrainingJobError
-
-    rows = [(category, f"`{raised.__name__}`", first_line(raised)) for category, raised in BY_CATEGORY.items()]
-    rows.append(("unknown", f"`{TrainingJobError.__name__}`", "No evidence says why."))
-    return table(("category", "exception", "meaning"), rows)
-
-
-def rules() -> str:
-    """The rules of `ktrain check`: the docstrings of their functions."""
-    from airflow_provider_ktrain.core.checks import rules as registered
-
-    ordered = sorted(registered(), key=lambda rule: (rule.level, rule.code))
-    rows = (
-        (f"`{r.code}`", str(r.level), r.kind.name if r.kind else "all", " ".join((r.check.__doc__ or "").split()))
-        for r in ordered
-    )
-    return table(("code", "level", "kinds", "rule"), rows)
-
-
-def rights() -> str:
-    """The rules of the Role that `ktrain rbac` prints."""
-    from airflow_provider_ktrain.core.checks.rbac import RULES
-
-    rows = ((f"`{g}`" if g else "core", ", ".join(r), ", ".join(v)) for g, r, v in RULES)
-    return table(("API group", "resources", "verbs"), rows)
 
 
 ROOMS = {  # the headings of the messages, with the beginnings of the modules under them; the longest one decides
@@ -133,6 +78,7 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
 def messages() -> str:
     """All messages, from the source code."""
     sys.path.insert(0, str(ROOT))
+    from scripts.endings import table
     from scripts.message_texts import has_words, lines
     from scripts.messages import Code, Message
 
@@ -153,7 +99,4 @@ def messages() -> str:
     return "\n\n".join(f"## {room}\n\n{table(head, dict.fromkeys(rooms[room]))}" for room in ROOMS if room in rooms)
 
 
-GENERATED: dict[str, Callable[[], str]] = {
-    "commands": commands, "options": options, "categories": categories, "rules": rules, "rights": rights,
-    "messages": messages,
-}  # fmt: skip
+GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "messages": messages}

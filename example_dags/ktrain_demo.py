@@ -11,6 +11,7 @@ with DAG(
     "ktrain_demo",
     schedule=None,
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    default_args={"retries": 1},
     params={
         "image": os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest"),
         "epochs": 5,

@@ -10,7 +10,7 @@ IMAGE = os.environ.get("KTRAIN_MPI_IMAGE", "mpi-pi:latest")  # examples/mpi/Dock
 
 @dag(schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), doc_md=__doc__, tags=["ktrain"])
 def ktrain_mpi_function():
-    @task.mpijob(image=IMAGE, workers=2, nproc_per_node=2, namespace="default")
+    @task.mpijob(image=IMAGE, workers=2, nproc_per_node=2, namespace="default", retries=1)
     def pi(steps: int) -> dict:
         """Runs in every rank. Imports must be inside the function."""
         from mpi4py import MPI

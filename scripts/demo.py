@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -39,9 +39,11 @@ DEMOS = {
     "mpijob": Demo("ktrain_mpi_function", "2 Workers", "KTRAIN_MPI_IMAGE", "examples/mpi/Dockerfile", False),
     "trainjob": Demo("ktrain_trainjob", "2 nodes", "KTRAIN_DEMO_IMAGE", "examples/demo/Dockerfile", True),
 }
-#: a line of Airflow's log that the provider wrote, about the job or from one of its replicas
+#: the first line of a record in Airflow's log
+RECORD = re.compile(r"\S+T\d\d:\d\d:\d\d\S* \[\w+ *\] ")
+#: a record that the provider wrote, about the job or from one of its replicas
 SOURCE = r"job|(?:Master|Worker|node) \d+|[Ll]auncher|\w+-initializer"
-OURS = re.compile(rf"\S+T(\d\d:\d\d:\d\d\.\d{{3}})\S* \[(\w+) *\] (?!::)(.*\S) +\[(?:{SOURCE})\]")
+OURS = re.compile(rf"\S+T(\d\d:\d\d:\d\d\.\d{{3}})\S* \[(\w+) *\] (?!::)(.*\S) +\[(?:{SOURCE})\]", re.DOTALL)
 begun = time.monotonic()
 
 
@@ -86,22 +88,41 @@ def cluster() -> Iterator[pathlib.Path]:
         say("stopping the embedded cluster")
 
 
-def shown(line: str) -> str | None:
-    """A line of Airflow's log as the demo shows it; None if the provider didn't write it."""
-    if not (ours := OURS.match(line)):
+def shown(record: str) -> str | None:
+    """A record of Airflow's log as the demo shows it; None if the provider didn't write it."""
+    if not (ours := OURS.match(record)):
         return None
     time_of_day, level, text = ours.groups()
-    return f"  {time_of_day} {'' if level == 'info' else level + ': '}{text}"
+    indented = text.replace("\n", "\n" + " " * (len(time_of_day) + 3))
+    return f"  {time_of_day} {'' if level == 'info' else level + ': '}{indented}"
+
+
+def shown_records(lines: Iterable[str]) -> Iterator[str]:
+    """The records as the demo shows them, without groups such as the manifest: `::group::` to `::endgroup::`."""
+    record, in_group = "", False
+    for line in lines:
+        record = line if RECORD.match(line) else record + line
+        if " ::group::" in record or " ::endgroup::" in record:
+            in_group, record = " ::group::" in record, ""
+        elif (text := shown(record)) is not None:
+            if not in_group:
+                yield text
+            record = ""
+
+
+def kept(lines: Iterable[str], everything: list[str]) -> Iterator[str]:
+    """The lines, which are added to a list as well."""
+    for line in lines:
+        everything.append(line)
+        yield line
 
 
 def run_dag(command: list[str], env: dict[str, str]) -> None:
     """Run a command and show the provider's log lines; if it fails, everything that it printed."""
-    everything = []
+    everything: list[str] = []
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
-        for line in ran.stdout or ():
-            everything.append(line)
-            if text := shown(line):
-                print(text, flush=True)
+        for text in shown_records(kept(ran.stdout or (), everything)):
+            print(text, flush=True)
     if ran.returncode:
         sys.exit("".join(everything) + f"\nthe DAG failed (exit code {ran.returncode}); its whole output is above")
 

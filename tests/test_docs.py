@@ -30,6 +30,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor, TrainJobSensor
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
+from scripts import tables as tables_of_pages
 from scripts.signatures import FILES, updated
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -259,6 +260,24 @@ def test_the_demo_shows_log_lines_of_the_job_and_its_replicas(source: str, level
     )
 
 
+def test_the_demo_shows_messages_of_several_lines_and_no_manifest() -> None:
+    time = "2026-11-21T18:47:58.141537Z [info     ]"
+    lines = [
+        f"{time} ::group::Manifest [job] loc=x.py:1\n",
+        f"{time} kind: PyTorchJob\n",
+        "spec: {} [job] loc=x.py:2\n",
+        f"{time} ::endgroup:: [job] loc=x.py:3\n",
+        f"{time} PyTorchJob default/train succeeded after 19 s.\n",
+        "3 GPUs released. [job] loc=x.py:4\n",
+        f"{time} Task instance state updated [airflow.api] loc=y.py:1\n",
+        f"{time} PyTorchJob default/train deleted. [job] loc=x.py:5\n",
+    ]
+    assert list(script(ROOT / "scripts" / "demo.py").shown_records(lines)) == [
+        "  18:47:58.141 PyTorchJob default/train succeeded after 19 s.\n               3 GPUs released.",
+        "  18:47:58.141 PyTorchJob default/train deleted.",
+    ]
+
+
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_import_paths_are_documented(cls: type) -> None:
     """The reference has a table row with the class and the module from which users import it."""
@@ -327,14 +346,25 @@ def test_generated_parts_match_the_code() -> None:
     markers = {name for page in PAGES for name in re.findall(r"<!-- generated: ([\w-]+) -->", page.read_text())}
     assert markers == set(hook.GENERATED)
     for name, part in (
-        ("rules", "| `container-name` | error |"),
-        ("categories", "`TrainingHangError`"),
         ("commands", "usage: ktrain-cluster start"),
-        ("options", "AIRFLOW__KTRAIN__DEPLOYMENT_ID"),
-        ("rights", "pods/log"),
         ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),
     ):
         assert part in hook.on_page_markdown(f"<!-- generated: {name} -->")
+
+
+@pytest.mark.parametrize(
+    ("page", "part"),
+    zip(
+        tables_of_pages.PAGES,
+        ("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "`TrainingHangError`", "| `container-name` | error |", "pods/log"),
+        strict=True,
+    ),
+    ids=lambda value: getattr(value, "stem", None),
+)
+def test_generated_table_is_up_to_date(page: pathlib.Path, part: str) -> None:
+    text = page.read_text()
+    assert text == tables_of_pages.updated(page), "run `python scripts/tables.py`"
+    assert part in text
 
 
 def test_plots_of_the_benchmarks_are_shown_from_the_site() -> None:

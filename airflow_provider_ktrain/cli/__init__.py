@@ -15,7 +15,7 @@ from airflow_provider_ktrain import __version__
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands. Each sets `run`, a function from arguments to exit code."""
+    """The parser of all commands. Each sets `run`, a function from arguments to exit code, and `parser`, its own."""
     from airflow_provider_ktrain.cli import check, rbac, run
 
     made = argparse.ArgumentParser(prog="ktrain", description=__doc__)
@@ -24,6 +24,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_parser(subparsers)
     check.add_parser(subparsers)
     rbac.add_parser(subparsers)
+    for command in subparsers.choices.values():
+        command.set_defaults(parser=command)
     subparsers.add_parser(
         "cluster", help="a cluster on this machine, for development and tests: the same as ktrain-cluster"
     )
@@ -44,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
     args, unknown = made.parse_known_args(words[:program])
     if unknown:
-        made.error(f"unexpected arguments: {shlex.join(unknown)}{_before_command(words, args, unknown)}")
+        args.parser.error(f"unexpected arguments: {shlex.join(unknown)}{_before_command(words, args, unknown)}")
     args.program = words[program + 1 :]
-    _count_configured_accelerators(made)
+    _count_configured_accelerators(args.parser)
     try:
         status = int(args.run(args))
         sys.stdout.flush()
@@ -61,10 +63,10 @@ def _count_configured_accelerators(made: argparse.ArgumentParser) -> None:
     from airflow_provider_ktrain.cli.arguments import ACCELERATORS, DEFAULT_ACCELERATOR, default_accelerator
     from airflow_provider_ktrain.core.state.accelerators import add_host_rows, configured_rows
 
-    try:
-        rows = configured_rows(os.environ.get(ACCELERATORS, ""), default_accelerator())
-    except ValueError as e:
-        made.error(f"{ACCELERATORS} or {DEFAULT_ACCELERATOR}: {e}")
+    def refuse(problem: str) -> None:
+        made.error(f"{ACCELERATORS} or {DEFAULT_ACCELERATOR}: {problem}")
+
+    rows = configured_rows(os.environ.get(ACCELERATORS, ""), default_accelerator(), refuse)
     add_host_rows(lambda: rows)
 
 

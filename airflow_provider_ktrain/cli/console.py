@@ -8,13 +8,14 @@ import sys
 import time
 from typing import Any, TextIO
 
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.cli.wording import for_run
+from airflow_provider_ktrain.core.text.output import Verbatim, shown
 
 _RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
 
 
 class Console:
-    """Prints what the engine logs: `engine.api.job_calls.Log`.
+    """Prints what the engine logs, in the words of `ktrain run`: `engine.api.job_calls.Log`.
 
     Colors are used on a terminal only, and not if NO_COLOR is set (https://no-color.org). If nobody reads the output
     any more (`ktrain run job.yaml | head`), the process gets SIGTERM, and what is printed after that is dropped.
@@ -37,7 +38,8 @@ class Console:
 
     def _print(self, stream: TextIO, color: str, prefix: str, event: Any, args: tuple[Any, ...]) -> None:
         colored = stream.isatty() and not os.environ.get("NO_COLOR")
-        text = shown(str(event) % args if args else event if isinstance(event, str) else str(event))
+        text = str(event) % args if args else event if isinstance(event, str) else str(event)
+        text = shown(text if isinstance(text, Verbatim) else for_run(text))
         first, *rest = text.splitlines() or [""]
         clock = time.strftime("%H:%M:%S")
         head = f"{_DIM}{clock}{_RESET} {color}{prefix}{first}{_RESET}" if colored else f"{clock} {prefix}{first}"

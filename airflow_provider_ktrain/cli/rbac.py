@@ -23,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--service-account",
         type=service_account,
-        default="",
         help="[NAMESPACE:]NAME of a ServiceAccount: also print a RoleBinding for it",
     )
     parser.add_argument(
@@ -55,7 +54,7 @@ def _rbac(args: argparse.Namespace) -> int:
     made = rbac.objects(
         args.namespace,
         args.name,
-        args.service_account,
+        args.service_account or "",
         cluster_runtimes=args.cluster_runtimes,
         kueue=args.kueue,
         code=args.code,

@@ -21,6 +21,7 @@ from airflow_provider_ktrain.cli.arguments import DEFAULT_ACCELERATOR, count, de
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode
 from airflow_provider_ktrain.cli.kubeconfig import Target
+from airflow_provider_ktrain.cli.wording import for_run
 from airflow_provider_ktrain.core.checks import Problem
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.formats import mapping
@@ -121,7 +122,7 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return exit_codes.of_signal(signal.SIGINT)
     except InvalidManifest as e:
-        print(shown(str(e)), file=sys.stderr)
+        print(shown(for_run(str(e))), file=sys.stderr)
         return ExitCode.INVALID
     except KtrainError as e:
         console.error(e)
@@ -257,7 +258,7 @@ async def _follow(
             for warning in document.left_out:
                 console.warning(warning)
         request = job_file.request(prepared, _name(args, prepared), code=code, run_seconds=args.timeout)
-        host = RunHost(api, request, namespace, console)
+        host = RunHost(api, request, namespace, console, owns_cluster=args.local)
         try:
             outcome = await host.run()
         except InterruptedTwice as e:
@@ -300,7 +301,8 @@ def _report(outcome: Any, console: Console) -> int:
 
 def _metric(name: str, values: Mapping[str, Any]) -> str:
     """A line about one metric: `loss: 0.25 at step 300, best 0.2 at step 280`."""
-    best = f", best {values['best']} at step {values['best_step']}" if "best" in values else ""
+    is_last = values.get("best_step", values["step"]) == values["step"]
+    best = "" if is_last else f", best {values['best']} at step {values['best_step']}"
     return f"{name}: {values['last']} at step {values['step']}{best}"
 
 

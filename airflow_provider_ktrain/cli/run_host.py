@@ -51,16 +51,18 @@ class RunHost:
     """Submits one job, follows it to its end, and deletes it: an `engine.owned_job.Submission`.
 
     :param request: the job; its owner names this run.
+    :param owns_cluster: whether the cluster ends with this command. Default: False.
     """
 
-    def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log) -> None:
+    def __init__(self, api: Api, request: JobRequest, namespace: str, log: Log, *, owns_cluster: bool = False) -> None:
         self._api, self._request, self._namespace, self._log = api, request, namespace, log
         self.delete_command = delete_command(request.kind, namespace, request.job_name)
         self._version = ""
         self._ref: JobRef | None = None
         self._stop = StopSignal()
-        host = Host(deadline_option="--timeout")  # the caller closes the client
-        self._training = Training(lambda: contextlib.nullcontext(api), host, log, self._stop)
+        self._owns_cluster = owns_cluster
+        # the caller closes the client
+        self._training = Training(lambda: contextlib.nullcontext(api), Host(), log, self._stop)
         self._running: asyncio.Task[Outcome] | None = None
         self.interrupted_by: int | None = None  #: the number of the first signal
 
@@ -147,6 +149,8 @@ class RunHost:
 
     async def describe_rest(self) -> str:
         """What is left of the job, and how to delete it."""
+        if self._owns_cluster:
+            return "The embedded cluster ends now, and all pods with it."
         title, command = f"{self._request.kind.name} {self._namespace}/{self._request.job_name}", self.delete_command
         if self._ref is None:
             return f"{title} may have been created. To delete it, run `{command}`"

@@ -58,7 +58,6 @@ class Host:
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes statuses and conclusions. Default: None, nobody does.
     :param node_seconds: between two reads of a node while a job runs, one node at a time. Default: 60.
-    :param deadline_option: how the user sets the deadline, for messages. Default: "", by `execution_timeout`.
     """
 
     seconds: float | None = None
@@ -69,4 +68,3 @@ class Host:
     began_at: float | None = None
     status_sink: StatusSink | None = None
     node_seconds: float = 60.0
-    deadline_option: str = ""

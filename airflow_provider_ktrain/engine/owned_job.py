@@ -105,8 +105,10 @@ class OwnedJob:
         self.is_followed = False  #: whether this process has followed it
         self.is_changing = False  #: whether a write has begun: from then on nothing may cut it off
         self._connect, self._host, self._log = connect, host, log
-        self._stack = contextlib.AsyncExitStack()
+        # no exit stack: of a thousand jobs that wait, each would need 1 KiB more
+        self._connection: contextlib.AbstractAsyncContextManager[Api] | None = None
         self._opened: Api | None = None
+        self._forget: list[Callable[[], None]] = []  # what the client knows of the job
         self._created_at = 0.0  # by time.monotonic
 
     @property
@@ -132,20 +134,26 @@ class OwnedJob:
         :raises AccessError: it leads to another cluster than that of the job.
         """
         if self._opened is None:
-            async with contextlib.AsyncExitStack() as stack:
-                api = await stack.enter_async_context(self._connect())
+            connection = self._connect()
+            api, self._connection = await connection.__aenter__(), connection
+            try:
                 if self.ref is not None:
                     await check_cluster(api, self.ref)
                     if self.ref.uid:
-                        stack.callback(api.add_known_object(api_paths.job(self.ref), self.ref.uid))
-                self._opened = api
-                self._stack.push_async_callback(stack.pop_all().aclose)
+                        self._forget.append(api.add_known_object(api_paths.job(self.ref), self.ref.uid))
+            except BaseException:
+                await self.close()
+                raise
+            self._opened = api
         return self._opened
 
     async def close(self) -> None:
         """Close the client."""
-        self._opened = None
-        await self._stack.aclose()
+        connection, self._connection, self._opened = self._connection, None, None
+        while self._forget:
+            self._forget.pop()()
+        if connection is not None:
+            await connection.__aexit__(None, None, None)
 
     # whose it is
 
@@ -157,7 +165,7 @@ class OwnedJob:
         """From now on, this process is responsible for the job."""
         self.ref, self.last_seen, self.submission = submitted.ref, submitted.job, None
         self.is_created, self._created_at = submitted.created, time.monotonic()
-        self._stack.callback(api.add_known_object(api_paths.job(submitted.ref), submitted.ref.uid))
+        self._forget.append(api.add_known_object(api_paths.job(submitted.ref), submitted.ref.uid))
 
     def let_go(self) -> None:
         """From now on, this process is not responsible for the job."""

@@ -385,8 +385,8 @@ class _Release:
         if self._say and grace > 0 and time.monotonic() >= self._says_at:
             self._says_at += WAIT_NOTICE_INTERVAL
             self._say(
-                f"Waiting for the pods of {self._ref} to end: {waited:.0f} s until now. A program that ignores SIGTERM "
-                f"is killed when its grace period of {grace:.0f} s is over."
+                f"Waiting for the pods of {self._ref} to end, for {waited:.0f} s so far. "
+                f"A program that ignores SIGTERM is killed when its grace period of {grace:.0f} s is over."
             )
 
     async def _is_deleted(self) -> bool:

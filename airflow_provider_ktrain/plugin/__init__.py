@@ -1,6 +1,7 @@
 """The training page in Airflow's UI. Airflow loads the plugin by the entry point `airflow.plugins`.
 
-Airflow imports it in every process, so the application imports nothing until its first request.
+Airflow imports it in every process, so the application imports nothing until its first request. Whether a triggerer
+follows a deferred task, or is gone, is `followed` of `compat_server.TaskRecord`.
 """
 
 from __future__ import annotations

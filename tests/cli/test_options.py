@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.cli import main, run
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode, of_error
 from airflow_provider_ktrain.core.errors import (
@@ -138,6 +138,16 @@ def test_a_forgotten_separator_is_explained(words: str, line: str, capsys: pytes
     assert f"If they belong to the command of the replicas, put -- before it: {line}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["run --unknown", "check job.yaml --unknown", "rbac -n x --unknown"])
+def test_an_unknown_option_prints_the_usage_of_its_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    command, error = words.split()[0], capsys.readouterr().err
+    assert error.startswith(f"usage: ktrain {command} ")
+    assert f"ktrain {command}: error: unexpected arguments: --unknown" in error
+
+
 def test_a_command_in_place_of_a_manifest_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--local", "sh"]) == 2
     assert "found the command 'sh', expected a manifest; put `--` before a command" in capsys.readouterr().err
@@ -171,6 +181,18 @@ def test_colors_are_used_on_terminals_unless_no_color_is_set(monkeypatch: pytest
     assert printed(io.StringIO()).partition(" ")[2] == "error: bad\n         very bad\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in printed(Terminal())
+
+
+def test_best_value_of_a_metric_is_left_out_where_it_is_the_last() -> None:
+    values = {"last": 0.25, "step": 4, "best": 0.25, "best_step": 4}
+    assert run._metric("loss", values) == "loss: 0.25 at step 4"
+    assert run._metric("loss", values | {"step": 6}) == "loss: 0.25 at step 6, best 0.25 at step 4"
+    assert run._metric("loss", {"last": 0.25, "step": 4}) == "loss: 0.25 at step 4"
+
+
+def test_rbac_without_a_service_account_prints_the_role_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rbac", "-n", "training"]) == 0
+    assert [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)] == ["Role"]
 
 
 def test_rbac_prints_the_right_to_read_nodes_on_request(capsys: pytest.CaptureFixture[str]) -> None:

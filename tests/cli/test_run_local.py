@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import PATHS, ROOT, Start
-from tests.cli.test_run import WAIT, job
+from tests.cli.test_run import IGNORE_SIGTERM, WAIT, job
 
 pytestmark = pytest.mark.embedded("starts a cluster by --local")
 
@@ -96,6 +96,19 @@ def test_ctrl_c_stops_the_cluster(ktrain: Start, tmp_path: Path, temporary: Path
     command.wait_for("[Master 0] ready")
     command.interrupt()
     assert command.end() == 130, command.output
+    assert not list(temporary.iterdir())
+
+
+def test_second_ctrl_c_suggests_nothing_for_a_cluster_that_ends(ktrain: Start, tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(IGNORE_SIGTERM, grace=20)))
+    command = ktrain("run", "--local", "job.yaml", env={"TMPDIR": str(temporary)})
+    command.wait_for("[Master 0] ready")
+    command.interrupt()
+    command.wait_for("SIGINT: deleting the job")
+    command.interrupt()
+    assert command.end() == 130, command.output
+    assert "error: The embedded cluster ends now, and all pods with it." in command.output
+    assert "kubectl" not in command.output
     assert not list(temporary.iterdir())
 
 

@@ -58,7 +58,7 @@ def test_most_replicas_are_not_named_for_their_silence() -> None:
     """The job ends with the first replica that fails: the others are deleted before they report anything."""
     silent: dict[int, int | None] = {2: None, 3: None}
     cause = cause_of(4, silent, worker_0=waits(0), worker_1=waits(1), worker_2="epoch 3", worker_3="epoch 3")
-    assert cause.summary == "NCCL timed out after 600 s: all 2 replicas that were read wait in ALLREDUCE (work 8)"
+    assert cause.summary == "NCCL timed out after 600 s: both replicas that were read wait in ALLREDUCE (work 8)"
     assert cause.category is Category.INFRASTRUCTURE
 
 
@@ -86,7 +86,7 @@ def test_rank_that_has_not_joined_is_named(line: str) -> None:
 
 def test_rank_that_has_joined_and_reports_no_timeout_is_not_named() -> None:
     dump = DUMP.format(rank=2, work=8)
-    assert cause_of(1, {}, worker_0=waits(0, 1) + dump).summary.endswith("all 2 ranks wait in ALLREDUCE (work 8)")
+    assert cause_of(1, {}, worker_0=waits(0, 1) + dump).summary.endswith("both ranks wait in ALLREDUCE (work 8)")
 
 
 def test_rank_that_is_behind_is_named_and_not_the_first_that_complains() -> None:

@@ -111,7 +111,7 @@ def test_rank_that_has_left_is_named() -> None:
 def test_rank_that_lives_elsewhere_has_not_left() -> None:
     """A script of Worker 0 may have run with the pod's own RANK before torchrun."""
     stacks = {"Master 0": [main(WAITS, "1")], "Worker 0": [main((), "1", 3, "gone"), main(WAITS, "2")]}
-    assert sentence(stacks) == "all 2 replicas wait in all_reduce (train.py:88)"
+    assert sentence(stacks) == "both replicas wait in all_reduce (train.py:88)"
 
 
 def test_process_that_does_not_answer_is_named() -> None:

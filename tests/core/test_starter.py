@@ -418,9 +418,10 @@ def test_grace_period_below_5_s_bounds_the_time(start: Any) -> None:
     assert container.seconds < 1.0
 
 
+@pytest.mark.parametrize("config_map", ["config-map", None])
 @pytest.mark.parametrize(("own", "of_runtime", "expected"), [(None, 4, "4"), (None, None, "30"), (8, 4, "8")])
 def test_grace_period_of_a_trainjob_is_that_of_its_runtime(
-    own: int | None, of_runtime: int | None, expected: str
+    own: int | None, of_runtime: int | None, expected: str, config_map: str | None
 ) -> None:
     manifest = build("TrainJob", JobOptions(image="i", command=["python3", "train.py"], runtime="torch-distributed"))
     if own is not None:
@@ -429,8 +430,22 @@ def test_grace_period_of_a_trainjob_is_that_of_its_runtime(
     pods: list[dict[str, Any]] = [{"containers": []}, {"terminationGracePeriodSeconds": of_runtime, "containers": []}]
     jobs = [{"template": {"spec": {"template": {"spec": pod}}}} for pod in pods[: 1 + (of_runtime is not None)]]
     runtime = {"spec": {"template": {"spec": {"replicatedJobs": jobs}}}}
-    made = run_with_code(manifest, "config-map", stacks=NAME, runtime=runtime)
+    made = run_with_code(manifest, config_map, stacks=NAME, runtime=runtime)
     assert made["spec"]["trainer"]["command"][8] == expected
+
+
+@pytest.mark.parametrize("runtime_grace", [4, 60])
+def test_grace_period_of_a_trainjob_is_that_of_a_patch_in_its_manifest(runtime_grace: int) -> None:
+    """Here the entry of another manager, for one job of the runtime."""
+
+    def of_node(seconds: int) -> dict[str, Any]:
+        pod = {"template": {"spec": {"terminationGracePeriodSeconds": seconds}}}
+        return {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": pod}}]}}}
+
+    manifest = build("TrainJob", JobOptions(image="i", command=["python3", "train.py"], runtime="torch-distributed"))
+    manifest["spec"]["runtimePatches"] = [{"manager": "team", "trainingRuntimeSpec": of_node(6)}]
+    made = run_with_code(manifest, None, stacks=NAME, runtime={"spec": of_node(runtime_grace)})
+    assert made["spec"]["trainer"]["command"][8] == "6"
 
 
 def test_launcher_of_mpi_holds_the_signal_back(start: Any) -> None:

@@ -156,7 +156,7 @@ def test_usage_never_decreases(many: list[dict[str, Any]], later: float) -> None
         ),
         (
             Usage(7200, 0, 7200, 0, 16),
-            "GPU time: 2.0 GPU-hours on 16 GPUs (0.0 GPU-hours wasted), plus 0.0 GPU-hours queued.",
+            "GPU time: 2.0 GPU-hours on 16 GPUs (0.0 GPU-hours wasted).",
         ),
     ],
 )

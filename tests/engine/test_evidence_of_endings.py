@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
 from tests.engine import fakekube
 from tests.engine.small_api import stamp
-from tests.engine.staged import NAME, staged
+from tests.engine.staged import NAME, Staged, staged
 from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until
 
 
@@ -219,3 +220,35 @@ async def test_job_that_somebody_else_suspends_is_followed_to_its_end() -> None:
         outcome = await following
     assert outcome.succeeded
     assert not outcome.cause
+
+
+def with_broken_diagnosis(training: Staged) -> None:
+    """The conditions of this node stand for any error of the diagnosis, which alone reads nodes of an ended job."""
+    training.api.put("nodes", {"metadata": {"name": "node-1"}, "spec": {}, "status": {"conditions": ["none"]}})
+    training.pod(0, "Failed", state={"terminated": {"exitCode": 137, "finishedAt": stamp()}})
+
+
+@pytest.mark.parametrize("how", ["Failed", "Running"])
+async def test_error_of_the_diagnosis_does_not_keep_a_job_from_its_end(how: str) -> None:
+    """A job that has failed is concluded, and one whose limit has passed is released, with an unknown cause."""
+    async with staged() as training:
+        with_broken_diagnosis(training)
+        training.pod(1, node="node-2")
+        training.condition(how)
+        async with asyncio.timeout(60):
+            outcome = await training.follow(Options(drain_timeout=0.5, deadline=time.time()))
+        assert (outcome.phase, outcome.succeeded) == (how, False)
+        cause = outcome.cause or {}
+        known = "is Failed" if how == "Failed" else "is ended by execution_timeout"
+        assert cause["category"] == "unknown"
+        assert cause["summary"].startswith(f"PyTorchJob ns/train {known}; the cause is unknown")
+        assert str(training.log).count("Traceback") == 1
+        assert "can't be followed" not in str(training.log)
+        assert outcome.released or outcome.kept
+
+
+async def test_success_is_concluded_without_a_diagnosis() -> None:
+    async with staged() as training:
+        with_broken_diagnosis(training)
+        training.ended("Succeeded")
+        assert (await training.follow(Options(drain_timeout=0.5))).succeeded

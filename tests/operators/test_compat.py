@@ -302,23 +302,30 @@ def test_secrets_of_connections_are_masked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accelerators", "default", "unit"),
+    ("accelerators", "default", "unit", "warnings"),
     [
-        ("example.com/wafer=wafer", "", "wafers"),
-        ("", "example.com/wafer", "wafers"),
-        ("example.com/wafer", "", "units of example.com/wafer"),
-        ("", "wafer", "units of example.com/wafer"),
+        ("example.com/wafer=wafer", "", "wafers", 0),
+        ("", "example.com/wafer", "wafers", 0),
+        ("example.com/wafer", "", "units of example.com/wafer", 1),
+        ("", "wafer", "units of example.com/wafer", 1),
+        ("example.com/npu", "example.com/wafer", "wafers", 1),
+        ("npu=NPU, example.com/wafer=wafer", "", "wafers", 1),
     ],
 )
-def test_configured_accelerators_are_counted_unless_they_are_invalid(
-    accelerators: str, default: str, unit: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_invalid_accelerator_of_the_configuration_costs_its_entry_only(
+    accelerators: str,
+    default: str,
+    unit: str,
+    warnings: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__ACCELERATORS", accelerators)
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR", default)
     add_host_rows(compat._added_accelerators)  # forget what was read before
     try:
         assert unit_of("example.com/wafer")[1] == unit
-        assert ("aren't counted" in caplog.text) is unit.startswith("units of")
+        assert caplog.text.count("isn't counted") == warnings
     finally:
         monkeypatch.undo()
         add_host_rows(compat._added_accelerators)

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIAB
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 from airflow_provider_ktrain.core.state.accelerators import COMMON_NAMES, DEFAULT_RESOURCE, accelerator_of
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
-from airflow_provider_ktrain.core.text.output import SUGGESTION
+from airflow_provider_ktrain.core.text.output import SUGGESTION, counted
 
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 #: variables of NCCL itself; those of its library's loading are matched by their value
@@ -87,7 +87,7 @@ def gloo_with_gpus(job: Job) -> Iterator[Finding]:
             slow = "gloo, which exchanges gradients through the CPU: it is slow"
             message = f"{replica.role} requests GPUs and uses {slow}"
             hint = "use nccl, or remove the GPUs; on simulated GPUs gloo is right"
-            yield Finding(at, message, f"gloo, {gpus} GPUs", "nccl", hint)
+            yield Finding(at, message, f"gloo, {counted(gpus, 'GPU')}", "nccl", hint)
 
 
 @rule("shm", WARNING)
@@ -127,7 +127,7 @@ def processes_per_pod(job: Job) -> Iterator[Finding]:
 
 def _more_processes(at: Field, replica: Replica, count: int) -> Finding:
     """The number of processes in each pod doesn't exceed its GPUs."""
-    found, hint = f"{count} processes, {replica.gpus} GPUs", "lower it, or request more GPUs"
+    found, hint = f"{count} processes, {counted(replica.gpus, 'GPU')}", "lower it, or request more GPUs"
     return Finding(at, f"more processes than GPUs in each {replica.role}", found, f"at most {replica.gpus}", hint)
 
 

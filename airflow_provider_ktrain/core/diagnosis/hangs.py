@@ -148,9 +148,9 @@ class Hang:
         number = len(group.processes)
         if number == 1 and self.replicas == 1:
             return self._clause(group, self._names(group))
-        if self.read < self.replicas:
-            return self._clause(group, f"all {counted(number, self._unit)} that were read", many=number > 1)
-        return self._clause(group, f"all {counted(number, self._unit)}", many=number > 1)
+        who = f"both {self._unit}s" if number == 2 else f"all {counted(number, self._unit)}"
+        read = " that were read" if self.read < self.replicas else ""
+        return self._clause(group, f"{who}{read}", many=number > 1)
 
     def _others(self, groups: Sequence[Group]) -> str:
         largest = max(groups, key=lambda group: len(group.processes))

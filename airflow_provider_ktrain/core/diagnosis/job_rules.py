@@ -33,13 +33,12 @@ def diagnose(evidence: Evidence) -> Cause:
 
 
 def diagnose_limit(
-    limit: Limit, amount: float, evidence: Evidence, *, step: float | None = None, option: str = "", replicas: str = ""
+    limit: Limit, amount: float, evidence: Evidence, *, step: float | None = None, replicas: str = ""
 ) -> Cause:
     """The cause if one of the task's limits ended the job: the limit, and what kept the job from making progress.
 
     :param amount: its value: seconds, or a number of restarts for `max_restarts`.
     :param step: the highest step that the program reported. Default: None, it reported none.
-    :param option: how the user sets the limit. Default: "", by the operator's parameter of its name.
     :param replicas: how many run and what the others wait for. Default: "", not known.
     """
     if limit is Limit.LOG_STALL and evidence.kind.runs_on(evidence.job):
@@ -64,11 +63,9 @@ def diagnose_limit(
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     higher = "" if step is None else f" higher than {step:.10g}"
     values = {
-        "seconds": f"{amount:.0f}", "limit": option or limit, "higher": higher, "accelerators": _held_by(evidence),
+        "seconds": f"{amount:.0f}", "limit": limit, "higher": higher, "accelerators": _held_by(evidence),
     }  # fmt: skip
     passed = f"{evidence.title} {description.format(**values)}"
-    if limit is Limit.EXECUTION and not option:
-        resolution += " A part of execution_timeout is reserved for the release."
     reached = "" if step is None else f", step {step:.10g}"
     where = f"{replicas}{reached}" if replicas and limit is Limit.EXECUTION else ""
     found = obstacle or Cause(category, where)
@@ -207,7 +204,7 @@ _LIMITS = {
     Limit.EXECUTION: (
         Category.TIMEOUT,
         "did not finish within {seconds} s of its creation ({limit})",
-        "Raise the timeout, or shorten the training.",
+        "Raise execution_timeout, or shorten the training. A part of execution_timeout is reserved for the release.",
     ),
     Limit.LOG_STALL: (
         Category.HANG,

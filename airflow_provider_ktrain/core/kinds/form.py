@@ -99,6 +99,16 @@ class ManifestForm:
         """The mapping that holds image, command, args, env and resources of the main container."""
         return self.main_container(spec, pod, role)
 
+    def grace_seconds(
+        self, manifest: Mapping[str, Any], pod: Mapping[str, Any], runtime: Mapping[str, Any] | None
+    ) -> float | None:
+        """The grace period of the pods that run the program. None: nothing sets it.
+
+        :param pod: the spec of a pod template.
+        :param runtime: of a TrainJob. None: it isn't known.
+        """
+        return pod.get("terminationGracePeriodSeconds")
+
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int], roles: Sequence[str]) -> None:
         """Set the number of replicas by role.
 

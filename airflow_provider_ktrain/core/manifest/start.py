@@ -14,7 +14,6 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
-from airflow_provider_ktrain.core.kinds.trainjob.patches import pod_of, replicated_jobs
 from airflow_provider_ktrain.core.logs.stacks import MARK
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE
 from airflow_provider_ktrain.core.manifest.loader import plain
@@ -73,8 +72,8 @@ def run_with_code(
                 expected='a command, such as ["python", "train.py"]',
                 remedy="set command",
             )
-        grace = pod.get("terminationGracePeriodSeconds")
-        seconds = _grace_of(runtime) if grace is None else float(grace)
+        grace = kind.form.grace_seconds(result, pod, runtime)
+        seconds = GRACE_SECONDS if grace is None else float(grace)
         holds = "1" if role in kind.launchers else "0"
         words = (*(_CODE if has_code else ("", "")), stacks, f"{seconds:g}", holds)
         program["command"] = [*_PYTHON, _starter(), *words, *command]
@@ -83,12 +82,6 @@ def run_with_code(
             pod["volumes"] = [*(pod.get("volumes") or ()), *plain(volumes)]
             container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *plain(mounts)]
     return result
-
-
-def _grace_of(runtime: Mapping[str, Any] | None) -> float:
-    """The shortest grace period of a runtime's pods."""
-    pods = map(pod_of, replicated_jobs(((runtime or {}).get("spec") or {}).get("template") or {}))
-    return min(float(pod.get("terminationGracePeriodSeconds", GRACE_SECONDS)) for pod in (*pods, {}))
 
 
 def runs_function(manifest: Mapping[str, Any]) -> bool:

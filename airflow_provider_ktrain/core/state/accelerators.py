@@ -102,31 +102,39 @@ def add_host_rows(read: Callable[[], list[Accelerator]]) -> None:
         cached.cache_clear()
 
 
-def parse_rows(text: str) -> list[Accelerator]:
-    """Rows of the table: `NAME=UNIT` or `NAME=UNIT|UNITS`, separated by commas; `*` stands for any text.
+def parse_row(entry: str) -> Accelerator:
+    """A row of the table: `NAME=UNIT` or `NAME=UNIT|UNITS`; `*` stands for any text.
 
-    :param text: such as `example.com/npu=NPU, example.com/die-*=die|dice`.
-    :raises ValueError: an entry has another form.
+    :param entry: such as `example.com/npu=NPU` or `example.com/die-*=die|dice`.
+    :raises ValueError: it has another form.
     """
-    rows = []
-    for entry in filter(None, map(str.strip, text.split(","))):
-        name, _, names = (part.strip() for part in entry.partition("="))
-        unit, _, units = (part.strip() for part in names.partition("|"))
-        if not unit or not re.fullmatch(r"[\w.*-]+/[\w.*-]+", name):
-            raise ValueError(f"{entry!r}: expected NAME=UNIT, such as example.com/npu=NPU")
-        rows.append(Accelerator(re.escape(name).replace(r"\*", ".*"), unit, unit, units))
-    return rows
+    name, _, names = (part.strip() for part in entry.partition("="))
+    unit, _, units = (part.strip() for part in names.partition("|"))
+    if not unit or not re.fullmatch(r"[\w.*-]+/[\w.*-]+", name):
+        raise ValueError(f"{entry!r}: expected NAME=UNIT, such as example.com/npu=NPU")
+    return Accelerator(re.escape(name).replace(r"\*", ".*"), unit, unit, units)
 
 
-def configured_rows(text: str, default: str) -> list[Accelerator]:
-    """The rows of `parse_rows`, and one for the default resource unless the table has it.
+def configured_rows(text: str, default: str, refuse: Callable[[str], object]) -> list[Accelerator]:
+    """The rows of the configuration, and one for the default resource unless the table has it.
 
-    :param text: `[ktrain] accelerators`.
+    :param text: `[ktrain] accelerators`: entries of `parse_row`, separated by commas.
     :param default: `[ktrain] default_accelerator`.
+    :param refuse: gets what is wrong with an entry or the default, which then has no row.
     """
-    rows = parse_rows(text)
-    known = any(re.fullmatch(row.resource, default) for row in (*rows, *TABLE))
-    return rows if known else [*rows, *parse_rows(f"{default}={default.rpartition('/')[2]}")]
+    rows: list[Accelerator] = []
+
+    def add(entry: str) -> None:
+        try:
+            rows.append(parse_row(entry))
+        except ValueError as e:
+            refuse(str(e))
+
+    for entry in filter(None, map(str.strip, text.split(","))):
+        add(entry)
+    if not any(re.fullmatch(row.resource, default) for row in (*rows, *TABLE)):
+        add(f"{default}={default.rpartition('/')[2]}")
+    return rows
 
 
 @functools.cache

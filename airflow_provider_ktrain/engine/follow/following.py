@@ -280,16 +280,17 @@ class Following:
         """Why the training is ended by a rule, with the last log lines. Reading of logs ends with this."""
         if noticed.cause is not None:
             return noticed.cause
+        known = f"{self.state.ref} is ended by {noticed.limit or noticed.event}"
+        return await self.closing.diagnosed(self._cause_of_running_job(noticed), known)
+
+    async def _cause_of_running_job(self, noticed: Noticed) -> Cause:
         evidence = await self.closing.evidence_of_running_job()
         if noticed.loop is not None:
             loop = noticed.loop
             return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, evidence, of_pods=loop.of_pods)
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
-        option = self._host.deadline_option if limit is Limit.EXECUTION else ""
-        cause = diagnosis.diagnose_limit(
-            limit, noticed.amount, evidence, step=step, option=option, replicas=self._replicas.line
-        )
+        cause = diagnosis.diagnose_limit(limit, noticed.amount, evidence, step=step, replicas=self._replicas.line)
         if limit in LOG_LIMITS and (unread := self._probe.unread_replicas):
             cause = replace(cause, detail="\n".join(filter(None, (unread, cause.detail))))
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause

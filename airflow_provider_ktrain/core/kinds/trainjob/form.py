@@ -74,6 +74,12 @@ class TrainJobForm(ManifestForm):
                 template = patches.add_template(manifest, role or ANY_JOB)
                 template.update(merged(template, rest, path))
 
+    def grace_seconds(
+        self, manifest: Mapping[str, Any], pod: Mapping[str, Any], runtime: Mapping[str, Any] | None
+    ) -> float | None:
+        """The shortest one of all pods, as the patches of the job and its runtime set it."""
+        return patches.grace_seconds(manifest, runtime)
+
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int], roles: Sequence[str]) -> None:
         """Set numNodes. The other replicated jobs have one pod."""
         for role, count in counts.items():

@@ -156,6 +156,20 @@ def patched_template(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) ->
     return template
 
 
+def grace_seconds(manifest: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> float | None:
+    """The shortest grace period of the pods, with the manifest's patches. None: nothing sets one.
+
+    :param runtime: None: it isn't known.
+    """
+    graces: dict[str, float] = {}
+    jobs = replicated_jobs(((runtime or {}).get("spec") or {}).get("template") or {})
+    for replicated in (*jobs, *(job for entry in _entries(manifest) for job in _jobs_of(entry))):
+        if (grace := pod_of(replicated).get("terminationGracePeriodSeconds")) is not None:
+            name = str(replicated.get("name"))
+            graces |= dict.fromkeys(graces if name == ANY_JOB else (), grace) | {name: grace}
+    return min(graces.values(), default=None)
+
+
 def mismatches(
     manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_length: int
 ) -> Iterator[RuntimeMismatchError]:

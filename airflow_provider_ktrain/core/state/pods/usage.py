@@ -95,9 +95,8 @@ class Usage:
         size, unit = next((s, u) for s, u in _UNITS if self.requested >= 2 * s or s == 1)
         per = f"{noun.replace(' ', '-')}-{unit}"
         held, wasted, queued = (f"{value / size:.1f} {per}" for value in (self.held, self.wasted, self.queued))
-        return (
-            f"{noun} time: {held} on {counted_units(self.gpus, self.resource)} ({wasted} wasted), plus {queued} queued."
-        )
+        plus = f", plus {queued} queued" if self.queued >= size / 20 else ""
+        return f"{noun} time: {held} on {counted_units(self.gpus, self.resource)} ({wasted} wasted){plus}."
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for XComs and metrics, in device-seconds rounded to milliseconds.

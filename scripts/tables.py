@@ -1,0 +1,87 @@
+"""Writes the generated tables of the reference, so that they can be read without the documentation site.
+
+    python scripts/tables.py
+
+A table replaces the text between two comments of its page. `tests/test_docs.py` fails if a page is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # where this file is run as a script
+
+from airflow_provider_ktrain.core.checks import rules as registered  # noqa: E402
+from airflow_provider_ktrain.core.checks.rbac import RULES  # noqa: E402
+from airflow_provider_ktrain.exceptions import BY_CATEGORY, TrainingJobError  # noqa: E402
+from airflow_provider_ktrain.get_provider_info import get_provider_info  # noqa: E402
+from scripts.endings import table  # noqa: E402
+
+
+def first_line(documented: Any) -> str:
+    return (documented.__doc__ or "").strip().partition("\n")[0]
+
+
+def options() -> str:
+    """The section of airflow.cfg, from the provider's metadata."""
+    section: dict[str, Any] = get_provider_info()["config"]["ktrain"]["options"]
+    rows = (
+        (
+            f"`{name}`",
+            f"`AIRFLOW__KTRAIN__{name.upper()}`",
+            o["type"],
+            f"`{o['default']}`" if o["default"] else "",
+            o["description"],
+        )
+        for name, o in section.items()
+    )
+    return table(("option", "environment variable", "type", "default", "meaning"), rows)
+
+
+def categories() -> str:
+    """Which exception each category of cause raises."""
+    rows = [(str(category), f"`{raised.__name__}`", first_line(raised)) for category, raised in BY_CATEGORY.items()]
+    rows.append(("unknown", f"`{TrainingJobError.__name__}`", "No evidence says why."))
+    return table(("category", "exception", "meaning"), rows)
+
+
+def rules() -> str:
+    """The rules of `ktrain check`: the docstrings of their functions."""
+    ordered = sorted(registered(), key=lambda rule: (rule.level, rule.code))
+    rows = (
+        (f"`{r.code}`", str(r.level), r.kind.name if r.kind else "all", " ".join((r.check.__doc__ or "").split()))
+        for r in ordered
+    )
+    return table(("code", "level", "kinds", "rule"), rows)
+
+
+def rights() -> str:
+    """The rules of the Role that `ktrain rbac` prints."""
+    rows = ((f"`{g}`" if g else "core", ", ".join(r), ", ".join(v)) for g, r, v in RULES)
+    return table(("API group", "resources", "verbs"), rows)
+
+
+#: by page, its table
+PAGES = {
+    ROOT / "docs" / "reference" / "configuration.md": options,
+    ROOT / "docs" / "reference" / "exceptions.md": categories,
+    ROOT / "docs" / "reference" / "checks.md": rules,
+    ROOT / "docs" / "how-to" / "rbac.md": rights,
+}
+GENERATED = re.compile(r"(<!-- begin: scripts/tables.py -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def updated(page: Path) -> str:
+    """A page with its table as the code is now."""
+    text, replaced = GENERATED.subn(lambda found: f"{found[1]}\n{PAGES[page]()}\n\n{found[2]}", page.read_text())
+    assert replaced == 1, f"{page} needs the comments around its table"
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(updated(page))
