@@ -194,6 +194,7 @@ def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program
 
 
 def _set_resources(program: dict[str, Json], key: str, options: JobOptions) -> None:
+    """Set the resources and GPUs of the program."""
     amounts: dict[str, Json] = dict(options.resources)
     if options.gpus is not None:
         if options.gpu_resource in amounts:

@@ -45,6 +45,7 @@ def storable_outputs(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
 
 
 def _stored(value: Any, path: str, depth: int, warnings: list[str]) -> Any:
+    """Make a value of the result storable."""
     name = clipped(path, MAX_PATH_CHARS) or "the result"
     if depth > MAX_DEPTH:
         warnings.append(f"{name} is left out: it is nested more than {MAX_DEPTH} deep")
@@ -64,6 +65,7 @@ def _stored(value: Any, path: str, depth: int, warnings: list[str]) -> Any:
 
 
 def _items(value: Mapping[str, Any], path: str, depth: int, warnings: list[str]) -> Iterator[tuple[str, Any]]:
+    """Make the items of a dict in the result storable."""
     reserved = {*RESERVED, *(ENCODED[:1] if all(key in value for key in ENCODED) else ())}
     for key, item in value.items():
         inner = f"{path}.{_shown(key)}" if path else _shown(key)
