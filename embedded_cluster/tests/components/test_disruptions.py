@@ -172,7 +172,7 @@ async def test_pod_of_higher_priority_preempts_as_few_as_possible(tmp_path: Path
         )
         assert await cluster.ended("urgent") == "Succeeded"
         for name in ("low", "middle"):
-            assert cluster.pod(name) is None
+            await cluster.until(lambda name=name: cluster.pod(name) is None)  # its GPU is free before its name
             assert last(cluster, name).startswith("PreemptionByScheduler: default-scheduler: preempting")
             preempted = f"Preempted by pod {urgent['metadata']['uid']} on node ktrain-node-0"
             assert ("Preempted", preempted) in cluster.events(name)
