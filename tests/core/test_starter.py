@@ -366,15 +366,14 @@ def test_others_can_write_only_below_the_directory_of_the_path(start: Any) -> No
 def test_process_that_has_executed_another_program_is_not_asked(start: Any) -> None:
     container = start(*python("import os; os.execvp('sh', ['sh', '-c', 'echo ready; exec sleep 600'])"))
     container.wait_for()
-    time.sleep(0.1)
     container.stop()
     assert container.end() == 143
     assert (container.stacks, container.err) == ([], "")
 
 
 def test_program_without_python(start: Any) -> None:
-    container = start("sleep", "600")
-    time.sleep(0.3)
+    container = start("sh", "-c", "echo ready; exec sleep 600")
+    container.wait_for()
     container.stop()
     assert container.end() == 143
     assert (container.stacks, container.ends, container.err) == ([], [], "")
@@ -449,8 +448,8 @@ def test_grace_period_of_a_trainjob_is_that_of_a_patch_in_its_manifest(runtime_g
 
 
 def test_launcher_of_mpi_holds_the_signal_back(start: Any) -> None:
-    container = start("sleep", "600", launcher=True)
-    time.sleep(0.3)
+    container = start("sh", "-c", "echo ready; exec sleep 600", launcher=True)
+    container.wait_for()
     container.stop()
     assert container.end() == 143
     assert container.seconds > 1.5

@@ -419,6 +419,32 @@ async def test_outage_counts_if_a_condition_is_unchanged_since_before(monkeypatc
     assert all(2 * OUTAGE - 2 < seconds < 2.9 * OUTAGE for seconds in counted), counted
 
 
+async def test_limit_ends_a_job_between_outages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server is away for 30 s of every 40 s, at a tenth of that time, and a queue doesn't admit the job."""
+    monkeypatch.setattr(informer, "BACKOFF_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(informer, "RECOVERY_SECONDS", 3.0)
+    async with staged(KINDS[0]) as training:
+        following = await followed(training, LIMITS["queue"])
+
+        async def go_away_and_return() -> None:
+            while True:
+                training.api.away = True
+                await asyncio.sleep(3.0)
+                training.api.away = False
+                await asyncio.sleep(1.0)
+
+        returning = asyncio.ensure_future(go_away_and_return())
+        began = time.monotonic()
+        while not training.api.writes():
+            assert not following.done(), following.result()
+            assert time.monotonic() - began < 60, str(training.log)
+            await asyncio.sleep(0.05)
+        returning.cancel()
+        training.api.away = False
+        assert "queue_timeout" in str((await asyncio.wait_for(following, 60)).cause)
+        assert time.monotonic() - began > LEFT + 3.0  # the cluster has had the time to admit it
+
+
 async def outcome_of_exceeded(kind: Kind, case: Case, fault: Any) -> str:
     """What is wrong with the end of a job that has succeeded when its last restart is seen; empty if nothing is."""
     async with staged(kind) as training:

@@ -202,7 +202,7 @@ class Following:
                 event = Event.DEADLINE
             elif clock.limit not in LOG_LIMITS:  # a read of the logs covers that time
                 due += away_since(clock.due - clock.seconds) - away_since(clock.unchanged_since)
-                due = max(due, self._observer.recovered_at)
+                due = max(due, self._observer.recovered_at(due))
             due = max(due, self._not_before.get((event, clock.limit), 0.0))
             postponed.append(replace(clock, due=due))
         return postponed

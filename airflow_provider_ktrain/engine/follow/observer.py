@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,18 +172,21 @@ class Observer:
 
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
-        state, why = self._state, ""
+        state, why, ends = self._state, "", dict[Replica, str]()
         if phase_of(state.known_job) is not Phase.SUCCEEDED or not (missing := state.missing_replicas - self._lost):
             return
         try:
-            await self._read_ends(missing)
+            ends = await self._read_ends(missing)
         except (ApiStatusError, ApiUnavailable) as e:
             if not self._gives_up():
                 raise
             why = f"\n{e}"
         self._lost |= missing
-        if missing:
-            names = listed([state.kind.replica_name(*one) for one in sorted(missing)], MAX_NAMED_REPLICAS)
+        for replica, stopped in ends.items():
+            if stopped:
+                state.pods.note_end(replica, stopped)
+        if unknown := missing - ends.keys():
+            names = listed([state.kind.replica_name(*one) for one in sorted(unknown)], MAX_NAMED_REPLICAS)
             self._log.warning(
                 f"Pods of {state.ref} were deleted while no process followed it.\nHow they ended can't be read any "
                 f"more: {names}. If they were evicted, a success may be incomplete.{why}"
@@ -196,7 +199,7 @@ class Observer:
             self._unread_since = now
         return now - self._unread_since > UNREAD_HISTORY_SECONDS
 
-    async def _replay(self, version: str, missing: set[Replica]) -> None:
+    async def _replay(self, version: str, missing: Collection[Replica]) -> None:
         """Take the changes since a resourceVersion of pods that no longer exist, until no replica is missing.
 
         If a pod was stopped, all changes are taken: another pod may have replaced it, and be gone as well.
@@ -208,23 +211,24 @@ class Observer:
         }  # fmt: skip
         path, timeout = api_paths.core(ref.namespace, "pods"), 2.0 * MISSED_CHANGES_SECONDS
         changes: list[tuple[Object, bool]] = []  # taken together: a stream that is cut is read again
-        stopped = False
+        stopped, found = False, set[Replica]()
         async with self._api.stream(path, query=query, read_timeout=timeout) as response:
             async for event in events_of(response):
                 pod, deleted = stripped(event["object"]), event["type"] == "DELETED"
                 if pod["metadata"]["uid"] not in existing and state.owns(pod):
                     changes.append((pod, deleted))
-                    missing -= {state.kind.role_of(pod)} if deleted else set()
+                    if deleted:
+                        found.add(state.kind.role_of(pod))
                     stopped = stopped or was_stopped(state.kind, state.known_job, pod)
-                if not missing and not stopped:
+                if found.issuperset(missing) and not stopped:
                     break
         for pod, deleted in changes:
             state.pods.mark_deleted(pod)
             if deleted:
                 self._output.mark_deleted(pod)
 
-    async def _read_ends(self, missing: set[Replica]) -> None:
-        """Take from events how the pods of these replicas ended, and leave those without events in `missing`."""
+    async def _read_ends(self, missing: Collection[Replica]) -> dict[Replica, str]:
+        """How the pods of these replicas ended by their events: see `ends_in_events`. Without the right to, nothing."""
         state, path = self._state, api_paths.core(self._state.ref.namespace, "events")
         found: list[Object | None] = []
 
@@ -239,12 +243,7 @@ class Observer:
         except ApiStatusError as e:
             if e.status != 403:
                 raise
-        events = filter(None, found)
-        for replica, stopped in ends_in_events(state.kind, state.known_job, events, missing).items():
-            missing.discard(replica)
-            self._lost.add(replica)
-            if stopped:
-                state.pods.note_end(replica, stopped)
+        return ends_in_events(state.kind, state.known_job, filter(None, found), missing)
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
@@ -334,10 +333,9 @@ class Observer:
         """For how long the watches could not reach the API server since `at`, in epoch seconds."""
         return max(informer.seconds_away_since(at) for informer in self._informers)
 
-    @property
-    def recovered_at(self) -> float:
-        """When the cluster has had the time to do what it could not do in the last outage, in epoch seconds."""
-        return max(informer.recovered_at for informer in self._informers)
+    def recovered_at(self, due: float) -> float:
+        """When the cluster has had the time to do what it could not do in outages, for a limit that passes at `due`."""
+        return max(informer.recovered_at(due) for informer in self._informers)
 
 
 def is_older(obj: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:

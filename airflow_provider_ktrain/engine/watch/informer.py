@@ -189,13 +189,22 @@ class SharedInformer:
         present = () if self.unreachable_since is None else ((now - (time.monotonic() - self.unreachable_since), now),)
         return math.fsum(max(ended - max(began, at), 0.0) for began, ended in (*self._away, *present))
 
-    @property
-    def recovered_at(self) -> float:
-        """When the cluster has had as much time as the last outage took, at most RECOVERY_SECONDS, in epoch seconds."""
+    def recovered_at(self, due: float) -> float:
+        """When the cluster has had as much time as the last outage took, at most RECOVERY_SECONDS, in epoch seconds.
+
+        Where one outage follows another, the time between them counts: what happened before `due` is known when the API
+        server could be reached for RECOVERY_SECONDS since then.
+
+        :param due: when a limit passes, in epoch seconds.
+        """
         if self.unreachable_since is not None:
             return time.time() + RECOVERY_SECONDS
-        began, ended = self._away[-1] if self._away else (0.0, 0.0)
-        return ended + min(ended - began, RECOVERY_SECONDS)
+        if not self._away:
+            return 0.0
+        began, ended = self._away[-1]
+        since = max(due, self._away[0][0])  # this process was away before
+        reached = max(ended - since - self.seconds_away_since(since), 0.0)
+        return ended + min(ended - began, max(RECOVERY_SECONDS - reached, 0.0))
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""

@@ -171,8 +171,9 @@ async def test_pod_of_higher_priority_preempts_as_few_as_possible(tmp_path: Path
             "urgent", "exit 0", priority=9, container={"resources": {"limits": {"nvidia.com/gpu": "2"}}}
         )
         assert await cluster.ended("urgent") == "Succeeded"
+        # their GPUs are free before their names
+        await cluster.until(lambda: cluster.pod("low") is None and cluster.pod("middle") is None)
         for name in ("low", "middle"):
-            assert cluster.pod(name) is None
             assert last(cluster, name).startswith("PreemptionByScheduler: default-scheduler: preempting")
             preempted = f"Preempted by pod {urgent['metadata']['uid']} on node ktrain-node-0"
             assert ("Preempted", preempted) in cluster.events(name)
