@@ -2,8 +2,9 @@
 
 On a real cluster each session has its own namespace, KTRAIN_TEST_IMAGE replaces `scratch` (an image with sh and
 python3), and a node is patched to have GPUs if none has any, as Kubernetes documents for extended resources. Tests that
-need the fault switches or the images of `examples/` are marked `embedded` and skipped there, and so are those of kinds
-that the cluster doesn't serve. `tests/other_cluster.py` runs tests in this way without a real cluster.
+need the fault switches or the images of `examples/` are marked `embedded`, with the reason, and skipped there;
+`require` skips those of kinds, versions and runtimes that the cluster lacks. `tests/other_cluster.py` runs tests in
+this way without a real cluster.
 """
 
 from __future__ import annotations

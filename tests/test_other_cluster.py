@@ -18,7 +18,10 @@ TESTS = {
         "test_release.py::test_finished_job_of_a_kueue_queue_is_kept",
         "test_submit.py::test_submit_stops_retrying_at_its_limit",
     ],
-    "job_control": ["test_preflight.py::test_printed_role_is_enough", "test_preflight_trainjob.py"],
+    "job_control": [
+        "test_preflight.py::test_printed_role_is_enough",
+        "test_preflight_trainjob.py::test_unknown_fields_are_refused",
+    ],
     "operators": [
         "test_bad_input.py::test_rejected_token_is_a_cluster_error",
         "test_kill.py::test_error_keeps_the_job_for_the_retry",

@@ -73,8 +73,8 @@ STEPS = (
 class Cluster:
     """A cluster and its changes, as seen by one administrator."""
 
-    def __init__(self, kubeconfig: Path, image: str, embedded: bool, parallel: int) -> None:
-        self.kubeconfig, self.image, self.embedded = kubeconfig, image, embedded
+    def __init__(self, kubeconfig: Path, image: str, parallel: int) -> None:
+        self.kubeconfig, self.image, self.embedded = kubeconfig, image, False
         self.slots = asyncio.Semaphore(parallel)
         self.recordings: dict[str, Recording] = {}
         self.tokens: dict[str, str | None] = {"anonymous": None, "badtoken": "not-a-token"}
@@ -92,6 +92,8 @@ class Cluster:
             aiohttp.ClientSession(connector=connector(verify)) as self.others,
         ):
             self.tokens["admin"] = token
+            version = await self.json("GET", "/version")
+            self.embedded = version["gitVersion"].endswith("+ktrain")  # also one that another process has started
             served = await self.json("GET", "/apis/kubeflow.org")
             versions = [v["version"] for v in served["versions"]]
             self.groups["mpijobs"] = f"/apis/kubeflow.org/{'v2beta1' if 'v2beta1' in versions else 'v1'}"

@@ -89,8 +89,8 @@ class Suite:
                     options |= {"nodes": 2 * PARALLEL, "node_times": NODE_TIMES, "resources": {"cpu": "2"}}
                 started = EmbeddedCluster(images={IMAGE: None if nodes else image}, gpus_per_node=0, **options)
                 kubeconfig = stack.enter_context(started).kubeconfig
-            async with Cluster(kubeconfig, IMAGE, embedded=not REAL, parallel=PARALLEL).connected() as cluster:
-                alone = [s for s in scenarios if s.alone and not REAL]
+            async with Cluster(kubeconfig, IMAGE, parallel=PARALLEL).connected() as cluster:
+                alone = [s for s in scenarios if s.alone and cluster.embedded]
                 beside = [s for s in scenarios if s not in alone]
                 found = await asyncio.gather(*(self.run_one(cluster, s) for s in beside))
                 found += [await self.run_one(cluster, s) for s in alone]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import ROOT
-from .suite import runnable
+from .suite import REAL, runnable
 
 # starts the suite as the fixture does, and prints its process ID
 PYTEST = """
@@ -25,7 +25,7 @@ suite.wait()
 """
 
 
-@pytest.mark.embedded("the suite starts clusters of its own")
+@pytest.mark.skipif(bool(REAL), reason="on the embedded cluster only: the suite starts it")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_suite_ends_with_its_parent_process(tmp_path: Path, end: signal.Signals) -> None:
     longest = max(runnable(), key=lambda s: s.seconds)
