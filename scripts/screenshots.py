@@ -66,6 +66,7 @@ IN_FRAME = "document.querySelector('iframe')?.contentDocument.querySelectorAll('
 PICTURES = {
     "training-running": Picture(running),
     "training-failed": Picture(lambda made: made.page(made.failed())),
+    "training-hang": Picture(lambda made: made.page(made.hung()), size=(1200, 800)),
     "training-queued": Picture(lambda made: made.page(made.queued()), size=(1200, 760)),
     "training-list": Picture(listed, size=(1200, 420), ready=IN_FRAME),
     "training-dark": Picture(running, scheme="dark"),

@@ -166,6 +166,12 @@ class Site:
         self.wait_state(training, "failed")
         return training
 
+    def hung(self) -> Training:
+        """A training of which one rank stopped in its data loader."""
+        training = self.begin("hanging_training")
+        self.wait_state(training, "failed")
+        return training
+
     def succeeded(self) -> Training:
         training = self.begin("short_training")
         self.wait_state(training, "success")

@@ -336,6 +336,25 @@ def test_150_threads_keep_the_main_thread(start: Any) -> None:
     assert functions(container.main_of())[0] == "stuck"
 
 
+def test_size_of_the_stacks_is_bounded(start: Any) -> None:
+    """Of 101 threads, most with deep stacks, 64 KiB are printed, the main thread first. The others are counted."""
+    program = (
+        "import threading, time\n"
+        "def recursive_call_with_a_long_name(depth):\n"
+        "    recursive_call_with_a_long_name(depth - 1) if depth else time.sleep(600)\n"
+        "for _ in range(100):\n"
+        "    threading.Thread(target=recursive_call_with_a_long_name, args=(60,), daemon=True).start()\n" + SLEEPS
+    )
+    container = start(*python(program))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    (end,) = container.ends
+    assert len(container.stacks) + end.left_out == 101
+    assert end.left_out > 50
+    assert functions(container.main_of())[0] == "next_batch"
+
+
 def test_process_that_cannot_write_is_not_dumped_by_faulthandler(start: Any) -> None:
     """A full /dev/shm: it runs Python, which faulthandler could crash while it saves its checkpoint."""
     program = (

@@ -139,6 +139,10 @@ async def test_replica_in_a_data_loader_is_named_followed_or_not(task: Task, log
     assert "next_batch [Worker 0]" in found["detail"]
     errors = [message for message in task.log.messages if "log_stall_timeout" in message or named in message]
     assert errors[0].startswith(named)
+    assert sink.conclusion is not None
+    shown = sink.conclusion["summary"]  # on the page, until the task has ended
+    assert "wrote no log line for 3 s (log_stall_timeout)" in shown
+    assert "Worker 0, innermost call first:\n" in "\n".join(task.log.messages)
     assert await task.job() is None
 
 

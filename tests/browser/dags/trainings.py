@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import pathlib
 from typing import Any
 
 import pendulum
@@ -64,6 +65,7 @@ if last == 300:
     sys.exit("ValueError: the data set has a damaged file")
 """
 JOB: dict[str, Any] = {"image": os.environ.get("TEST_IMAGE", "scratch"), "on_finish_action": "delete_job"}
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "hang"
 LONG = 3600  # seconds: until the cluster is stopped
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
 
@@ -83,6 +85,12 @@ with DAG("short_training", schedule=None, start_date=START):
 
 with DAG("large_batch", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=command(LONG, failing_step=6000), gpus=2, workers=3)
+
+with DAG("hanging_training", schedule=None, start_date=START):
+    PyTorchJobOperator(
+        **JOB, task_id="train", code=str(EXAMPLE), command=["torchrun", "--nproc-per-node", "2", "train.py"], gpus=2,
+        workers=3, progress_timeout=datetime.timedelta(seconds=60),
+    )  # fmt: skip
 
 with DAG("retried_training", schedule=None, start_date=START):
     PyTorchJobOperator(
