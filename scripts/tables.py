@@ -51,7 +51,7 @@ def categories() -> str:
 
 def rules() -> str:
     """The rules of `ktrain check`: the docstrings of their functions."""
-    ordered = sorted(registered(), key=lambda rule: (rule.level, rule.code))
+    ordered = sorted(registered(), key=lambda rule: (rule.level, rule.code, rule.kind.name if rule.kind else ""))
     rows = (
         (f"`{r.code}`", str(r.level), r.kind.name if r.kind else "all", " ".join((r.check.__doc__ or "").split()))
         for r in ordered
