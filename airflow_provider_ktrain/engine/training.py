@@ -389,7 +389,7 @@ class Training:
                     stored = True
                 try:
                     if waits:
-                        cause, result = await self._write_and_explain(rule, read, closing, stacks, cause)
+                        cause, result = await self._write_and_explain(rule, read, closing, stacks, noticed, cause)
                     else:
                         result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
                 except JobChanged:
@@ -409,20 +409,27 @@ class Training:
         return _StartOver()
 
     async def _write_and_explain(
-        self, rule: Rule, read: JobRead, closing: Closing, stacks: StackReader, cause: Cause
+        self, rule: Rule, read: JobRead, closing: Closing, stacks: StackReader, noticed: Noticed, cause: Cause
     ) -> tuple[Cause, Result]:
         """Release a running job. The cause is logged when the stacks that its pods print are read, or are late.
 
+        What they explain is stored, too: while the pods end, this process may end, and the training page shows it.
+
         :raises JobChanged: the job has changed since it was read. The cause is logged if all streams had ended before.
         """
+        logged = False
 
         async def report() -> Cause:
+            nonlocal logged
             explained, lines = cause, list[str]()
             try:
                 explained, lines = await stacks.explain(cause)
             except Exception as e:
                 self._log.warning(f"The stacks of the pods can't be explained.\n{e!r}")
             closing.report_failure(explained, lines)
+            logged = True
+            if explained is not cause:
+                await self._store.put(self.job.known_ref, noticed, explained)
             return explained
 
         await stacks.open()
@@ -432,7 +439,8 @@ class Training:
             try:
                 return await reporting, result
             except asyncio.CancelledError:
-                closing.report_failure(cause)
+                if not logged:
+                    closing.report_failure(cause)
                 raise
         finally:
             reporting.cancel()
