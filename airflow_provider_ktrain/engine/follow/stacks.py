@@ -108,8 +108,8 @@ class StackReader:
                 with contextlib.suppress(KtrainError):
                     path = api_paths.nodes(name)
                     node = await get(self._api, path, missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
-                    nodes = [node] if node else []
-                    return problem_of_hanging(replica, make_evidence(self._state.known_job, self._pods, nodes=nodes))
+                    evidence = make_evidence(self._state.known_job, self._pods, nodes=[node] if node else [])
+                    return problem_of_hanging(replica, evidence)
         return None
 
     def _chosen(self, pods: Sequence[Object]) -> list[_Source]:
