@@ -176,15 +176,10 @@ class Training:
                 if never or time.monotonic() + RETRY_SECONDS > give_up:
                     raise
                 self._log.warning(f"{ref} can't be followed. Retrying in {RETRY_SECONDS:.0f} s.\n{e}")
-            if await self._pause(RETRY_SECONDS):
+            if self._stop is None:
+                await asyncio.sleep(RETRY_SECONDS)
+            elif await self._stop.wait(RETRY_SECONDS):
                 return await self.stop()
-
-    async def _pause(self, seconds: float) -> bool:
-        """Wait; returns whether the process was asked to stop meanwhile."""
-        if self._stop is not None:
-            return await self._stop.wait(seconds)
-        await asyncio.sleep(seconds)
-        return False
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
         """Do something, and cancel it when the process is asked to stop, unless it is changing the job."""
@@ -213,8 +208,7 @@ class Training:
             # a job that this process has just created is not followed through an outage of rights
             fail_fast = job.is_created or not job.options.release
             context = FollowContext(api, state, self._log, job.options, self._host, fail_fast, self._positions())
-            following = Following(context)
-            async with self._open_sink(), following:
+            async with self._open_sink(), Following(context) as following:
                 try:
                     result = await self._follow_to_the_end(following, until, first)
                 except Exception:
@@ -240,8 +234,7 @@ class Training:
         while True:
             if noticed is None:
                 noticed = await following.next(until)
-            ended = await self._settle(following, noticed)
-            if ended is not None:
+            if (ended := await self._settle(following, noticed)) is not None:
                 return ended
             if noticed is not first or not self._looks_again:
                 noticed = None
@@ -339,7 +332,8 @@ class Training:
         except JobChanged:
             result, said_already = await job.release_by_rule(Event.CONCLUDED), True
         if unmarked and seen is Seen.INCOMPLETE:  # Airflow stores a success before a retry could look at the job
-            read, unmarked = await self._notes.mark(following, read, self._seconds_left(MARK_AGAIN_SECONDS))
+            left = MARK_AGAIN_SECONDS if job.options.deadline is None else job.options.deadline - time.time()
+            read, unmarked = await self._notes.mark(following, read, min(MARK_AGAIN_SECONDS, left))
             if unmarked:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
         await closing.read_rest_after_release(deleted=result[0] is not None)
@@ -351,11 +345,6 @@ class Training:
             self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
         job.let_go()
         return _with_release(outcome, result, kept=ref if kept else None)
-
-    def _seconds_left(self, seconds: float) -> float:
-        """At most that many seconds, and not past the deadline."""
-        deadline = self.job.options.deadline
-        return seconds if deadline is None else min(seconds, deadline - time.time())
 
     async def _conclude_stored(
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
@@ -389,7 +378,7 @@ class Training:
                     stored = True
                 try:
                     if waits:
-                        cause, result = await self._write_and_explain(rule, read, closing, stacks, cause)
+                        cause, result = await self._write_and_explain(rule, read, closing, stacks, noticed, cause)
                     else:
                         result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
                 except JobChanged:
@@ -402,27 +391,31 @@ class Training:
         is_kept = read is not None and read.job is not None and not following.state.is_being_released
         if stored and is_kept:
             self._store.retract()
-        ended = await self._carry_out(rule, read, following, noticed)
-        if ended is not None:
+        if (ended := await self._carry_out(rule, read, following, noticed)) is not None:
             return ended
         self.handover = await closing.hand_over()  # the reading of logs has ended: begin again where it stopped
         return _StartOver()
 
     async def _write_and_explain(
-        self, rule: Rule, read: JobRead, closing: Closing, stacks: StackReader, cause: Cause
+        self, rule: Rule, read: JobRead, closing: Closing, stacks: StackReader, noticed: Noticed, cause: Cause
     ) -> tuple[Cause, Result]:
         """Release a running job. The cause is logged when the stacks that its pods print are read, or are late.
 
         :raises JobChanged: the job has changed since it was read. The cause is logged if all streams had ended before.
         """
+        logged = False
 
         async def report() -> Cause:
+            nonlocal logged
             explained, lines = cause, list[str]()
             try:
                 explained, lines = await stacks.explain(cause)
             except Exception as e:
                 self._log.warning(f"The stacks of the pods can't be explained.\n{e!r}")
             closing.report_failure(explained, lines)
+            logged = True
+            if explained is not cause:  # for the training page, and the next process, while the pods still end
+                await self._store.put(self.job.known_ref, noticed, explained)
             return explained
 
         await stacks.open()
@@ -432,7 +425,8 @@ class Training:
             try:
                 return await reporting, result
             except asyncio.CancelledError:
-                closing.report_failure(cause)
+                if not logged:
+                    closing.report_failure(cause)
                 raise
         finally:
             reporting.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,17 @@ def cause(outcome: Outcome) -> dict[str, Any]:
 
 @pytest.mark.parametrize("logs", ["all", "none"])
 async def test_replica_in_a_data_loader_is_named_followed_or_not(task: Task, logs: str) -> None:
-    """The conclusion is stored before the stacks are there, and the first error line has them."""
-    sink = Sink()
+    """The conclusion is stored before the stacks are there, and again with them; the first error line has them."""
+    stored: list[str] = []
+
+    class Recording(Sink):
+        async def conclude(self, document: Mapping[str, Any]) -> bool:
+            stored.append(document["summary"])
+            return await super().conclude(document)
+
     submitted = await start(task, LOADER, ["python3", "train.py"], workers=2)
-    outcome = await ended(task, submitted, Limits(log_stall=3), logs=logs, status_sink=sink)
+    how = {"logs": logs, "shared": logs == "all", "status_sink": Recording()}
+    outcome = await ended(task, submitted, Limits(log_stall=3), **how)
     found = cause(outcome)
     named = (
         "No log line for 3 s: Worker 0 is in next_batch (train.py:5), "
@@ -139,9 +147,11 @@ async def test_replica_in_a_data_loader_is_named_followed_or_not(task: Task, log
     assert "next_batch [Worker 0]" in found["detail"]
     errors = [message for message in task.log.messages if "log_stall_timeout" in message or named in message]
     assert errors[0].startswith(named)
-    assert sink.conclusion is not None
-    shown = sink.conclusion["summary"]  # on the page, until the task has ended
-    assert "wrote no log line for 3 s (log_stall_timeout)" in shown
+    provisional, final = stored  # on the page, until the task has ended
+    assert "wrote no log line for 3 s (log_stall_timeout)" in provisional
+    assert final == named
+    assert outcome.status["cause"]["summary"] == named, "on the page, after that"
+    assert "next_batch [Worker 0]" in outcome.status["cause"]["detail"]
     assert "Worker 0, innermost call first:\n" in "\n".join(task.log.messages)
     assert await task.job() is None
 

@@ -1,9 +1,12 @@
-"""Of which replicas the stacks are read when a limit releases a job with more than 64 of them."""
+"""Which stacks are read when a limit releases a job: of more than 64 replicas, and by streams that are opened late."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
+
+import pytest
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION, JobRef
@@ -14,6 +17,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.logs.stream_budget import STREAMS
 
 from .fakekube import FakeKube, serving, stamp
 from .tasks import Lines
@@ -29,17 +33,25 @@ WAITS, BARRIER = [[*TORCH, "all_reduce"], TRAIN], [[*TORCH, "barrier"], TRAIN]
 LOADS = [["/ktrain/code/data.py", 41, "load_batch"], TRAIN]
 
 
+def pod(kube: FakeKube, role: str, index: int) -> dict[str, Any]:
+    labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
+    return kube.pod(f"train-{role}-{index}", containers=("pytorch",), labels=labels)
+
+
+def printed_at(frames: list[list[Any]]) -> list[str]:
+    """What a container with one process prints."""
+    record = {"pid": 7, "rank": "", "local": "", "part": "rank", "main": True, "frames": frames, "how": "handler"}
+    return [MARK + json.dumps(entry) for entry in (record, {"end": True, "left_out": 0})]
+
+
 async def test_primary_lowest_step_and_highest_indices_are_read() -> None:
     """Workers 0 and 2 to 6 are not: what they would print names nobody."""
     kube, pods, printed = FakeKube(), [], {}
     for role, index in (("master", 0), *(("worker", n) for n in range(69))):
-        name = f"train-{role}-{index}"
-        labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
-        pods.append(kube.pod(name, containers=("pytorch",), labels=labels))
-        frames = BARRIER if role == "master" else LOADS if index < 7 else WAITS
-        record = {"pid": 7, "rank": "", "local": "", "part": "rank", "main": True, "frames": frames, "how": "handler"}
+        pods.append(pod(kube, role, index))
+        name = pods[-1]["metadata"]["name"]
         kube.log(name, "pytorch").write(stamp(1), "step 3")
-        printed[name] = [MARK + json.dumps(entry) for entry in (record, {"end": True, "left_out": 0})]
+        printed[name] = printed_at(BARRIER if role == "master" else LOADS if index < 7 else WAITS)
     async with serving(kube) as api:
         state = JobState(REF, Handover())
         state.job = JOB
@@ -62,3 +74,32 @@ async def test_primary_lowest_step_and_highest_indices_are_read() -> None:
     )
     assert "Where the processes were (64 of 70 replicas read):" in lines
     assert "  1: train.py:88 in train, in barrier [Master 0]" in lines
+
+
+@pytest.mark.parametrize("why", ["no free stream", "no connection", "no kubelet"])
+async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why: str) -> None:
+    """A triggerer that follows many jobs has no free stream, or the API server is busy, until the pods have ended."""
+    kube, frames = FakeKube(), {("master", 0): WAITS, ("worker", 0): LOADS, ("worker", 1): WAITS}
+    pods = [pod(kube, role, index) for role, index in frames]
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}}}
+        context = FollowContext(api, state, Lines())
+        output = JobOutput(context)
+        async with contextlib.AsyncExitStack() as others, StackReader(context, output, Limit.PROGRESS, 1800, pods) as r:
+            for _ in range(STREAMS if why == "no free stream" else 0):
+                await others.enter_async_context(output.follower.budget.slot())
+            kube.away, kube.refusal = why == "no connection", (503, "x") if why == "no kubelet" else None
+            await r.open()
+            for (role, index), found in frames.items():
+                log = kube.log(f"train-{role}-{index}", "pytorch")
+                for text in ("step 3", *printed_at(found), "Received 15 death signal", "shutting down workers"):
+                    log.write(stamp(2), text)
+                log.end()
+            assert kube.requests["log"] == 0
+            kube.away, kube.refusal = False, None
+            await others.aclose()
+            cause, _ = await r.explain(Cause(Category.HANG, "no step"))
+    assert cause.summary == (
+        "No step for 30 min: Worker 0 is in load_batch (data.py:41), 2 other replicas wait in all_reduce (train.py:88)"
+    )

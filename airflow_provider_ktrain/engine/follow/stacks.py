@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.diagnosis.node_rules import problem_of_hanging
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION
 from airflow_provider_ktrain.core.logs.container_run import run_of
-from airflow_provider_ktrain.core.logs.stacks import End, Stack, read_record
+from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, End, Stack, read_record
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 from airflow_provider_ktrain.core.text.output import counted
@@ -30,9 +30,11 @@ from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 Object = dict[str, Any]
 MAX_REPLICAS = 64  #: whose stacks are read
 NODE_TIMEOUT_SECONDS = 5.0  #: for the node of the replica that hangs
+RETRY_SECONDS = 0.5  #: until a stream is opened again that failed
 OPEN_SECONDS = 2.0  #: in which the streams are opened before the release
 SECONDS = 10.0  #: from the release until the error line is logged in any case
-MAX_BYTES = 1024 * 1024  #: of one container
+TAIL_LINES = MAX_RECORDS + 100  #: a stream that waits for its turn may be opened after the stacks were printed
+MAX_BYTES = 4 * 1024 * 1024  #: of one container
 MAX_SHOWN = 12  #: processes whose stacks are logged
 
 
@@ -45,6 +47,7 @@ class _Source:
     replica: str
     stacks: list[Stack] = field(default_factory=list)
     left_out: int = 0
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StackReader:
@@ -79,13 +82,11 @@ class StackReader:
         """Open the streams, before the pods are deleted. The release waits for them for a short time."""
         if self._tasks:
             return
-        opened = [asyncio.Event() for _ in self._sources]
-        self._tasks = [
-            asyncio.create_task(self._read(source, event)) for source, event in zip(self._sources, opened, strict=True)
-        ]
+        self._tasks = [asyncio.create_task(self._read(source)) for source in self._sources]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_SECONDS):
-                await asyncio.gather(*(event.wait() for event in opened))
+                for source in self._sources:
+                    await source.opened.wait()
 
     async def explain(self, cause: Cause) -> tuple[Cause, list[str]]:
         """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log."""
@@ -107,8 +108,8 @@ class StackReader:
                 with contextlib.suppress(KtrainError):
                     path = api_paths.nodes(name)
                     node = await get(self._api, path, missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
-                    nodes = [node] if node else []
-                    return problem_of_hanging(replica, make_evidence(self._state.known_job, self._pods, nodes=nodes))
+                    evidence = make_evidence(self._state.known_job, self._pods, nodes=[node] if node else [])
+                    return problem_of_hanging(replica, evidence)
         return None
 
     def _chosen(self, pods: Sequence[Object]) -> list[_Source]:
@@ -129,27 +130,31 @@ class StackReader:
             found.append((order, _Source(pod["metadata"]["name"], str(name), replica)))
         return [source for _, source in sorted(found, key=lambda entry: entry[0])][:MAX_REPLICAS]
 
-    async def _read(self, source: _Source, opened: asyncio.Event) -> None:
-        """Read a container's log from its last line on, until its stacks are complete or the container has ended."""
+    async def _read(self, source: _Source) -> None:
+        """Read a container's log from its last lines on, until its stacks are complete or the container has ended."""
         path = f"{api_paths.core(self._state.ref.namespace, 'pods', source.pod)}/log"
         # a line that is there makes the server answer at once
-        query = {"container": source.container, "follow": "true", "tailLines": "1"}
-        splitter, size = LineSplitter(), 0
-        try:
-            async with (
-                self._output.follower.budget.slot(),
-                self._api.stream(path, query=query, pool="logs", read_timeout=OPEN_SECONDS + SECONDS) as response,
-            ):
-                opened.set()
-                async for chunk in response.content.iter_any():
-                    size += len(chunk)
-                    block = splitter.feed(chunk)
-                    if (block is not None and _take(source, block)) or size > MAX_BYTES:
-                        return
-        except (ApiStatusError, ApiUnavailable):
-            return
-        finally:
-            opened.set()
+        query = {"container": source.container, "follow": "true", "tailLines": str(TAIL_LINES)}
+        while True:
+            splitter, size = LineSplitter(), 0
+            try:
+                async with (
+                    self._output.follower.budget.slot(),
+                    self._api.stream(path, query=query, pool="logs", read_timeout=OPEN_SECONDS + SECONDS) as response,
+                ):
+                    source.opened.set()
+                    source.stacks.clear()
+                    async for chunk in response.content.iter_any():
+                        size += len(chunk)
+                        block = splitter.feed(chunk)
+                        if (block is not None and _take(source, block)) or size > MAX_BYTES:
+                            return
+                    return
+            except (ApiStatusError, ApiUnavailable) as e:
+                source.opened.set()
+                if not e.transient:
+                    return
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _shown(self, hang: Hang) -> list[str]:
         """The stacks of one process of each group, and of all that keep the others waiting."""
