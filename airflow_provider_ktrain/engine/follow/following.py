@@ -235,6 +235,10 @@ class Following:
         """Take the job as this process has changed it: the watch shows that later."""
         self.state.job = stripped(dict(job))
 
+    def note_unread(self, asked: float) -> None:
+        """Take that a read has failed, which began at `asked`, in epoch seconds."""
+        self._observer.note_unread(asked)
+
     async def observe(self, read: JobRead) -> Seen:
         """Take what was read from the API server, and return what it shows."""
         await self._observer.take(read)
