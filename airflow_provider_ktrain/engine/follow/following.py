@@ -285,7 +285,8 @@ class Following:
         if noticed.cause is not None:
             return noticed.cause
         known = f"{self.state.ref} is ended by {noticed.limit or noticed.event}"
-        return await self.closing.diagnosed(self._cause_of_running_job(noticed), known)
+        category = diagnosis.category_of(noticed.limit)
+        return await self.closing.diagnosed(self._cause_of_running_job(noticed), known, category)
 
     async def _cause_of_running_job(self, noticed: Noticed) -> Cause:
         evidence = await self.closing.evidence_of_running_job()
