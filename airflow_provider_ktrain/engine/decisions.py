@@ -34,11 +34,13 @@ class Decisions:
         unread = job.situation(event, None)
         if unread.owner is Ownership.FOREIGN or event in NEEDS_NO_READ:
             return decide(unread), None
+        asked = time.time()
         try:
             read = await job.read()
             seen = await following.observe(read)
             holds = await following.still_holds(noticed) if event in LIMITS and seen in ALIVE else True
         except (ApiStatusError, ApiUnavailable) as e:
+            following.note_unread(asked)
             self._log_unread(noticed, e)
             return decide(unread), None
         self._unread_logged = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -295,6 +296,19 @@ async def late_and_no_workload(training: Staged, case: Case) -> None:
     case.healthy(training)
 
 
+async def unwritable(training: Staged, case: Case) -> None:
+    """The API server answers no request and its watches stay open and silent, as if etcd had no leader.
+
+    A kubelet or a queue reports what happened meanwhile some seconds after it can.
+    """
+    training.api.fail("GET", "^(?!.*watch=true)", 503, math.inf)
+    await asyncio.sleep(AWAY)
+    training.api.clear_failures()
+    await asyncio.sleep(AWAY / 2)
+    if not training.api.writes():
+        case.healthy(training)
+
+
 FAULTS = (away, late_jobs, late_pods, all_late, late_and_unread, late_and_unlisted)
 
 
@@ -351,6 +365,14 @@ async def test_healthy_job_is_never_ended(kind: Kind, cases: Mapping[str, Case])
         for name, case in cases.items()
         for fault in FAULTS
     }
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+@of_each_kind
+async def test_job_whose_state_can_not_be_written_in_time_is_never_ended(kind: Kind) -> None:
+    cases = {name: case for name, case in LIMITS.items() if name not in ("log stall", "progress")}
+    runs = {name: outcome_of_healthy(kind, case, unwritable) for name, case in cases.items()}
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
 

@@ -222,6 +222,11 @@ _LIMITS = {
 }
 
 
+def category_of(limit: Limit | None) -> Category:
+    """The category of a cause of which only the limit is known."""
+    return _LIMITS[limit][0] if limit in _LIMITS else Category.UNKNOWN
+
+
 def _held_by(evidence: Evidence) -> str:
     """What the accelerators of the pods that have a node are called."""
     requested = (requested_by(pod.get("spec") or {}) for pod in evidence.pods if objects.node_of(pod))

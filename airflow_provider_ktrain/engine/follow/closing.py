@@ -94,17 +94,18 @@ class Closing:
         """Why the job failed or is gone, or is taken for incomplete although its status shows a success."""
         return await self.diagnosed(self._cause_of_end(), f"{self._state.ref} is {self._phase}")
 
-    async def diagnosed(self, finding: Awaitable[Cause], known: str) -> Cause:
+    async def diagnosed(self, finding: Awaitable[Cause], known: str, category: Category = Category.UNKNOWN) -> Cause:
         """The cause that a diagnosis finds; an unknown one if the diagnosis itself fails: the job ends all the same.
 
         :param known: what is certain without the diagnosis.
+        :param category: likewise: a `retry_policy` depends on it. Default: UNKNOWN.
         """
         try:
             return await finding
         except Exception as e:
             self._log.error(f"The diagnosis has failed. Please report this.\n{traceback.format_exc()}")
             why = f"the cause is unknown because the diagnosis has failed ({type(e).__name__})"
-            return Cause(Category.UNKNOWN, f"{known}; {why}", resolution="Check the job's log and events.")
+            return Cause(category, f"{known}; {why}", resolution="Check the job's log and events.")
 
     async def _cause_of_end(self) -> Cause:
         if self._state.phase is Phase.SUCCEEDED:

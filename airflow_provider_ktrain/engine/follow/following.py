@@ -235,6 +235,10 @@ class Following:
         """Take the job as this process has changed it: the watch shows that later."""
         self.state.job = stripped(dict(job))
 
+    def note_unread(self, asked: float) -> None:
+        """Take that a read has failed, which began at `asked`, in epoch seconds."""
+        self._observer.note_unread(asked)
+
     async def observe(self, read: JobRead) -> Seen:
         """Take what was read from the API server, and return what it shows."""
         await self._observer.take(read)
@@ -281,7 +285,8 @@ class Following:
         if noticed.cause is not None:
             return noticed.cause
         known = f"{self.state.ref} is ended by {noticed.limit or noticed.event}"
-        return await self.closing.diagnosed(self._cause_of_running_job(noticed), known)
+        category = diagnosis.category_of(noticed.limit)
+        return await self.closing.diagnosed(self._cause_of_running_job(noticed), known, category)
 
     async def _cause_of_running_job(self, noticed: Noticed) -> Cause:
         evidence = await self.closing.evidence_of_running_job()

@@ -29,7 +29,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import utc_now
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, events_of
+from airflow_provider_ktrain.engine.watch.informer import Outages, SharedInformer, Subscription, events_of
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
 Object = dict[str, Any]
@@ -42,6 +42,7 @@ MISSED_CHANGES_SECONDS = 5  #: in which the API server must deliver changes from
 #: in which it is asked again how pods ended; longer than a watch that is dead counts as alive
 UNREAD_HISTORY_SECONDS = 180.0
 MAX_NAMED_REPLICAS = 3  #: in one message
+UNREAD_GAP_SECONDS = 60.0  #: between two failed reads of one outage, at most
 CLAIMS_RETRY_SECONDS = 30.0  #: until claims that could not be read are read again
 SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
 
@@ -69,6 +70,8 @@ class Observer:
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._lost: set[Replica] = set()  # of which no pod was seen, and whose ends were looked for
         self._unread_since: float | None = None  # when that could not be read first, by `time.monotonic`
+        self._unread: tuple[float, float] | None = None  # first and last read that failed, in epoch seconds
+        self._outages: Outages | None = None  # in which reads failed; most jobs have none
         self._placed_since: float | None = None  # since when each existing pod has a node, by `time.monotonic`
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
@@ -318,6 +321,7 @@ class Observer:
             await self._find_lost_ends()
         await self._queue.update()
         self._update_phase()
+        self._end_unread()
 
     async def wait_for_explaining_pod(self) -> None:
         """Wait some seconds until the watch shows a pod that explains the end of the job, if none is known.
@@ -329,13 +333,31 @@ class Observer:
             await self.wait(end - time.monotonic())
             await self.update()
 
+    def note_unread(self, asked: float) -> None:
+        """Note that a read for a decision has failed, which began at `asked`, in epoch seconds.
+
+        The watches may not show that: without a leader of etcd, they stay open and silent.
+        """
+        if self._unread is not None and asked - self._unread[1] > UNREAD_GAP_SECONDS:
+            self._end_unread()
+        self._unread = (self._unread or (asked, asked))[0], time.time()
+
+    def _end_unread(self) -> None:
+        """Note that the API server answers reads again."""
+        if self._unread is not None:
+            (began, failed), self._unread = self._unread, None
+            self._outages = self._outages or Outages()
+            self._outages.add(began, min(time.time(), failed + UNREAD_GAP_SECONDS))
+
     def seconds_away_since(self, at: float) -> float:
-        """For how long the watches could not reach the API server since `at`, in epoch seconds."""
-        return max(informer.seconds_away_since(at) for informer in self._informers)
+        """For how long the API server answered no watch, or no read, since `at`, in epoch seconds."""
+        unread = 0.0 if self._outages is None else self._outages.seconds_since(at)
+        return max(unread, *(informer.seconds_away_since(at) for informer in self._informers))
 
     def recovered_at(self, due: float) -> float:
         """When the cluster has had the time to do what it could not do in outages, for a limit that passes at `due`."""
-        return max(informer.recovered_at(due) for informer in self._informers)
+        unread = 0.0 if self._outages is None else self._outages.recovered_at(due)
+        return max(unread, *(informer.recovered_at(due) for informer in self._informers))
 
 
 def is_older(obj: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:

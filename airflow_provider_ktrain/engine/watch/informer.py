@@ -138,6 +138,36 @@ class Subscription:
             self._notify()
 
 
+class Outages:
+    """When the API server did not answer. All times are epoch seconds."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, float]] = deque(maxlen=MAX_OUTAGES)
+
+    def add(self, began: float, ended: float) -> None:
+        """Add one that has ended."""
+        self._ended.append((began, ended))
+
+    def seconds_since(self, at: float) -> float:
+        """How long they lasted since `at`."""
+        return math.fsum(max(ended - max(began, at), 0.0) for began, ended in self._ended)
+
+    def recovered_at(self, due: float) -> float:
+        """When the cluster has had as much time as the last outage took, at most RECOVERY_SECONDS.
+
+        Where one outage follows another, the time between them counts: what happened before `due` is known when the API
+        server could be reached for RECOVERY_SECONDS since then.
+
+        :param due: when a limit passes.
+        """
+        if not self._ended:
+            return 0.0
+        began, ended = self._ended[-1]
+        since = max(due, self._ended[0][0])  # before the first one, this process may not have run
+        reached = max(ended - since - self.seconds_since(since), 0.0)
+        return ended + min(ended - began, max(RECOVERY_SECONDS - reached, 0.0))
+
+
 class SharedInformer:
     """One list and watch of a path for many subscriptions. Get it from `shared_informer()`."""
 
@@ -152,7 +182,7 @@ class SharedInformer:
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
         self.unreachable_since: float | None = None  #: time.monotonic() of the first failure to reach the server
-        self._away: deque[tuple[float, float]] = deque(maxlen=MAX_OUTAGES)  # earlier outages, in epoch seconds
+        self._outages = Outages()  # earlier ones
         self.failure: Exception | None = None  #: why the server rejects requests, while it does
         self._api = api
         self._path = path
@@ -186,25 +216,12 @@ class SharedInformer:
     def seconds_away_since(self, at: float) -> float:
         """For how long the API server could not be reached since `at`, in epoch seconds."""
         now = time.time()
-        present = () if self.unreachable_since is None else ((now - (time.monotonic() - self.unreachable_since), now),)
-        return math.fsum(max(ended - max(began, at), 0.0) for began, ended in (*self._away, *present))
+        began = now if self.unreachable_since is None else now - (time.monotonic() - self.unreachable_since)
+        return self._outages.seconds_since(at) + now - min(max(began, at), now)
 
     def recovered_at(self, due: float) -> float:
-        """When the cluster has had as much time as the last outage took, at most RECOVERY_SECONDS, in epoch seconds.
-
-        Where one outage follows another, the time between them counts: what happened before `due` is known when the API
-        server could be reached for RECOVERY_SECONDS since then.
-
-        :param due: when a limit passes, in epoch seconds.
-        """
-        if self.unreachable_since is not None:
-            return time.time() + RECOVERY_SECONDS
-        if not self._away:
-            return 0.0
-        began, ended = self._away[-1]
-        since = max(due, self._away[0][0])  # this process was away before
-        reached = max(ended - since - self.seconds_away_since(since), 0.0)
-        return ended + min(ended - began, max(RECOVERY_SECONDS - reached, 0.0))
+        """As of `Outages`, or later while the API server can't be reached."""
+        return self._outages.recovered_at(due) if self.unreachable_since is None else time.time() + RECOVERY_SECONDS
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""
@@ -329,7 +346,7 @@ class SharedInformer:
         """Log the end of an outage that was logged."""
         if self.unreachable_since is not None:
             seconds = time.monotonic() - self.unreachable_since
-            self._away.append((time.time() - seconds, time.time()))
+            self._outages.add(time.time() - seconds, time.time())
             if self._logged_unreachable:
                 log.info("Watch of %s works again after %.0f s", self._path, seconds)
         self.unreachable_since, self._logged_unreachable = None, False
