@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 
 from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 
 from .manifests import DATA, mpijob, pytorchjob, trainjob
@@ -122,6 +124,13 @@ def test_template_expressions_are_checked_after_rendering(tmp_path: Path, capsys
 )
 def test_example_manifests_have_no_errors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(file)]) == 0, capsys.readouterr().out
+
+
+def test_the_demo_has_no_warnings() -> None:
+    """They would be the first lines that a new user sees."""
+    text = (Path(__file__).parents[2] / "example_dags" / "manifests" / "pytorch_demo.yaml").read_text()
+    params = {"image": "pytorch-demo:latest", "epochs": 5, "epoch_seconds": 0.3, "gpus": 1}
+    assert check(yaml.safe_load(jinja2.Template(text).render(params=params))) == []
 
 
 def test_manifest_is_read_from_standard_input(
