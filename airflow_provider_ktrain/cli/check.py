@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_ktrain.cli import job_file, kubeconfig
+from airflow_provider_ktrain.cli.wording import for_run
 from airflow_provider_ktrain.core.checks import ERROR, Level, Problem
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError, OperatorMissingError, VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS, did_you_mean
@@ -64,11 +65,12 @@ def _check(args: argparse.Namespace) -> int:
         with _asking(args) if args.server else contextlib.nullcontext(lambda prepared, _: prepared.problems) as judge:
             files = list(_files(args.files))
             for file in files:
-                found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
+                problems = sorted(_problems(file, judge, hints), key=lambda at: (at[1].level is not ERROR, at[0]))
+                found += ((file, line, problem) for line, problem in problems)
     except OSError as e:
         return _fails(f"{e.filename} can't be read: {e.strerror}")
     except (ClusterError, ManifestError) as e:
-        return _fails(str(e))
+        return _fails(for_run(str(e)))
     if args.strict:
         found = [(file, line, _strict(problem)) for file, line, problem in found]
     for hint in hints:
