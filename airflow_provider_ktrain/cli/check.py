@@ -72,7 +72,7 @@ def _check(args: argparse.Namespace) -> int:
     except (ClusterError, ManifestError) as e:
         return _fails(for_run(str(e)))
     if args.strict:
-        found = [(file, line, _strict(problem)) for file, line, problem in found]
+        found = [(f, n, dataclasses.replace(p, level=ERROR) if p.code == "unknown-field" else p) for f, n, p in found]
     for hint in hints:
         print(shown(f"hint: {hint}"), file=sys.stderr)
     if args.output == "json":
@@ -124,10 +124,6 @@ def _manifests(directory: Path) -> Iterator[Path]:
 def _text_of(file: str) -> str:
     with open(file, encoding="utf-8", errors="replace") as f:
         return f.read()
-
-
-def _strict(problem: Problem) -> Problem:
-    return dataclasses.replace(problem, level=ERROR) if problem.code == "unknown-field" else problem
 
 
 def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple[int, Problem]]:

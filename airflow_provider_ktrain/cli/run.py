@@ -152,9 +152,7 @@ def _conflict(args: argparse.Namespace) -> str:
     if args.file is not None and not args.program and not Path(args.file).exists() and shutil.which(args.file):
         return f"FILE: found the command {args.file!r}, expected a manifest; put `--` before a command"
     if args.file is None and not args.image and not args.local:
-        return (
-            "--image is missing: add --image NAME, the image of the job, or --local to run the command on this machine"
-        )
+        return "--image is missing: add --image NAME, or --local to run the command on this machine"
     is_of_job = args.file is None and not any(directory for _, directory in args.image)
     of_cluster = args.image[1:] if is_of_job else args.image  # the first one may be the job's
     if not args.local and (of_cluster or args.gpus_per_node is not None):

@@ -53,9 +53,8 @@ def is_followed(kind: Kind, job: Mapping[str, Any], pod: Mapping[str, Any], cont
 
     Nor is the operator's own init container, which repeats the same lines while it waits for another replica.
     """
-    if container == kind.behavior.waiting_container:
-        return False
-    return container == kind.main_container_name(job, pod) or is_init_container(pod, container)
+    init = is_init_container(pod, container) and container != kind.behavior.waiting_container
+    return init or container == kind.main_container_name(job, pod)
 
 
 def is_init_container(pod: Mapping[str, Any], container: str) -> bool:
