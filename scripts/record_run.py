@@ -10,7 +10,6 @@ import contextlib
 import os
 import pathlib
 import pty
-import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 COMMAND = "ktrain run --local --code examples/demo -- python train.py --epochs 1"
 MARKS = "<!-- recorded by scripts/record_run.py -->\n", "<!-- end of the recording -->\n"
-NOISE = re.compile(r"Name:|Address: |^$")  # lines of operators' init containers
 
 
 def record(directory: pathlib.Path) -> list[str]:
@@ -41,7 +39,7 @@ def record(directory: pathlib.Path) -> list[str]:
             lines.extend(line.rstrip("\r\n") for line in terminal)
     if run.returncode:
         sys.exit("\n".join(lines) + f"\n{COMMAND} ended with status {run.returncode}")
-    return [line for line in lines if not NOISE.search(line)]
+    return lines
 
 
 def main() -> None:

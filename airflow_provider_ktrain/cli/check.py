@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_ktrain.cli import job_file, kubeconfig
+from airflow_provider_ktrain.cli.wording import for_run
 from airflow_provider_ktrain.core.checks import ERROR, Level, Problem
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError, OperatorMissingError, VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS, did_you_mean
@@ -64,13 +65,14 @@ def _check(args: argparse.Namespace) -> int:
         with _asking(args) if args.server else contextlib.nullcontext(lambda prepared, _: prepared.problems) as judge:
             files = list(_files(args.files))
             for file in files:
-                found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
+                problems = sorted(_problems(file, judge, hints), key=lambda at: (at[1].level is not ERROR, at[0]))
+                found += ((file, line, problem) for line, problem in problems)
     except OSError as e:
         return _fails(f"{e.filename} can't be read: {e.strerror}")
     except (ClusterError, ManifestError) as e:
-        return _fails(str(e))
+        return _fails(for_run(str(e)))
     if args.strict:
-        found = [(file, line, _strict(problem)) for file, line, problem in found]
+        found = [(f, n, dataclasses.replace(p, level=ERROR) if p.code == "unknown-field" else p) for f, n, p in found]
     for hint in hints:
         print(shown(f"hint: {hint}"), file=sys.stderr)
     if args.output == "json":
@@ -122,10 +124,6 @@ def _manifests(directory: Path) -> Iterator[Path]:
 def _text_of(file: str) -> str:
     with open(file, encoding="utf-8", errors="replace") as f:
         return f.read()
-
-
-def _strict(problem: Problem) -> Problem:
-    return dataclasses.replace(problem, level=ERROR) if problem.code == "unknown-field" else problem
 
 
 def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple[int, Problem]]:

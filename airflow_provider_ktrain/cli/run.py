@@ -152,7 +152,7 @@ def _conflict(args: argparse.Namespace) -> str:
     if args.file is not None and not args.program and not Path(args.file).exists() and shutil.which(args.file):
         return f"FILE: found the command {args.file!r}, expected a manifest; put `--` before a command"
     if args.file is None and not args.image and not args.local:
-        return "--image: expected the image of the job, because there is neither FILE nor --local"
+        return "--image is missing: add --image NAME, or --local to run the command on this machine"
     is_of_job = args.file is None and not any(directory for _, directory in args.image)
     of_cluster = args.image[1:] if is_of_job else args.image  # the first one may be the job's
     if not args.local and (of_cluster or args.gpus_per_node is not None):
@@ -280,10 +280,7 @@ async def _follow(
 
 
 def _report(outcome: Any, console: Console) -> int:
-    """Print the metrics and the result. The cause was logged before the release; stacks may have followed it.
-
-    Returns the exit code.
-    """
+    """Print the metrics and the result. The cause was logged before the release. Returns the exit code."""
     if metrics := "\n".join(_metric(name, of) for name, of in outcome.training_metrics.items()):
         console.info(f"Metrics:\n{metrics}")
     if outcome.succeeded:
@@ -294,8 +291,6 @@ def _report(outcome: Any, console: Console) -> int:
         return ExitCode.CLUSTER if outcome.release_error else ExitCode.SUCCEEDED
     if not outcome.cause:
         console.error("The training did not succeed.")
-    elif outcome.cause["category"] in ("hang", "timeout"):
-        console.error(outcome.cause["summary"])
     return exit_codes.of_cause(outcome.cause or {})
 
 

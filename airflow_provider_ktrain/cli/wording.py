@@ -1,4 +1,4 @@
-"""What messages that are written for the author of a task say in `ktrain run`: its own options instead of parameters.
+"""What messages that are written for the author of a task say in `ktrain`: its own options instead of parameters.
 
 Each phrase is one of ours and long enough not to occur in what a message quotes of a program.
 """
@@ -49,7 +49,7 @@ _PHRASES = (
 
 
 def for_run(text: str) -> str:
-    """A message of core and engine in the words of `ktrain run`."""
+    """A message of core and engine in the words of `ktrain run`, and of `ktrain check` if it can't ask the cluster."""
     for phrase, words in _PHRASES:
         text = re.sub(phrase, words, text)
     return text

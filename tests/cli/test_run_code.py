@@ -120,7 +120,7 @@ async def test_job_whose_code_cannot_be_sent_is_deleted(cluster: TestCluster) ->
     ("arguments", "message"),
     [
         (["--local"], "found neither FILE nor a command"),
-        (["--", "python3", "train.py"], "--image: expected the image of the job"),
+        (["--", "python3", "train.py"], "--image is missing: add --image NAME"),
         (["--image", "i=.", "--", "true"], "--image NAME=DIR and --gpus-per-node need --local"),
         (["--image", "i", "--image", "j=.", "--", "true"], "--image NAME=DIR and --gpus-per-node need --local"),
         (

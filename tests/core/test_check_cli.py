@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 
 from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 
 from .manifests import DATA, mpijob, pytorchjob, trainjob
@@ -124,6 +126,13 @@ def test_example_manifests_have_no_errors(file: Path, capsys: pytest.CaptureFixt
     assert main(["check", str(file)]) == 0, capsys.readouterr().out
 
 
+def test_the_demo_has_no_warnings() -> None:
+    """They would be the first lines that a new user sees."""
+    text = (Path(__file__).parents[2] / "example_dags" / "manifests" / "pytorch_demo.yaml").read_text()
+    params = {"image": "pytorch-demo:latest", "epochs": 5, "epoch_seconds": 0.3, "gpus": 1}
+    assert check(yaml.safe_load(jinja2.Template(text).render(params=params))) == []
+
+
 def test_manifest_is_read_from_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +204,21 @@ def test_problems_in_a_list_have_the_line_of_their_item(tmp_path: Path, capsys: 
     assert "error master-count at $.spec.pytorchReplicaSpecs.Master.replicas" in line
 
 
+def test_errors_are_first_and_each_level_is_in_the_order_of_the_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = pytorchjob()
+    replicas = wrong["spec"]["pytorchReplicaSpecs"]
+    del replicas["Master"]["restartPolicy"], replicas["Master"]["replicas"]
+    replicas["Worker"]["template"]["spec"]["containers"][0] |= {"image": "trainer", "comand": ["true"]}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(wrong, sort_keys=False))
+    assert main(["check", "--output", "json", str(file)]) == 1
+    found = [(problem["level"], problem["line"]) for problem in json.loads(capsys.readouterr().out)]
+    assert len(found) > 3
+    assert found == sorted(found)
+
+
 def test_users_of_pytorchjob_get_one_hint_about_their_platform(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +227,6 @@ def test_users_of_pytorchjob_get_one_hint_about_their_platform(
         (tmp_path / f"{name}.json").write_text(json.dumps(manifest))
     assert main(["check", *(str(tmp_path / f"{name}.json") for name in manifests)]) == 0
     (hint,) = capsys.readouterr().err.splitlines()
-    assert hint.startswith("hint: Kubeflow's platform releases after 26.03 don't contain the training-operator")
+    assert hint.startswith("hint: Kubeflow's platform releases after 26.03 contain Kubeflow Trainer 2")
     assert main(["check", str(tmp_path / "c.json")]) == 0
     assert capsys.readouterr().err == ""

@@ -94,7 +94,13 @@ def test_sidecars_are_not_followed(
 
 
 def test_init_containers_are_followed_unless_they_run_beside_the_main_container() -> None:
-    init = ({"name": "init-pytorch"}, {"name": "proxy", "restartPolicy": "Always"})
+    init = ({"name": "download"}, {"name": "proxy", "restartPolicy": "Always"})
     found = pod("Worker", "pytorch", init=init)
-    assert is_followed(PYTORCHJOB, {}, found, "init-pytorch")
+    assert is_followed(PYTORCHJOB, {}, found, "download")
     assert not is_followed(PYTORCHJOB, {}, found, "proxy")
+
+
+def test_the_init_container_that_waits_for_the_master_is_not_followed() -> None:
+    """It would log two lines every two seconds in each Worker, as long as the Master pulls its image."""
+    found = pod("Worker", "pytorch", init=({"name": "init-pytorch"},))
+    assert not is_followed(PYTORCHJOB, {}, found, "init-pytorch")

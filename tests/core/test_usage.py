@@ -146,6 +146,7 @@ def test_usage_never_decreases(many: list[dict[str, Any]], later: float) -> None
     ("used", "line"),
     [
         (Usage(), "GPU time: none."),
+        (Usage(20, 20, 0, 0, 0), "GPU time: none, plus 20.0 GPU-seconds queued."),
         (
             Usage(100, 20, 80, 5, 2),
             "GPU time: 80.0 GPU-seconds on 2 GPUs (5.0 GPU-seconds wasted), plus 20.0 GPU-seconds queued.",

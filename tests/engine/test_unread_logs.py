@@ -126,3 +126,18 @@ async def test_error_of_the_kubelet_is_not_the_last_line() -> None:
         found = await EvidenceCollector(FollowContext(api, state, Lines())).gather({("w", "main")}, [pod])
     cause = diagnose(make_evidence(JOB, [pod], **found))
     assert cause.summary == "Worker 0 failed with exit code 1. Last log line: the data set has a damaged file"
+
+
+async def test_last_lines_of_the_container_that_waits_for_the_master_are_read_when_it_fails() -> None:
+    """Its log isn't followed."""
+    kube = FakeKube()
+    pod = kube.pod("w", state="terminated", phase="Failed", init=["init-pytorch"], containers=[])
+    for n, line in enumerate(("** server can't find train-master-0: NXDOMAIN", "waiting for master")):
+        kube.log("w", "init-pytorch").write(stamp(n), line)
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        found = await EvidenceCollector(FollowContext(api, state, Lines())).gather((), [pod])
+    (log,) = found["logs"].values()
+    assert log == ["** server can't find train-master-0: NXDOMAIN", "waiting for master"]

@@ -99,7 +99,7 @@ async def test_waiting_jobs_share_one_watch(task: Task, cluster: TestCluster, wa
         for job in jobs:
             assert job.events.exist
             name, (obstacle, *_) = job.state.ref.name, job.log.messages
-            assert f"{name} is still Pending: " in obstacle
+            assert f"{name} is still Pending. " in obstacle
             assert name in obstacle.partition("\n")[2]
         assert api.made == {"GET events": 1, "GET nodes": 1}  # whether any node has the resource
         assert api.stats["watches"] == 1
@@ -121,7 +121,7 @@ async def test_events_are_listed_without_the_right_to_watch_them(
     token = await token_with(cluster, "without-watch-of-events", "watch")
     async with api_of(cluster, CountingApi, token=token) as api, checked(task, api, waiting) as jobs:
         assert all(job.events.exist for job in jobs)
-        assert all("is still Pending: " in str(job.log) for job in jobs)
+        assert all("is still Pending. " in str(job.log) for job in jobs)
         notices = [line for job in jobs for line in job.log.messages if "the right to watch events is missing" in line]
         assert len(notices) == 1
         assert api.stats["watches"] < JOBS * LOOKS  # the watch is given up, and tried again after ten minutes

@@ -180,7 +180,8 @@ def test_unreachable_cluster_gives_exit_status_2(
         named["cluster"]["server"] = "https://127.0.0.1:1"
     kubeconfig.write_text(yaml.safe_dump(away))
     assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
-    assert "the cluster can't be reached" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "the cluster can't be reached. Check --kubeconfig, --context or KUBECONFIG, and `kubectl version`." in err
     kubeconfig.write_text(yaml.safe_dump(with_token(cluster.kubeconfig, "expired")))
     assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
     assert "refused the credentials" in capsys.readouterr().err

@@ -224,13 +224,14 @@ def _program_failed(f: Failure) -> Cause:
     why = f.tail.exception or f.tail.crash_line
     last_line = f". Last log line: {f.tail.last_line}" if f.tail.last_line else ""
     code = describe_exit_code(f.exit_code)
-    what = f"{who} failed with {code}"
+    what, resolution = f"{who} failed with {code}", f"Read the log of {f.replica}."
     if f.tail.child_exit_code and not f.tail.exception:
         what = f"{who} failed: one of its processes ended with {describe_exit_code(f.tail.child_exit_code)}"
-    elif not last_line and not why:
-        what += " and wrote no output" * f.tail.has_log
+    elif f.tail.has_log and not last_line and not why:
+        what += " and wrote no output"
+        resolution = "Check its command, and whether it buffers its output (python -u)."
     summary = f"{who} failed: {why} ({code})" if why else f"{what}{last_line}"
-    return Cause(Category.USER_CODE, summary, "", f"Read the log of {f.replica}.", unquoted=what)
+    return Cause(Category.USER_CODE, summary, "", resolution, unquoted=what)
 
 
 def _times(number: int) -> str:

@@ -97,6 +97,6 @@ PYTORCHJOB = PyTorchJob(
     behavior=_Behavior(waiting_container="init-pytorch"),
     scaling=_Scaling(),
     # kubeflow/community-distribution, pull request 3540
-    platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "
-    "PyTorchJobs. Their training jobs are TrainJobs (TrainJobOperator)",
+    platform_hint="Kubeflow's platform releases after 26.03 contain Kubeflow Trainer 2, which runs TrainJobs "
+    "(TrainJobOperator), instead of training-operator, which runs PyTorchJobs",
 )

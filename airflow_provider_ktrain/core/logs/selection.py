@@ -51,13 +51,17 @@ def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[
 def is_followed(kind: Kind, job: Mapping[str, Any], pod: Mapping[str, Any], container: str) -> bool:
     """Whether a container is the main one of its pod, or an init container. Sidecars are not followed.
 
-    Kubernetes calls an init container with `restartPolicy: Always` a sidecar: it runs beside the main container.
+    Nor is the operator's own init container, which repeats the same lines while it waits for another replica.
     """
-    return container == kind.main_container_name(job, pod) or is_init_container(pod, container)
+    init = is_init_container(pod, container) and container != kind.behavior.waiting_container
+    return init or container == kind.main_container_name(job, pod)
 
 
 def is_init_container(pod: Mapping[str, Any], container: str) -> bool:
-    """Whether the pod's main container starts after this one has ended."""
+    """Whether the pod's main container starts after this one has ended.
+
+    Kubernetes calls an init container with `restartPolicy: Always` a sidecar: it runs beside the main container.
+    """
     return any(
         init.get("name") == container and init.get("restartPolicy") != "Always"
         for init in (pod.get("spec") or {}).get("initContainers") or ()

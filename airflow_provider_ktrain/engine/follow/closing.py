@@ -138,10 +138,10 @@ class Closing:
         :param stacks: lines about where the processes of a hung job were. Default: none.
         """
         self._output.restarts.report(at_once=True)
-        self._log.error("\n".join(filter(None, (cause.summary, cause.resolution))))
         if stacks:
             text = "\n".join(stacks)
             self._log.error(f"The stacks of the processes when the job was released:\n{text}")
+        self._log.error("\n".join(filter(None, (cause.summary, cause.resolution))))
         if cause.last_lines:
             lines = "\n".join(f"  {line}" for line in cause.last_lines)
             self._log.error(f"Last log lines of {cause.replica}:\n{lines}", logger=cause.replica)

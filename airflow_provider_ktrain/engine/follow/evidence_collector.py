@@ -16,9 +16,9 @@ from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import normal_time
-from airflow_provider_ktrain.core.logs.selection import is_followed
+from airflow_provider_ktrain.core.logs.selection import is_followed, is_init_container
 from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
-from airflow_provider_ktrain.core.state.pods.objects import failed_runs
+from airflow_provider_ktrain.core.state.pods.objects import containers, failed_runs
 from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
@@ -134,7 +134,7 @@ class EvidenceCollector:
         """Read the last lines of containers that failed and whose logs were not followed to their end."""
         missing = []
         for pod in self._state.pods.all:
-            for status in (pod.get("status") or {}).get("containerStatuses") or ():
+            for status in containers(pod):
                 container = pod["metadata"]["name"], status["name"]
                 if container in unread and not self._tails.get(log_key(*container)):
                     self._tails.pop(log_key(*container), None)  # that no line was read doesn't mean that there is none
@@ -171,9 +171,9 @@ class EvidenceCollector:
         if followed or not is_followed(kind, self._state.known_job, pod, container):
             return
         role, index = kind.role_of(pod)
-        log_line = LineLogger(self._log, kind)
+        log_line, init = LineLogger(self._log, kind), is_init_container(pod, container)
         for time, text in lines:
-            log_line(LogLine(name, container, role, index, 0, time, text))
+            log_line(LogLine(name, container, role, index, 0, time, text, init=init))
 
 
 def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[TailLine]:

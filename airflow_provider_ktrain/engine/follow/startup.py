@@ -186,10 +186,10 @@ class StartupChecks:
         if warnings:
             last = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
             about = last["involvedObject"]
-            obstacle = f"{last.get('reason')}\n{about.get('kind')} {about['name']}: {last.get('message')}"
+            obstacle = f"{about.get('kind')} {about['name']}: {last.get('reason')}: {last.get('message')}"
             without_node = (pod for pod in self._state.pods.live if not (pod.get("spec") or {}).get("nodeName"))
             avoided = next(filter(None, map(describe_avoided, without_node)), "")
             obstacle = f"{obstacle}\n{avoided}".rstrip()
             if obstacle != self._obstacle:
-                self._log.warning(f"{self._state.ref} is still {self._state.phase}: {obstacle}")
+                self._log.warning(f"{self._state.ref} is still {self._state.phase}. Its newest warning:\n{obstacle}")
             self._obstacle = obstacle

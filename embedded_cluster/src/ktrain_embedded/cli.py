@@ -32,6 +32,11 @@ FAULTS = {
     "recover": "bring --node back",
     "clear": "end all faults",
 }
+#: the option that a fault can't do without
+NEEDED = {
+    "refuse": "seconds", "drop": "seconds", "status": "status", "evict": "pod",
+    **dict.fromkeys(("lose", "silence", "shutdown", "pressure", "break_devices", "recover"), "node"),
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -212,6 +217,9 @@ def _fault(args: argparse.Namespace) -> int:
     state = cluster.running(args.state_dir)
     if state is None:
         raise ClusterError("no cluster is running; start one with: ktrain-cluster start")
+    needed = NEEDED.get(args.fault)
+    if needed and getattr(args, needed) is None:
+        raise ClusterError(f"{args.fault} needs --{needed}")
     options = {name: getattr(args, name) for name in ("fault", *FAULT_OPTIONS)}
     cluster.admin(state, {name: value for name, value in options.items() if value is not None})
     return 0

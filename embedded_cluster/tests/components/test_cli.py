@@ -49,3 +49,17 @@ def test_errors_name_the_command_that_helps(tmp_path: Path, capsys: pytest.Captu
     assert main(["fault", "clear", "--state-dir", str(tmp_path)]) == 1
     expected = "ktrain-cluster: no cluster is running; start one with: ktrain-cluster start\n"
     assert capsys.readouterr().err == expected
+
+
+def test_a_fault_names_the_option_that_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ("--state-dir", str(tmp_path))
+    assert main(["start", *state]) == 0
+    try:
+        capsys.readouterr()
+        for fault, needed in (("drop", "seconds"), ("status", "status"), ("evict", "pod"), ("lose", "node")):
+            assert main(["fault", fault, *state]) == 1
+            assert capsys.readouterr().err == f"ktrain-cluster: {fault} needs --{needed}\n"
+        assert main(["fault", "lose", "--node", "absent", *state]) == 1
+        assert capsys.readouterr().err == "ktrain-cluster: there is no node 'absent'\n"
+    finally:
+        assert main(["stop", *state]) == 0

@@ -96,7 +96,8 @@ class Usage:
         per = f"{noun.replace(' ', '-')}-{unit}"
         held, wasted, queued = (f"{value / size:.1f} {per}" for value in (self.held, self.wasted, self.queued))
         plus = f", plus {queued} queued" if self.queued >= size / 20 else ""
-        return f"{noun} time: {held} on {counted_units(self.gpus, self.resource)} ({wasted} wasted){plus}."
+        spent = f"{held} on {counted_units(self.gpus, self.resource)} ({wasted} wasted)" if self.gpus else "none"
+        return f"{noun} time: {spent}{plus}."
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for XComs and metrics, in device-seconds rounded to milliseconds.
