@@ -83,6 +83,7 @@ def training_view(
         state=STATE_WORDS.get(record.state, record.state.replace("_", " ")),
         active=active or record.state in WAITING_STATES,
         phase=_text(read.get("phase")),
+        ended_early=bool(cause) and not active and read.get("phase") not in ENDED,  # by a limit, before the job did
         since=_clock(_number(read.get("phase_since"))),
         age="" if not active or written_at is None else format_duration(max(now - written_at, 0)),
         written_at=written_at,

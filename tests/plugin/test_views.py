@@ -156,6 +156,13 @@ def test_timeline_of_an_ended_training_ends_with_its_last_phase() -> None:
     assert not shown.age, "the data of an ended training doesn't age"
 
 
+def test_training_that_a_limit_has_ended_is_not_called_running() -> None:
+    cause = {"category": "hang", "summary": "No step for 30 min"}
+    assert "Ended while Running" in page(view(state="failed", cause=cause))
+    assert "Ended while Running" not in page(view(state="deferred", cause=cause)), "its pods are being deleted"
+    assert "Ended while" not in page(view(state="failed", cause=cause, phases=[("Failed", 100.0)]))
+
+
 def test_gpu_time_is_not_shown_before_there_is_any() -> None:
     assert view(usage={"held": 0.0, "queued": 0.0}).usage == []
 
