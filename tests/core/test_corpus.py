@@ -118,3 +118,27 @@ def test_of_two_failures_the_earlier_counts(ended: dict[str, int]) -> None:
     logs = {"Worker 0": "OSError: [Errno 116] Stale file handle\n", "Worker 1": "ValueError: bad shard\n"}
     case = {"replicas": {name: {"ended": at, "log": logs[name]} for name, at in ended.items()}}
     assert diagnose(evidence_of(case)).replica == min(ended, key=lambda name: ended[name])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: ERROR Error while calling W&B API: 401 Client Error: Unauthorized",
+        "wandb: Network error (HTTPError), entering retry loop. 502 Server Error: Bad Gateway",
+    ],
+)
+def test_upload_of_wandb_at_the_end_does_not_explain_an_exception(line: str) -> None:
+    log = f'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: bad shard\n{line}\n'
+    assert diagnose(evidence_of({"log": log})).summary == "Worker 0 failed: ValueError: bad shard (exit code 1)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<frozen importlib>:228: RuntimeWarning: numpy.ufunc size changed, may indicate binary incompatibility.",
+        "hub.py:12: UserWarning: 403 Client Error: Forbidden for url: https://example.com/telemetry",
+    ],
+)
+def test_python_warning_explains_no_end(line: str) -> None:
+    cause = diagnose(evidence_of({"log": f"{line}\nvalidation failed\n"}))
+    assert cause.summary == "Worker 0 failed with exit code 1. Last log line: validation failed"

@@ -57,6 +57,13 @@ def test_error_is_the_cause_if_torchrun_could_not_start_others() -> None:
     assert cause.summary == f"Worker 0 failed: {FIRST} (exit code 1)"
 
 
+def test_late_line_of_stdout_does_not_hide_the_error_that_torchrun_reports() -> None:
+    """The node reads stdout and stderr in any order, and torchrun's `--tee` copies lines after it has reported."""
+    head, of_binary, report = written("torchrun-restart-raise").rpartition("of binary: /opt/venv/bin/python\n")
+    cause = cause_of(f"{head}{of_binary}step 1 loss 0.5\n{report}")
+    assert cause.summary == "Worker 0 ran out of disk space: OSError: [Errno 28] No space left on device (exit code 1)"
+
+
 def test_hang_after_a_restart_is_not_explained_by_the_first_error() -> None:
     running = make_evidence({"kind": "PyTorchJob", "metadata": {"name": "t"}}, [pod("Worker", 0)], (), logs(
         worker_0=f"{REPLACED}step 0 loss 0.5\n"

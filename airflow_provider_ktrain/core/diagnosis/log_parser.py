@@ -48,7 +48,7 @@ class Tail:
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
 #: markers for this provider, and what nslookup of an init container prints for a name that resolves
 _NOISE = re.compile(r"KTRAIN_[A-Z_]+ |(Server|Name|Address):\s+\S+$")
-_WARNING = re.compile(r"(?i)\bwarn(ing)?\b")
+_WARNING = re.compile(r"(?i)(\b|[a-z])warn(ing)?\b")  #: also UserWarning
 _DASHED_LINE = re.compile(r"-{20,}\s*$")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN_MESSAGES = ("During handling of the above exception", "The above exception was the direct cause")
@@ -82,7 +82,7 @@ _ROUTINE = re.compile(
 _LAUNCHER_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
 _OF_TORCHRUN = "torch/distributed/"  #: in each line that torchrun logs
 #: in the traceback with which torchrun itself ends
-_TORCHRUN_FAILED = re.compile(r"torch/distributed/launcher/api\.py|ChildFailedError")
+_TORCHRUN_FAILED = re.compile(r"torch/distributed/launcher/api\.py")
 
 
 def in_order(lines: Sequence[tuple[str, str]]) -> list[str]:
@@ -120,7 +120,12 @@ def count_replaced(lines: Sequence[str]) -> int:
 
 
 def _is_replaced(rest: Sequence[str]) -> bool:
-    """Whether, by the lines after the end of its processes, torchrun has started others before it ended itself."""
+    """Whether, by the lines after the end of its processes, torchrun has started others before it ended itself.
+
+    ChildFailedError reports these processes: other lines before it are theirs, from a pipe that was read later.
+    """
+    if any("ChildFailedError" in line for line in rest):
+        return False
     own = next((i for i, line in enumerate(rest) if _TORCHRUN_FAILED.search(line)), None)
     if own is not None:
         rest = rest[: max((i for i in range(own) if rest[i].startswith(_TRACEBACK)), default=own)]

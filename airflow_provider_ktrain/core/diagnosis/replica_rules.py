@@ -133,6 +133,8 @@ def find_known_message(f: Failure) -> tuple[failure_patterns.FailurePattern, str
         return None
     why = f.tail.exception or (f.tail.crash_line if ended_by in (0, signal.SIGABRT) else "")
     after = f.tail.final_text.rpartition(f.tail.exception)[2] if f.tail.exception else f.tail.final_text
+    if f.tail.exception:  # wandb sends its last data then, and reports what that meets
+        after = re.sub(r"(?m)^wandb: .*", "", after)
     texts = (why, after) if ended_by in (0, signal.SIGABRT) else (why,)
     for text, known in itertools.product(texts, failure_patterns.PROGRAM_ERRORS):
         if match := re.search(known.pattern, text):

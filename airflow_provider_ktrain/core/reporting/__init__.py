@@ -1,1 +1,4 @@
-"""What leaves for Airflow and its users: log messages, XCom values, asset events, metrics, lineage."""
+"""What leaves for Airflow and its users: log messages, XCom values, asset events, metrics, lineage.
+
+`redaction` masks the secrets of manifests; those of messages are masked by `core/text/output.py`.
+"""
