@@ -18,7 +18,7 @@ _PHRASES = (
     (r"Raise execution_timeout", "Raise --timeout"),
     (rf" \((?:{_LIMITS}|avoid_failed_nodes|on_finish_action)\)", ""),
     (rf",? or raise (?:{_LIMITS})", ""),
-    (rf" Raise (?:{_LIMITS}) if [^.]*\.", ""),
+    (rf" Raise (?:{_LIMITS}) if [^.\n]*\.", ""),
     # nothing repeats a run
     (r"Set `schedule_timeout` or `retries` to wait, use", "Use"),
     (r", and (?:set )?`retries` of the task", ""),

@@ -164,7 +164,8 @@ def grace_seconds(manifest: Mapping[str, Any], runtime: Mapping[str, Any] | None
     graces: dict[str, float] = {}
     jobs = replicated_jobs(((runtime or {}).get("spec") or {}).get("template") or {})
     for replicated in (*jobs, *(job for entry in _entries(manifest) for job in _jobs_of(entry))):
-        if (grace := pod_of(replicated).get("terminationGracePeriodSeconds")) is not None:
+        grace = pod_of(replicated).get("terminationGracePeriodSeconds")
+        if isinstance(grace, int):  # the API server refuses anything else
             name = str(replicated.get("name"))
             graces |= dict.fromkeys(graces if name == ANY_JOB else (), grace) | {name: grace}
     return min(graces.values(), default=None)
