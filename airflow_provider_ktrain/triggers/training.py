@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -106,6 +107,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         # Code that raises another one drops it: asgiref does, while a thread reads a connection. So the work is an
         # asyncio task of its own, and the cancellation only reaches `asyncio.wait`, which keeps the message.
         working = asyncio.ensure_future(self._event())
+        if self.task_instance is None:
+            _interrupt_on_sigterm()
         try:
             await asyncio.wait([working])
         except asyncio.CancelledError:
@@ -295,6 +298,15 @@ def _log_socket() -> LogSocket | None:
     if not socket.is_connected:
         socket.connect(compat.unread_log, compat.log_socket_size())
     return socket
+
+
+def _interrupt_on_sigterm() -> None:
+    """Let SIGTERM end `airflow dags test` as Ctrl-C does, while a trigger runs inline.
+
+    Airflow has left the handler of the worker segment: it calls the operator's `on_kill`, which has nothing to end.
+    """
+    with contextlib.suppress(ValueError, RuntimeError):  # not the main thread, which alone handles signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
 
 
 async def _cancel(working: asyncio.Future[Any]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
 import pathlib
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -350,6 +352,33 @@ def test_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.
     trigger = trigger_of(instance.execute(), instance)
     trigger.task_instance = None
     asyncio.run(stopped(trigger, capsys))
+    assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
+
+
+def test_sigterm_ends_dags_test_and_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """Airflow's handler of the worker segment is still set, and only calls `on_kill`. The program floods its log."""
+    flood = ["sh", "-c", "while :; do echo 'KTRAIN_METRIC {\"step\": 1}'; done"]
+    trigger = trigger_of(instance.execute(command=flood), instance)
+    trigger.task_instance = None
+    capsys.readouterr()
+
+    async def followed() -> None:
+        running = asyncio.ensure_future(anext(aiter(trigger.run())))
+
+        async def logs() -> bool:
+            return "is Running" in capsys.readouterr().out
+
+        await until(logs)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(30):
+            await running
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(followed())
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
 
 
