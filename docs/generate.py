@@ -78,9 +78,9 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
 def messages() -> str:
     """All messages, from the source code."""
     sys.path.insert(0, str(ROOT))
-    from scripts.endings import table
     from scripts.message_texts import has_words, lines
     from scripts.messages import Code, Message
+    from scripts.pages import table
 
     def code(text: str) -> str:
         return f"`{text}`" if "`" not in text else f"`` {text} ``"

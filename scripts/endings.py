@@ -14,7 +14,7 @@ import enum
 import functools
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file is run as a script
 
 from airflow_provider_ktrain.core.ending import LIMITS, RULES, TROUBLE, Action, Rule  # noqa: E402
+from scripts.pages import Pages, table  # noqa: E402
 
 GUARANTEES = ROOT / "tests" / "guarantees.yaml"
 #: sets of events that have a name of their own
@@ -173,26 +174,13 @@ def appendix() -> str:
 # the pages
 
 
-def table(head: tuple[object, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    lines = (head, tuple("---" for _ in head), *rows)
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-#: by page, its generated part
-PAGES = {
-    ROOT / "docs" / "guarantees.md": endings,
-    ROOT / "docs" / "contributing" / "guarantees-tests.md": appendix,
-}
-GENERATED = re.compile(r"(<!-- begin: scripts/endings.py -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def updated(page: Path) -> str:
-    """A page with its generated part as the code is now."""
-    text, replaced = GENERATED.subn(lambda found: f"{found[1]}\n{PAGES[page]()}\n\n{found[2]}", page.read_text())
-    assert replaced == 1, f"{page} needs the comments around its generated part"
-    return text
-
+PAGES = Pages(
+    "scripts/endings.py",
+    {
+        ROOT / "docs" / "guarantees.md": endings,
+        ROOT / "docs" / "contributing" / "guarantees-tests.md": appendix,
+    },
+)
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(updated(page))
+    PAGES.write()

@@ -7,7 +7,6 @@ A table replaces the text between two comments of its page. `tests/test_docs.py`
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from airflow_provider_ktrain.core.checks import rules as registered  # noqa: E40
 from airflow_provider_ktrain.core.checks.rbac import RULES  # noqa: E402
 from airflow_provider_ktrain.exceptions import BY_CATEGORY, TrainingJobError  # noqa: E402
 from airflow_provider_ktrain.get_provider_info import get_provider_info  # noqa: E402
-from scripts.endings import table  # noqa: E402
+from scripts.pages import Pages, table  # noqa: E402
 
 
 def first_line(documented: Any) -> str:
@@ -65,23 +64,15 @@ def rights() -> str:
     return table(("API group", "resources", "verbs"), rows)
 
 
-#: by page, its table
-PAGES = {
-    ROOT / "docs" / "reference" / "configuration.md": options,
-    ROOT / "docs" / "reference" / "exceptions.md": categories,
-    ROOT / "docs" / "reference" / "checks.md": rules,
-    ROOT / "docs" / "how-to" / "rbac.md": rights,
-}
-GENERATED = re.compile(r"(<!-- begin: scripts/tables.py -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def updated(page: Path) -> str:
-    """A page with its table as the code is now."""
-    text, replaced = GENERATED.subn(lambda found: f"{found[1]}\n{PAGES[page]()}\n\n{found[2]}", page.read_text())
-    assert replaced == 1, f"{page} needs the comments around its table"
-    return text
-
+PAGES = Pages(
+    "scripts/tables.py",
+    {
+        ROOT / "docs" / "reference" / "configuration.md": options,
+        ROOT / "docs" / "reference" / "exceptions.md": categories,
+        ROOT / "docs" / "reference" / "checks.md": rules,
+        ROOT / "docs" / "how-to" / "rbac.md": rights,
+    },
+)
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(updated(page))
+    PAGES.write()

@@ -30,8 +30,8 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor, TrainJobSensor
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
-from scripts import tables as tables_of_pages
 from scripts.signatures import FILES, updated
+from scripts.tables import PAGES as TABLES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -355,7 +355,7 @@ def test_generated_parts_match_the_code() -> None:
 @pytest.mark.parametrize(
     ("page", "part"),
     zip(
-        tables_of_pages.PAGES,
+        TABLES.pages,
         ("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "`TrainingHangError`", "| `container-name` | error |", "pods/log"),
         strict=True,
     ),
@@ -363,7 +363,7 @@ def test_generated_parts_match_the_code() -> None:
 )
 def test_generated_table_is_up_to_date(page: pathlib.Path, part: str) -> None:
     text = page.read_text()
-    assert text == tables_of_pages.updated(page), "run `python scripts/tables.py`"
+    assert text == TABLES.updated(page), "run `python scripts/tables.py`"
     assert part in text
 
 

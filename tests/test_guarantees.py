@@ -6,12 +6,12 @@ import pathlib
 
 import pytest
 
-from scripts.endings import PAGES, Guarantee, code_of, guarantees, runs_with_a_trainjob, updated
+from scripts.endings import PAGES, Guarantee, code_of, guarantees, runs_with_a_trainjob
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES.pages, ids=lambda page: page.name)
 def test_page_is_up_to_date(page: pathlib.Path) -> None:
-    assert page.read_text() == updated(page), "run `python scripts/endings.py`"
+    assert page.read_text() == PAGES.updated(page), "run `python scripts/endings.py`"
 
 
 @pytest.mark.parametrize("guarantee", guarantees(), ids=lambda guarantee: guarantee.text[:60])

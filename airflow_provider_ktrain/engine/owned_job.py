@@ -108,7 +108,7 @@ class OwnedJob:
         # no exit stack: of a thousand jobs that wait, each would need 1 KiB more
         self._connection: contextlib.AbstractAsyncContextManager[Api] | None = None
         self._opened: Api | None = None
-        self._forget: list[Callable[[], None]] = []  # what the client knows of the job
+        self._forget: Callable[[], None] | None = None  # removes the job from what the client recognizes its cluster by
         self._created_at = 0.0  # by time.monotonic
 
     @property
@@ -140,7 +140,7 @@ class OwnedJob:
                 if self.ref is not None:
                     await check_cluster(api, self.ref)
                     if self.ref.uid:
-                        self._forget.append(api.add_known_object(api_paths.job(self.ref), self.ref.uid))
+                        self._recognize_by(api, self.ref)
             except BaseException:
                 await self.close()
                 raise
@@ -150,8 +150,9 @@ class OwnedJob:
     async def close(self) -> None:
         """Close the client."""
         connection, self._connection, self._opened = self._connection, None, None
-        while self._forget:
-            self._forget.pop()()
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
         if connection is not None:
             await connection.__aexit__(None, None, None)
 
@@ -165,7 +166,12 @@ class OwnedJob:
         """From now on, this process is responsible for the job."""
         self.ref, self.last_seen, self.submission = submitted.ref, submitted.job, None
         self.is_created, self._created_at = submitted.created, time.monotonic()
-        self._forget.append(api.add_known_object(api_paths.job(submitted.ref), submitted.ref.uid))
+        self._recognize_by(api, submitted.ref)
+
+    def _recognize_by(self, api: Api, ref: JobRef) -> None:
+        if self._forget is not None:
+            self._forget()
+        self._forget = api.add_known_object(api_paths.job(ref), ref.uid)
 
     def let_go(self) -> None:
         """From now on, this process is not responsible for the job."""

@@ -159,7 +159,7 @@ class Stopping:
         return None
 
     async def _last_read(self, end: float) -> JobRead | None:
-        """Read the job and its pods, again after each failure until `end` (monotonic); None if there is no answer."""
+        """Read the job and its pods. A failed read is repeated until `end`, by `time.monotonic`; then None."""
         while (left := end - time.monotonic()) > 0:
             with contextlib.suppress(KtrainError, TimeoutError):
                 async with asyncio.timeout(left):

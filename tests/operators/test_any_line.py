@@ -87,7 +87,7 @@ class Moments:
         self.number = self.count = 0
         self.kind = KINDS[0]
         self.hit = ""  # where it was raised
-        self.in_worker = False  # whether a worker runs: a signal that comes later finds no process
+        self.in_worker = False  # whether a worker runs; else signals are ignored
         self.triggerer: asyncio.AbstractEventLoop | None = None  # while it runs a trigger
         self.in_triggerer = False  # whether the moment came while it did
         self.followed = False  # whether the job was followed before

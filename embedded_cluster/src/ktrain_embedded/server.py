@@ -187,7 +187,7 @@ class Cluster:
 
     def _kubelet(self, node: Any) -> Kubelet:
         if str(node) not in self._kubelets:
-            raise ApiError(404, f"there is no node {node!r}")
+            raise ApiError(404, f"node {node!r} does not exist")
         return self._kubelets[str(node)]
 
     async def _cut(self, kind: str, seconds: float, requester: asyncio.Transport | None) -> None:

@@ -60,6 +60,6 @@ def test_a_fault_names_the_option_that_it_needs(tmp_path: Path, capsys: pytest.C
             assert main(["fault", fault, *state]) == 1
             assert capsys.readouterr().err == f"ktrain-cluster: {fault} needs --{needed}\n"
         assert main(["fault", "lose", "--node", "absent", *state]) == 1
-        assert capsys.readouterr().err == "ktrain-cluster: there is no node 'absent'\n"
+        assert capsys.readouterr().err == "ktrain-cluster: node 'absent' does not exist\n"
     finally:
         assert main(["stop", *state]) == 0
