@@ -228,9 +228,9 @@ def with_broken_diagnosis(training: Staged) -> None:
     training.pod(0, "Failed", state={"terminated": {"exitCode": 137, "finishedAt": stamp()}})
 
 
-@pytest.mark.parametrize("how", ["Failed", "Running"])
-async def test_error_of_the_diagnosis_does_not_keep_a_job_from_its_end(how: str) -> None:
-    """A job that has failed is concluded, and one whose limit has passed is released, with an unknown cause."""
+@pytest.mark.parametrize(("how", "category"), [("Failed", "unknown"), ("Running", "timeout")])
+async def test_error_of_the_diagnosis_does_not_keep_a_job_from_its_end(how: str, category: str) -> None:
+    """A job that has failed is concluded, and one whose limit has passed is released: the limit's category is known."""
     async with staged() as training:
         with_broken_diagnosis(training)
         training.pod(1, node="node-2")
@@ -240,11 +240,23 @@ async def test_error_of_the_diagnosis_does_not_keep_a_job_from_its_end(how: str)
         assert (outcome.phase, outcome.succeeded) == (how, False)
         cause = outcome.cause or {}
         known = "is Failed" if how == "Failed" else "is ended by execution_timeout"
-        assert cause["category"] == "unknown"
+        assert cause["category"] == category
         assert cause["summary"].startswith(f"PyTorchJob ns/train {known}; the cause is unknown")
         assert str(training.log).count("Traceback") == 1
         assert "can't be followed" not in str(training.log)
         assert outcome.released or outcome.kept
+
+
+async def test_limit_keeps_its_category_without_a_diagnosis() -> None:
+    """So a `retry_policy` is obeyed."""
+    async with staged() as training:
+        with_broken_diagnosis(training)
+        training.condition("Created")
+        training.pod(1, "Pending", since=40.0)
+        async with asyncio.timeout(120):
+            outcome = await training.follow(Options(limits=Limits(startup=30.0), drain_timeout=0.5))
+        assert "The diagnosis has failed. Please report this." in str(training.log)
+        assert (outcome.succeeded, (outcome.cause or {})["category"]) == (False, "infrastructure")
 
 
 async def test_success_is_concluded_without_a_diagnosis() -> None:

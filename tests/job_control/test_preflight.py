@@ -481,19 +481,20 @@ def test_objects_that_the_manifest_names_and_that_do_not_exist_are_reported(
         status, problems = check(manifest, kubeconfig)
     assert status == 1
     assert not written
-    assert [(p["level"], p["found"], p["expected"]) for p in problems] == [
+    assert [(p["level"], p["found"], p["expected"]) for p in problems] == [  # by line, errors first
+        ("error", "hub", "a Secret"),
+        ("error", "no/name", "a ConfigMap"),
         ("error", "trainer", "a ServiceAccount"),
         ("error", "imagenet", "a PersistentVolumeClaim"),
         ("error", "s3", "a Secret"),
         ("error", "settings", "a ConfigMap"),
-        ("error", "no/name", "a ConfigMap"),
-        ("error", "hub", "a Secret"),
         ("warning", "registry", "a Secret"),
     ]
+    claim = problems[3]
     volumes = "$.spec.pytorchReplicaSpecs.Master.template.spec.volumes"
-    assert problems[1] == {
-        "file": problems[1]["file"],
-        "line": problems[1]["line"],
+    assert claim == {
+        "file": claim["file"],
+        "line": claim["line"],
         "level": "error",
         "code": "reference",
         "path": f"{volumes}[0].persistentVolumeClaim.claimName",
