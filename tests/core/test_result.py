@@ -104,9 +104,9 @@ def test_deeply_nested_result_is_left_out(depth: int) -> None:
     msgspec.msgpack.encode(found)
 
 
-def test_json_too_deep_for_the_parser_is_left_out() -> None:
-    assert result(line=RESULT_MARKER + "[" * 20000)[0] is None
-    assert "nested more than 64 deep" in result(line=RESULT_MARKER + "[" * 20000)[1]
+def test_json_that_is_too_deep_for_some_parsers_is_left_out() -> None:
+    """Python 3.14 parses it, 3.11 doesn't."""
+    assert "nested more than 64 deep" in result(line=RESULT_MARKER + "[" * 20_000 + "]" * 20_000)[1]
 
 
 def test_warnings_list_only_the_first_changes() -> None:
