@@ -28,7 +28,7 @@ from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged, writes_of
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("waiting_clock")]
 
 LEFT = 3.0  # seconds until a limit passes, from the beginning of the following
 AWAY = 6.0  # seconds for which the API server is away, more than is left of a limit
