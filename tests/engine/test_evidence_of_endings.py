@@ -24,7 +24,19 @@ from tests.clusters import TestCluster
 from tests.engine import fakekube
 from tests.engine.small_api import stamp
 from tests.engine.staged import NAME, Staged, staged
-from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, of_each_kind, owner_in, until
+from tests.engine.tasks import (
+    STUBBORN,
+    MeddledApi,
+    Sink,
+    Task,
+    TrainTask,
+    api_of,
+    follow,
+    host_of,
+    of_each_kind,
+    owner_in,
+    until,
+)
 
 
 class Ti:
@@ -119,11 +131,11 @@ async def test_silence_of_an_ended_primary_does_not_end_replicas_that_write(task
 
 async def test_sensor_reports_the_cause_of_a_job_that_is_being_deleted(task: Task) -> None:
     """The job has a deletionTimestamp for some seconds before it is gone."""
-    ref = (await task.submit(1, "trap '' TERM; while :; do sleep 0.2; done", grace=4)).ref
+    ref = (await task.submit(1, STUBBORN, grace=10)).ref
     theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)
     options = Options(release=False, conditions=("Succeeded",))
     following = asyncio.create_task(follow(theirs, task.api, options, log=task.log))
-    await task.running(ref)
+    await task.started(ref)
     await task.delete("Foreground")
     outcome = await following
     assert not getattr(outcome, "superseded", True), "a sensor's job has no tries"
