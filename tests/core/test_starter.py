@@ -26,7 +26,11 @@ from tests.factories import wait_for
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="stacks need /proc")
 NAME = f"ktrain-test-{os.getpid()}"
 READY = "print('ready', flush=True)"
-SPINS = "import os\ndef spin():\n    print('ready', os.getpid(), flush=True)\n    9 ** 9 ** 9\nspin()\n"
+#: in C, without a look at Python's signals as in the multiplication of large numbers
+SPINS = (
+    "import collections, itertools, os\ndef spin():\n    print('ready', os.getpid(), flush=True)\n"
+    "    collections.deque(itertools.repeat(0), 0)\nspin()\n"
+)
 SLEEPS = f"import time\ndef next_batch():\n    {READY}\n    time.sleep(600)\nnext_batch()\n"
 
 
