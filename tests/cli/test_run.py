@@ -106,10 +106,10 @@ def test_a_signal_deletes_the_job_and_waits_for_its_pods(
 
 
 def test_waiting_for_a_grace_period_is_said(run: Start) -> None:
-    command = run(job(IGNORE_SIGTERM, name="patient", grace=6))
+    command = run(job(IGNORE_SIGTERM, name="patient", grace=15))
     command.wait_for("[Master 0] ready")
     command.interrupt()
-    command.wait_for("is killed when its grace period of 6 s is over")
+    command.wait_for("is killed when its grace period of 15 s is over")
     assert command.end() == 130, command.output
 
 
@@ -175,12 +175,12 @@ def test_signal_before_the_create_leaves_no_job(run: Start, cluster: TestCluster
 
 
 def test_the_timeout_ends_the_job_and_sets_its_backstop(run: Start, cluster: TestCluster) -> None:
-    command = run(job(IGNORE_SIGTERM, name="late", grace=3), "--timeout", "30s")
+    command = run(job(IGNORE_SIGTERM, name="late", grace=3), "--timeout", "60s")
     command.wait_for("[Master 0] ready")
     (submitted,) = left(cluster, "late")
-    assert submitted["spec"]["runPolicy"]["activeDeadlineSeconds"] == 30 + 300
+    assert submitted["spec"]["runPolicy"]["activeDeadlineSeconds"] == 60 + 300
     assert command.end() == 124, command.output
-    assert command.output.count("did not finish within 30 s of its creation (--timeout): 1/1 Running") == 1
+    assert command.output.count("did not finish within 60 s of its creation (--timeout): 1/1 Running") == 1
     assert not left(cluster, "late")
     assert not pods_left(cluster, "late")
 

@@ -193,7 +193,7 @@ def test_line_with_many_markers_is_read_quickly() -> None:
     line = f'{RESULT_MARKER}["' * 100_000
     started = time.process_time()
     held(line)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5
 
 
 # ---- numbered lines

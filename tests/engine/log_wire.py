@@ -18,6 +18,7 @@ from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.engine.logs.log_socket import LogSocket, log_socket
 
 READ_BYTES = 4096  # as a supervisor does
+BUFFER_BYTES = 106_496  # of which Linux makes 212,992, its own default, whatever the machine's default is
 
 
 class Wire:
@@ -26,6 +27,7 @@ class Wire:
     def __init__(self) -> None:
         self.reader, self._writer = socket.socketpair()
         self.reader.setblocking(False)
+        self._writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self.size = self._writer.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self.data = bytearray()
 

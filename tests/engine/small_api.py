@@ -149,6 +149,10 @@ class SmallApi:
     def watched(self, resource: str) -> bool:
         return any(f"/{resource}?" in line and "watch=true" in line for line in self.requests)
 
+    def is_open(self, path: str) -> bool:
+        """Whether a request is being answered whose path contains this."""
+        return any(path in request.path for request in self._open.values())
+
     # the store
 
     def put(self, resource: str, obj: Object) -> Object:
@@ -283,13 +287,17 @@ class SmallApi:
         return response
 
     async def _log(self, request: web.BaseRequest, pod: str, query: Mapping[str, str]) -> web.StreamResponse:
+        uid = self.objects["pods"][pod]["metadata"]["uid"]
         response, sent, since = await _stream(request), 0, query.get("sinceTime", "")
         while True:
+            found = self.objects["pods"].get(pod)
+            if found is not None and found["metadata"]["uid"] != uid:  # the lines are another pod's
+                await response.write_eof()
+                return response
             lines = [line for line in self.logs[pod] if line[0][:19] >= since[:19]]
             for at, text in lines[sent:]:
                 await response.write(f"{at} {text}\n".encode())
             sent = len(lines)
-            found = self.objects["pods"].get(pod)
             if "follow" not in query or found is None or found["status"]["phase"] in ("Succeeded", "Failed"):
                 await response.write_eof()
                 return response

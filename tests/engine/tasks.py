@@ -51,6 +51,8 @@ Object = dict[str, Any]
 T = TypeVar("T")
 #: trains until SIGTERM, then exits immediately
 TRAINS = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
+#: ignores SIGTERM; `Task.started` waits until it does
+STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 
 
 class Lines:
@@ -344,6 +346,14 @@ class Task:
             return list((await self.pods(ref)).values()).count("Running") == number
 
         await until(run)
+
+    async def started(self, ref: JobRef, number: int = 1) -> None:
+        """Wait until that many pods run whose programs have printed a line: they have set their traps."""
+        await self.running(ref, number)
+        for name in await self.pods(ref):
+            path = f"{api_paths.core(self.namespace, 'pods', name)}/log"
+            async with self.api.stream(path, query={"follow": "true"}) as response:
+                assert await response.content.readline()
 
     async def condition(self, kind: str) -> None:
         """Wait until the job has this condition, or the state that implies it if the kind has no such condition."""

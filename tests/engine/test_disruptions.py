@@ -18,7 +18,6 @@ from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB, Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION
-from airflow_provider_ktrain.engine import job_control as operations
 from airflow_provider_ktrain.engine.follow import observer
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -28,7 +27,8 @@ from tests.core.test_disruptions import DOUBTS, SHOWN
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object, precise_stamp, stamp
 from tests.engine.staged import NAME, Staged, staged
-from tests.engine.tasks import Task, of_each_kind
+
+pytestmark = pytest.mark.usefixtures("waiting_clock")
 
 OPTIONS = Options(drain_timeout=0.5)
 MASTER = "100b-pt-evicted-exit-0-master-onfailure"
@@ -45,6 +45,7 @@ class Replay:
     def __init__(self, training: Staged, name: str) -> None:
         self.training, self.api, self.kind = training, training.api, training.kind
         self._left = changes(name)
+        self._pods: set[str] = set()  # uids
         created = next(c["object"]["metadata"]["creationTimestamp"] for c in self._left if c["watch"] != "pods")
         self.api.change(self.kind.plural, NAME, lambda job: job["metadata"].update({"creationTimestamp": created}))
 
@@ -75,6 +76,10 @@ class Replay:
         owner = {"kind": self.kind.name, "name": NAME, "uid": self.training.ref.uid}
         obj["metadata"] = {**meta, "labels": labels, "ownerReferences": [owner]}
         obj["spec"]["terminationGracePeriodSeconds"] = 0
+        uid, found = meta["uid"], self.api.objects["pods"].get(name)
+        if uid in self._pods and (found is None or found["metadata"]["uid"] != uid):
+            return  # the process that follows the job has deleted it
+        self._pods.add(uid)
         self.api.put("pods", obj)
         if change["type"] == "DELETED":
             self.api.remove("pods", name)
@@ -536,7 +541,7 @@ async def test_result_of_a_master_after_the_end_is_not_the_training_s() -> None:
         following = asyncio.ensure_future(training.follow(Options(drain_timeout=3)))
         await until(lambda: training.api.watched("pods"))
         await recorded.go_slowly(succeeds)
-        await asyncio.sleep(0.1)  # the log of the first Master ends
+        await until(lambda: not training.api.is_open("/run-master-0/log"))
         recorded.go(lambda change: change["t"] > 32.4)
         training.api.logs["run-master-0"] += [(precise_stamp(), "late line"), (precise_stamp(), RESULT)]
         outcome = await asyncio.wait_for(following, 60)
@@ -586,18 +591,3 @@ async def test_silent_node_is_in_the_log_at_once() -> None:
         await until(lambda: "Node node-2 has not reported since 14:32 UTC." in str(training.log))
         await until(lambda: "1/2 Running · Master 0 NodeNotReady" in str(training.log), 30)
         following.cancel()
-
-
-@of_each_kind
-async def test_program_that_exits_with_0_when_it_is_paused_has_not_succeeded(task: Task) -> None:
-    """Somebody suspends the job. Either it waits, and trains on when it is resumed, or its success is doubtful."""
-    ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait")).ref
-    following = asyncio.create_task(task.ended(ref, deleted=False))
-    await until(lambda: "is Running" in str(task.log), 120)
-    await operations.suspend(task.api, ref, timeout=60)
-    await until(lambda: "is Suspended" in str(task.log) or "is Succeeded" in str(task.log), 120)
-    if "is Succeeded" not in str(task.log):
-        await operations.resume(task.api, ref, timeout=60)
-        await task.running(ref)
-        await task.delete()
-    assert not (await following).succeeded, str(task.log)

@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUSPEN
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
+from airflow_provider_ktrain.engine import job_control
 from airflow_provider_ktrain.engine.api.client import ApiUnavailable
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -23,7 +24,19 @@ from tests.clusters import TestCluster
 from tests.engine import fakekube
 from tests.engine.small_api import stamp
 from tests.engine.staged import NAME, Staged, staged
-from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until
+from tests.engine.tasks import (
+    STUBBORN,
+    MeddledApi,
+    Sink,
+    Task,
+    TrainTask,
+    api_of,
+    follow,
+    host_of,
+    of_each_kind,
+    owner_in,
+    until,
+)
 
 
 class Ti:
@@ -118,11 +131,11 @@ async def test_silence_of_an_ended_primary_does_not_end_replicas_that_write(task
 
 async def test_sensor_reports_the_cause_of_a_job_that_is_being_deleted(task: Task) -> None:
     """The job has a deletionTimestamp for some seconds before it is gone."""
-    ref = (await task.submit(1, "trap '' TERM; while :; do sleep 0.2; done", grace=4)).ref
+    ref = (await task.submit(1, STUBBORN, grace=10)).ref
     theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)
     options = Options(release=False, conditions=("Succeeded",))
     following = asyncio.create_task(follow(theirs, task.api, options, log=task.log))
-    await task.running(ref)
+    await task.started(ref)
     await task.delete("Foreground")
     outcome = await following
     assert not getattr(outcome, "superseded", True), "a sensor's job has no tries"
@@ -143,6 +156,21 @@ async def test_success_of_a_job_that_lost_its_owner_annotation_is_a_success(task
     await task.patch({"metadata": {"annotations": {OWNER_ANNOTATION: None}}})
     outcome = await following
     assert (outcome.succeeded, outcome.superseded) == (True, False)
+
+
+@of_each_kind
+async def test_program_that_exits_with_0_when_it_is_paused_has_not_succeeded(task: Task) -> None:
+    """Somebody suspends the job. Either it waits, and trains on when it is resumed, or its success is doubtful."""
+    ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait")).ref
+    following = asyncio.create_task(task.ended(ref, deleted=False))
+    await fakekube.until(lambda: "is Running" in str(task.log))
+    await job_control.suspend(task.api, ref, timeout=60)
+    await fakekube.until(lambda: "is Suspended" in str(task.log) or "is Succeeded" in str(task.log))
+    if "is Succeeded" not in str(task.log):
+        await job_control.resume(task.api, ref, timeout=60)
+        await task.running(ref)
+        await task.delete()
+    assert not (await following).succeeded, str(task.log)
 
 
 class FailsOnce(MeddledApi):

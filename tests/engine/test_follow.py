@@ -26,6 +26,7 @@ from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests import clusters
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import (
+    STUBBORN,
     TRAINS,
     Lines,
     MeddledApi,
@@ -269,7 +270,7 @@ async def test_complete_logs_give_no_warning(task: Task, policy: str, each: floa
     With `All`, the Master's pod and log are deleted as soon as it has ended: some seconds after its line, because a new
     host begins to read the log later.
     """
-    rest = 8 if policy == "All" else 1
+    rest = 20 if policy == "All" else 1
     worker = "echo started; trap 'exit 143' TERM; sleep 600 & wait"
     program = f"case $RANK in 0) sleep 5; echo line 0; sleep {rest};; *) {worker};; esac"
     ref = (await task.submit(1, program, workers=1, run_policy={"cleanPodPolicy": policy})).ref
@@ -312,7 +313,7 @@ async def test_each_limit_ends_the_job(
 async def test_partially_scheduled_job_is_released_after_a_warning(task: Task, cluster: TestCluster) -> None:
     most = clusters.most_gpus(cluster, pods=1)
     ref = (await task.submit(1, TRAINS, gpus=most, workers=1)).ref
-    outcome = await task.ended(ref, limits=Limits(partial_start=6))
+    outcome = await task.ended(ref, limits=Limits(partial_start=20))
     assert outcome.cause is not None
     assert outcome.cause["category"] == "scheduling"
     assert "partial_start_timeout" in outcome.cause["summary"]
@@ -471,8 +472,8 @@ async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
 @of_each_kind
 async def test_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> None:
     """Airflow's alarm follows soon. It would interrupt the wait, and the cause would be lost."""
-    ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=20)).ref
-    await task.running(ref)
+    ref = (await task.submit(1, STUBBORN, grace=20)).ref
+    await task.started(ref)
     outcome = await task.ended(ref, deadline=time.time() - 1)
     assert (outcome.cause or {})["category"] == "timeout"
     assert "will be released" in outcome.released
@@ -678,10 +679,10 @@ async def test_403_ends_a_job_that_was_just_created(task: Task, cluster: TestClu
 
 @of_each_kind
 async def test_kill_deletes_the_job_and_does_not_wait_for_pods(task: Task) -> None:
-    ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=5)).ref
+    ref = (await task.submit(1, STUBBORN, grace=20)).ref
     stop = StopSignal()
     following = asyncio.create_task(task.ended(ref, stop=stop))
-    await task.running(ref)
+    await task.started(ref)
     stop.request("The task was killed")
     outcome = await following
     assert outcome.cause is not None
@@ -747,7 +748,7 @@ async def test_interrupted_worker_frees_the_pods_of_a_job_that_has_ended(task: T
     async def free() -> bool:
         return not await task.holding(ref) and (await task.job() is not None) is kept
 
-    await until(free, 30)
+    await until(free)
 
 
 async def test_cancelled_follower_changes_nothing(task: Task) -> None:

@@ -22,7 +22,7 @@ from tests.engine.fakekube import until
 from tests.engine.small_api import Object, stamp
 from tests.engine.staged import NAME, Memory, Staged, staged
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("waiting_clock")]
 
 LIMIT = 30.0
 JOB = f"/.*/pytorchjobs/{NAME}"

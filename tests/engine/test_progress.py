@@ -121,7 +121,7 @@ async def test_training_with_steps_is_not_released(task: Task) -> None:
 @of_all_kinds
 async def test_steps_of_replicas_that_are_not_followed_are_progress(task: Task) -> None:
     ref = (await task.submit(1, ADVANCES)).ref
-    ended = await task.follow(ref, limits=Limits(progress=5, log_stall=5), logs="none", until=soon(20))
+    ended = await task.follow(ref, limits=Limits(progress=10, log_stall=10), logs="none", until=soon(25))
     assert isinstance(ended, Handover)
     assert ended.training_metrics["step"] > 10
 
@@ -130,8 +130,8 @@ async def test_steps_of_the_master_are_progress_if_only_a_worker_is_followed(tas
     """The Worker is silent: Megatron, for example, prints on one rank only."""
     program = f'[ "$RANK" = 0 ] || exec sleep 600; {ADVANCES}'
     ref = (await task.submit(1, program, workers=1)).ref
-    limits = Limits(progress=5, log_stall=5)
-    ended = await task.follow(ref, limits=limits, logs={"Worker": [0]}, until=soon(20))
+    limits = Limits(progress=10, log_stall=10)
+    ended = await task.follow(ref, limits=limits, logs={"Worker": [0]}, until=soon(25))
     assert isinstance(ended, Handover)
 
 

@@ -27,11 +27,20 @@ from airflow_provider_ktrain.engine.release import (
     release_others,
 )
 from tests.clusters import TestCluster
-from tests.engine.tasks import EvictedApi, MeddledApi, NamesakeApi, Task, api_of, of_each_kind, release_job, until
+from tests.engine.tasks import (
+    STUBBORN,
+    EvictedApi,
+    MeddledApi,
+    NamesakeApi,
+    Task,
+    api_of,
+    of_each_kind,
+    release_job,
+    until,
+)
 
 Object = dict[str, Any]
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "j", submission="s")
-STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 #: the Master ends and the Workers continue: `cleanPodPolicy: None` leaves them and their GPUs
 #: the master must still run when its workers start: their init containers look for it
 LEFT_BEHIND = "case $RANK in 0) sleep 15;; *) trap 'exit 143' TERM; sleep 600 & wait;; esac"
@@ -164,8 +173,8 @@ async def test_release_is_idempotent(task: Task) -> None:
 
 
 async def test_release_without_verify_returns_at_once(task: Task) -> None:
-    ref = (await task.submit(1, STUBBORN, grace=5)).ref
-    await task.running(ref)
+    ref = (await task.submit(1, STUBBORN, grace=20)).ref
+    await task.started(ref)
     done = await release_job(task.api, ref, verify=False)
     assert "deleted. 1 GPU will be released when 1 pod terminates." in done.text
     assert await task.pods(ref)
@@ -330,7 +339,7 @@ async def test_release_of_others_decides_again_after_a_concurrent_write(
 
 async def test_error_names_pods_that_are_left_at_the_timeout(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = (await task.submit(1, STUBBORN, grace=30)).ref
-    await task.running(ref)
+    await task.started(ref)
     monkeypatch.setattr(releasing, "GRACE_MARGIN_SECONDS", -29)
     with pytest.raises(
         ReleaseError,
@@ -343,7 +352,7 @@ async def test_error_names_pods_that_are_left_at_the_timeout(task: Task, monkeyp
 
 async def test_timeout_includes_the_grace_period_of_pods(task: Task) -> None:
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
-    await task.running(ref)
+    await task.started(ref)
     done = await release_job(task.api, ref, timeout=1)
     assert "1 GPU released, 1 pod deleted." in done.text
     assert done.seconds > 1
@@ -539,6 +548,7 @@ async def test_pods_that_the_operator_cleans_up_are_left_to_it() -> None:
     assert api.made.count("DELETE pods") == 1, "the operator doesn't delete them in time"
 
 
+@pytest.mark.usefixtures("waiting_clock")
 @pytest.mark.parametrize("timeout", [0.6, 0.7, 0.8, 0.9])
 async def test_pods_that_are_replaced_until_the_timeout_are_named(
     timeout: float, monkeypatch: pytest.MonkeyPatch
@@ -556,8 +566,8 @@ async def test_pods_that_are_replaced_until_the_timeout_are_named(
 
 
 async def test_release_after_a_kill_takes_one_request(task: Task) -> None:
-    submitted = await task.submit(1, STUBBORN, grace=5)
-    await task.running(submitted.ref)
+    submitted = await task.submit(1, STUBBORN, grace=20)
+    await task.started(submitted.ref)
     read = await read_training(task.api, submitted.ref)
     done = await release_now(task.api, submitted.ref, Mode.DELETE, read.job or {}, timeout=5)
     assert done.text == f"{submitted.ref} deleted. Its pods are being terminated."
@@ -702,17 +712,17 @@ async def test_api_server_that_is_away_is_asked_once_to_end_waiting_pods(
         pod = waiting_pod(deleted=False)
         api.pods[f"w{number}"] = {**pod, "metadata": {**pod["metadata"], "uid": f"w{number}"}}
     api.fails["DELETE pods"] = error
-    done = await asyncio.wait_for(release_job(api, REF, Mode.DELETE), 10)
+    done = await asyncio.wait_for(release_job(api, REF, Mode.DELETE), 120)
     assert done.text.startswith(f"{REF} deleted.")
     assert api.made.count("DELETE pods") == 1
 
 
 async def test_waiting_for_a_grace_period_is_logged(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releasing, "WAIT_NOTICE_SECONDS", 1.0)
-    ref = (await task.submit(1, STUBBORN, grace=3)).ref
-    await task.running(ref)
+    ref = (await task.submit(1, STUBBORN, grace=10)).ref
+    await task.started(ref)
     lines: list[str] = []
     await release(task.api, ref, Mode.DELETE, await read_training(task.api, ref), say=lines.append)
     (line,) = lines
     assert f"Waiting for the pods of {ref} to end" in line
-    assert "its grace period of 3 s is over" in line
+    assert "its grace period of 10 s is over" in line

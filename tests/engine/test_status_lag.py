@@ -22,7 +22,7 @@ from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("waiting_clock")]
 
 DELAYS = (0.0, 2.0, 15.0)  # seconds until the job's status shows its end
 NEVER = 240.0

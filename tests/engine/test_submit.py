@@ -31,6 +31,7 @@ from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from tests.clusters import TestCluster
 from tests.engine.tasks import (
+    STUBBORN,
     TRAINS,
     Lines,
     MeddledApi,
@@ -126,8 +127,8 @@ async def test_submit_waits_for_a_job_that_is_being_deleted(task: Task) -> None:
 
 async def test_submit_gives_up_when_a_deletion_does_not_end(task: Task) -> None:
     """The error names the pods that are still there; a retry may wait again."""
-    first = await task.submit(1, "trap '' TERM; echo started; sleep 600 & while true; do wait; done", grace=20)
-    await task.running(first.ref)
+    first = await task.submit(1, STUBBORN, grace=20)
+    await task.started(first.ref)
     await task.delete("Foreground")
     with pytest.raises(ClusterError, match=r"-master-0 on \S+ \(has until .*: its grace period is 20 s") as error:
         await task.submit(2, deletion_patience=2)

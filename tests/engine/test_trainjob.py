@@ -29,11 +29,10 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster
 from tests.core.trainjobs import CREATED, jobs_status, pod, trainjob
-from tests.engine.tasks import TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, release_job, until
+from tests.engine.tasks import STUBBORN, TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, release_job, until
 
 Object = dict[str, Any]
 TASK = TrainTask  #: of the fixture `task`
-STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 
 
 async def jobset(task: TrainTask) -> Object | None:
@@ -104,7 +103,7 @@ async def test_launcher_is_the_primary_of_a_job_without_status() -> None:
     async def asked() -> bool:
         return launcher["metadata"]["name"] in api.asked
 
-    await until(asked, 5)
+    await until(asked)
     await output.follower.close()
 
 
@@ -216,8 +215,8 @@ async def test_first_failed_condition_is_final(task: TrainTask, cluster: TestClu
 
 async def test_pods_are_gone_when_the_release_ends(task: TrainTask) -> None:
     """The TrainJob is deleted immediately, its pods after their grace period."""
-    ref = (await task.submit(1, STUBBORN, grace=3)).ref
-    await task.running(ref)
+    ref = (await task.submit(1, STUBBORN, grace=10)).ref
+    await task.started(ref)
     releasing = asyncio.create_task(release_job(task.api, ref))
 
     async def gone() -> bool:
@@ -245,7 +244,7 @@ class RequestOrder(MeddledApi):
 async def test_pods_are_listed_after_the_jobset_is_gone(task: TrainTask, cluster: TestCluster) -> None:
     """An earlier list may miss pods: those of a JobSet that was created right before the TrainJob was deleted."""
     ref = (await task.submit(1, STUBBORN, grace=1)).ref
-    await task.running(ref)
+    await task.started(ref)
     async with api_of(cluster, RequestOrder) as api:
         api.made = []
         await release_job(api, ref)
@@ -255,8 +254,8 @@ async def test_pods_are_listed_after_the_jobset_is_gone(task: TrainTask, cluster
 
 async def test_job_is_created_after_earlier_pods_are_gone(task: TrainTask) -> None:
     """The name is free before the pods are deleted (recording 58), whoever deleted the job."""
-    ref = (await task.submit(1, STUBBORN, grace=3)).ref
-    await task.running(ref)
+    ref = (await task.submit(1, STUBBORN, grace=10)).ref
+    await task.started(ref)
     (old,) = await task.pods(ref)
     await task.delete("Background")
     after = (await task.submit(2)).ref
@@ -296,8 +295,8 @@ class CreatesLate(MeddledApi):
 
     async def before(self, method: str, path: str) -> None:
         if method == "POST" and path.endswith("/trainjobs") and not self.pods:
-            ref = (await self.other.submit(1, STUBBORN, grace=3)).ref
-            await self.other.running(ref)
+            ref = (await self.other.submit(1, STUBBORN, grace=10)).ref
+            await self.other.started(ref)
             self.pods |= set(await self.other.pods(ref))
             await self.other.delete("Background")
 

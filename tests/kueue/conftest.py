@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import copy
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,12 @@ from airflow_provider_ktrain.engine.api.client import Api
 from tests.clusters import IMAGE, REAL, TestCluster, cluster
 from tests.engine.tasks import Task, api_of
 
-from .driver import Driver
+from .driver import POLL, Driver
 from .library import recording
 from .recording import Obj, Recording
 
 Replay = Callable[..., Driver]
+ROUND_TRIPS = 8  # more than the requests that a follower makes when a Workload has changed
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +52,27 @@ def replay(kueue: TestCluster) -> Replay:
         return driver(kueue.kubeconfig, recording(name), **options)
 
     return make
+
+
+def round_trips(api: Api) -> Callable[[threading.Event], None]:
+    """Waits in the thread of a `Driver`, until the running event loop has handled what the cluster has reported.
+
+    A number of requests, one after the other, takes longer than what a change causes there, however slow the machine
+    is: the cluster has sent the change before it answers the first one.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def request() -> None:
+        for _ in range(ROUND_TRIPS):
+            await api.request("GET", "/version")
+
+    def settle(stop: threading.Event) -> None:
+        requesting = asyncio.run_coroutine_threadsafe(request(), loop)
+        while not requesting.done() and not stop.is_set():
+            concurrent.futures.wait([requesting], POLL)
+        requesting.cancel()
+
+    return settle
 
 
 def driver(kubeconfig: Path, recording: Recording, **options: Any) -> Driver:

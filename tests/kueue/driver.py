@@ -1,8 +1,8 @@
 """Drivers of a recorded scenario: `replay` writes what the recorded Kueue wrote, `real` waits for a real Kueue.
 
 Both repeat the writes of the recorded client to jobs that don't belong to the test. If the recorded client wrote to a
-job of the test, they wait for the test's own write. A replay that doesn't come about within its recorded length and a
-minute fails the test.
+job of the test, they wait for the test's own write. A replay that doesn't come about within its recorded length and
+GRACE fails the test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .recording import JOBS, QUEUES, RESOURCES, Actor, Obj, Recording, Step, job
 
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
 POLL = 0.05  # seconds
-GRACE = 60.0  # seconds that a replay may take longer than its recording
+GRACE = 240.0  # seconds that a replay may take longer than its recording, on a loaded machine
 PACE = 0.3  # seconds between two writes of the same status, so that a watch sees each of them
 PAUSE = 1.0  # seconds before the client changes an object: recorded ones are longer. The test reads the state before
 
@@ -45,15 +45,19 @@ class Driver:
     :param held: steps before which the driver stops until `let_go`: the client's by title, others as `create high`.
     :param prepare: changes a recorded object before the driver creates it, for example its image.
     :param real: wait for a real Kueue instead of writing what the recorded one wrote.
+    :param settle: called before each write of Kueue and of the client: it waits until the test has seen the writes
+        before, or the event is set. Default: nothing.
     :param timeout: seconds for the whole replay. Default: as long as the recording, and GRACE.
     """
 
     def __init__(
         self, kubeconfig: Path, recording: Recording, *, ours: Mapping[str, str | None] | None = None,
         by_others: Collection[str] = (), held: Collection[str] = (), prepare: Callable[[Obj], Obj] = copy.deepcopy,
-        real: bool = False, timeout: float | None = None,
+        real: bool = False, settle: Callable[[threading.Event], object] = lambda stop: None,
+        timeout: float | None = None,
     ) -> None:  # fmt: skip
         self._api = Api(kubeconfig)
+        self._settle = settle
         self._recording = recording
         self._ours = dict(ours or {})
         self._by_others = by_others
@@ -168,6 +172,8 @@ class Driver:
     # steps
 
     def _act(self, step: Step) -> None:
+        if step.actor is not Actor.OPERATOR:
+            self._settle(self._stop)
         if step.actor is Actor.CLIENT:
             self._client(step)
         elif step.actor is Actor.OPERATOR:

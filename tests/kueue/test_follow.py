@@ -15,7 +15,7 @@ from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, TrainTask, api_of, of_each_kind
 
-from .conftest import Replay
+from .conftest import Replay, round_trips
 from .workloads import account, write_workload
 
 WORKS = "trap 'exit 143' TERM; echo at work; sleep {} & wait $!; echo done"
@@ -26,7 +26,7 @@ EVICTED_FOR_GOOD = {
 
 
 async def test_the_log_shows_why_a_job_is_queued_and_when_it_is_admitted(api: Api, replay: Replay) -> None:
-    driver = replay("70-kueue-pytorchjob", ours={"second": None})
+    driver = replay("70-kueue-pytorchjob", ours={"second": None}, settle=round_trips(api))
     with driver:
         task = Task(api, driver.namespace)
         ref = (await task.submit(1, WORKS.format(3), queue="queue")).ref
@@ -39,10 +39,10 @@ async def test_the_log_shows_why_a_job_is_queued_and_when_it_is_admitted(api: Ap
 
 
 async def test_an_evicted_job_is_queued_again_and_uses_no_retry(api: Api, replay: Replay) -> None:
-    driver = replay("70b-kueue-hold", ours={"train": None})
+    driver = replay("70b-kueue-hold", ours={"train": None}, settle=round_trips(api))
     with driver:
         task = Task(api, driver.namespace)
-        ref = (await task.submit(1, WORKS.format(8), queue="queue")).ref
+        ref = (await task.submit(1, WORKS.format(25), queue="queue")).ref
         outcome = await task.ended(ref)
         assert outcome.succeeded, task.log
         await asyncio.to_thread(driver.finish)
@@ -57,7 +57,7 @@ async def test_an_evicted_job_is_queued_again_and_uses_no_retry(api: Api, replay
 
 
 async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, replay: Replay) -> None:
-    driver = replay("72b-kueue-trainjob-preemption", ours={"low": None})
+    driver = replay("72b-kueue-trainjob-preemption", ours={"low": None}, settle=round_trips(api))
     with driver:
         task, stop = TrainTask(api, driver.namespace), StopSignal()
         ref = (await task.submit(1, TRAINS, queue="queue")).ref

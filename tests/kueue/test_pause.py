@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ from airflow_provider_ktrain.engine.api.job_calls import job_pods
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, release_job, until
 
-from .conftest import Replay
+from .conftest import Replay, round_trips
 from .workloads import account, write_workload
 
 RECORDING = "74c-kueue-workload-inactive"
@@ -26,11 +27,16 @@ PENDING = {
 }  # fmt: skip
 
 
+def works_until(at: float) -> str:
+    """A program that is paused before this time, in epoch seconds, and ends then."""
+    return f"while [ $(date +%s) -lt {at:.0f} ]; do sleep 0.2; done"
+
+
 async def test_job_control_pauses_and_resumes_by_the_workload(api: Api, replay: Replay) -> None:
-    driver = replay(RECORDING, ours={"train": None}, by_others=BY_SOMEBODY)
+    driver = replay(RECORDING, ours={"train": None}, by_others=BY_SOMEBODY, settle=round_trips(api))
     with driver:
-        task = Task(api, driver.namespace)
-        ref = (await task.submit(1, "sleep 5", queue="queue")).ref
+        task, program = Task(api, driver.namespace), works_until(time.time() + 30)
+        ref = (await task.submit(1, program, queue="queue")).ref
         await task.condition("Running")
         message = await operations.suspend(api, ref, timeout=60)
         assert message == f"{ref} is paused by its Workload and its pods are gone"
@@ -41,17 +47,17 @@ async def test_job_control_pauses_and_resumes_by_the_workload(api: Api, replay: 
 
 
 async def test_a_kept_job_is_paused_and_the_next_try_activates_it(api: Api, replay: Replay) -> None:
-    driver = replay(RECORDING, ours={"train": None}, by_others=BY_SOMEBODY)
+    driver = replay(RECORDING, ours={"train": None}, by_others=BY_SOMEBODY, settle=round_trips(api))
     with driver:
-        task = Task(api, driver.namespace)
-        ref = (await task.submit(1, "sleep 5", queue="queue")).ref
+        task, program = Task(api, driver.namespace), works_until(time.time() + 30)
+        ref = (await task.submit(1, program, queue="queue")).ref
         await task.condition("Running")
         released = await release_job(api, ref, Mode.SUSPEND)
         assert f"{ref} paused by its Workload. 1 GPU released, 1 pod deleted." in released.text
         annotations = ((await task.job()) or {})["metadata"]["annotations"]
         assert annotations[SUSPENDED_ANNOTATION] == ref.owner
         await asyncio.to_thread(driver.wait_for, BY_SOMEBODY[0])
-        adopted = await task.submit(2, "sleep 5", queue="queue")
+        adopted = await task.submit(2, program, queue="queue")
         assert not adopted.created
         assert adopted.ref.uid == ref.uid
         assert SUSPENDED_ANNOTATION not in adopted.job["metadata"]["annotations"]

@@ -31,6 +31,7 @@ from tests.engine.tasks import Task, api_of, release_job
 
 from . import library
 from .conftest import driver as driver_of
+from .conftest import round_trips
 from .driver import GRACE, Driver, ReplayError
 from .recording import JOBS, Actor, Obj, Recording, Step
 
@@ -152,7 +153,8 @@ async def played_course(api: Api, kueue: TestCluster, recording: Recording) -> d
     steps = [step for job in jobs for step in client_steps(recording, job)]
     by_hand = [s.title for s in steps if s.verb == "patch" and "active" not in (s.body.get("spec") or {})]
     played: dict[str, Played] = {}
-    with driver_of(kueue.kubeconfig, recording, ours=dict.fromkeys(jobs), by_others=by_hand) as driver:
+    options: Any = {"ours": dict.fromkeys(jobs), "by_others": by_hand, "settle": round_trips(api)}
+    with driver_of(kueue.kubeconfig, recording, **options) as driver:
         try:
             async with asyncio.timeout(recording.seconds + GRACE):
                 await play(api, driver, played)
@@ -165,7 +167,7 @@ async def played_course(api: Api, kueue: TestCluster, recording: Recording) -> d
     return played
 
 
-async def test_replay_that_does_not_come_about_ends_a_minute_after_its_recorded_length(
+async def test_replay_that_does_not_come_about_ends_after_its_recorded_length_and_grace(
     api: Api, kueue: TestCluster
 ) -> None:
     never = Step(Actor.OPERATOR, "condition", (JOBS[0], "never"), {"type": "Running", "status": "True"})

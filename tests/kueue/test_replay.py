@@ -122,7 +122,7 @@ def test_replay_waits_for_the_writes_of_the_test(replay: Replay, raw: Api) -> No
 
 
 def test_replay_fails_without_the_write_of_the_test(kueue: TestCluster) -> None:
-    """It fails a minute after its recorded length."""
+    """It fails GRACE seconds after its recorded length."""
     short = replace(library.recording(PAUSED), seconds=2 - GRACE)
     awaited = "not within 2 s: 'create': client create pytorchjobs/train"
     with pytest.raises(ReplayError, match=awaited), driver_of(kueue.kubeconfig, short, ours={"train": None}):

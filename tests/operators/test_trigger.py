@@ -370,7 +370,7 @@ def test_sigterm_ends_dags_test_and_leaves_no_job(instance: Instance, capsys: py
 
         await until(logs)
         os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await running
 
     before = signal.signal(signal.SIGTERM, lambda *_: None)
