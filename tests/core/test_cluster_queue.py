@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.checks.server_rules import judge_cluster_queue, queue_of, requests_of
+from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue, requests_of
+from airflow_provider_ktrain.core.checks.server_rules import queue_of
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from tests.core.manifests import mpijob, pytorchjob, trainjob
 
