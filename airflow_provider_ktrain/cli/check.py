@@ -101,7 +101,7 @@ def _files(names: Iterable[str]) -> Iterator[str]:
         if not os.path.isdir(name):
             yield name
             continue
-        found = [str(path) for path in sorted(_manifests(Path(name))) if _has_job(_text_of(str(path)))]
+        found = [str(path) for path in sorted(_manifests(Path(name))) if _has_job(path.read_text("utf-8", "replace"))]
         if not found:
             endings = ", ".join(SUFFIXES)
             raise ManifestError(f"{name} contains no training job in a file that ends in {endings}")
@@ -121,14 +121,9 @@ def _manifests(directory: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in files if name.endswith(SUFFIXES))
 
 
-def _text_of(file: str) -> str:
-    with open(file, encoding="utf-8", errors="replace") as f:
-        return f.read()
-
-
 def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple[int, Problem]]:
     """The problems of each training job in a file, with their lines."""
-    text = sys.stdin.read() if file == "-" else _text_of(file)
+    text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8", "replace")
     try:
         documents = parse(unrendered(text), file)
         jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]

@@ -99,13 +99,13 @@ class Action(enum.StrEnum):
     LET_GO = "stops following the job, and changes nothing"
     LEAVE = "leaves the job as it is"
     REPORT = "reports the end, releases nothing"
-    CONCLUDE = "concludes the job's own end: frees its running pods, and keeps the job until Airflow has the outcome"
-    CONCLUDE_SUSPENDED = "suspends the failed job, and concludes its own end"
+    CONCLUDE = "takes the job's end as the outcome, deletes its running pods, and keeps it until Airflow stores that"
+    CONCLUDE_SUSPENDED = "suspends the failed job, and takes its end as the outcome"
     CONCLUDE_INCOMPLETE = (
-        "concludes with a failure, unless the log has a result: marks the job, frees its running pods, and keeps it "
-        "until Airflow has the outcome"
+        "takes a failure as the outcome, unless the log has a result: marks the job, deletes its running pods, and "
+        "keeps it until Airflow stores that"
     )
-    CONCLUDE_STORED = "concludes with the stored cause, and completes the release"
+    CONCLUDE_STORED = "takes the stored cause as the outcome, and completes the release"
     FREE_PODS = "deletes the running pods, and keeps the ended job"
     RELEASE = "stores the cause, releases the job, and waits until its pods are gone"
     RELEASE_NOW = "releases the job by one request"

@@ -1,5 +1,5 @@
-"""Operators that submit jobs, change them, and release those that no task owns any more.
+"""Operators that submit jobs (`training`, whose constructors name what `default_args` may set), and that change them.
 
-`job_parameters` has the parameters of all that submit a job. Airflow passes `default_args` by the names in a
-constructor, so each constructor lists those of its base classes, which `scripts/signatures.py` copies.
+Airflow passes `default_args` by the names in a constructor, so each constructor lists those of its base classes, which
+`scripts/signatures.py` copies. `reaper` releases jobs that no task owns any more.
 """

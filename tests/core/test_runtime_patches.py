@@ -20,8 +20,9 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     expand,
     patched_template,
 )
+from airflow_provider_ktrain.core.manifest.deadline import backstop
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
-from airflow_provider_ktrain.core.manifest.transform import backstop, stamp
+from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.volumes import ClaimVolume, SharedMemory
 
 from . import manifests

@@ -1,8 +1,8 @@
 """Checks of a manifest before it is submitted: each problem has a JSON path, what was found, and what to do.
 
 A rule is a small function in a registry: `error_rules.py` and `warning_rules.py` hold those for every kind,
-`<kind>_rules.py` those for one. Fields and types are compared with a schema: `core/manifest/schema.py`, or the one that
-the server publishes.
+`<kind>_rules.py` those for one. `server_rules.py` judges what a cluster answers. Fields and types are compared with a
+schema: `core/manifest/schema.py`, or the one that the server publishes. `rbac.py` has what `ktrain rbac` prints.
 """
 
 from __future__ import annotations

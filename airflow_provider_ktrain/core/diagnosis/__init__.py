@@ -1,1 +1,1 @@
-"""From the evidence that a job leaves behind to the one cause of its failure."""
+"""From the evidence of a job to the one cause of its failure: `pod_failures` orders failures, rules explain them."""

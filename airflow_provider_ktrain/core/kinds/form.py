@@ -137,7 +137,7 @@ class ManifestForm:
         """Rewrite what the operator would refuse, although its meaning is clear."""
 
     def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
-        """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.
+        """Let the cluster end the job by itself; see `core/manifest/deadline.py`.
 
         The job's activeDeadlineSeconds alone is only checked when the operator reconciles the job. The pods' own
         deadlines, a little later, make it reconcile; with cleanPodPolicy Running every pod is then deleted (recorded

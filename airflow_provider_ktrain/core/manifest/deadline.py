@@ -9,7 +9,7 @@ Airflow's timeout:
    retries. A job that was suspended gets a new deadline when it is resumed (`engine/submit/create_or_adopt.py`).
 3. Worker and trigger treat it as one of the limits (`core/state/limits.py`).
 4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job.
-5. `BACKSTOP_SECONDS`: if no process is left, the cluster ends the job (`core/manifest/transform.py`).
+5. `backstop`: if no process is left, the cluster ends the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import BACKSTOP_ANNOTATION, DEADLINE_ANNOTATION, annotation
+from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN
+from airflow_provider_ktrain.core.kinds.runtimes import Served
+from airflow_provider_ktrain.core.manifest.loader import plain
 
 RELEASE_SECONDS = 30.0  #: from the deadline to Airflow's own timeout: time to release the job
 BACKSTOP_SECONDS = 300.0  #: from the deadline to the job's activeDeadlineSeconds
@@ -56,6 +59,22 @@ def backstops_of(job: Mapping[str, Any]) -> frozenset[int]:
         seconds = int(str(annotation(job, BACKSTOP_ANNOTATION)))
         return frozenset({seconds, seconds + POD_DEADLINE_MARGIN})
     return frozenset()
+
+
+def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | None = None) -> Manifest:
+    """Let the cluster end the job by itself after some time, in case no task is left to do it.
+
+    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `ManifestForm.set_backstop`. A
+    cluster that doesn't serve the field for it gets the manifest unchanged.
+
+    :param seconds: from the job's start to its deadline.
+    :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
+    """
+    result: Manifest = plain(manifest)
+    kind = kind_of(result.get("kind"))
+    if served is None or kind.runtimes is None or kind.runtimes.can_end_job(served):
+        kind.form.set_backstop(result, seconds)
+    return result
 
 
 def deferral_timeout(deadline: float | None, now: float, padding: float) -> timedelta | None:

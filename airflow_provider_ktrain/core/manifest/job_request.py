@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name
-from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS
+from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS, backstop
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
 
@@ -143,7 +143,7 @@ class JobRequest:
         if runtimes and served is not None:
             manifest = runtimes.expand(manifest, served, name_length=len(self.job_name), policy=self.runtime_policy)
         if self.run_seconds is not None:
-            manifest = transform.backstop(manifest, self.run_seconds + BACKSTOP_SECONDS, served=served)
+            manifest = backstop(manifest, self.run_seconds + BACKSTOP_SECONDS, served=served)
         labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now) | printed
         manifest = transform.stamp(manifest, self.job_name, namespace, labels, annotations)
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)

@@ -1,8 +1,8 @@
 """The steps that turn a manifest into what is submitted.
 
 `modernize`, `change_version` and `fit` rewrite it for the operator that the cluster runs; `stamp` names and labels it;
-`backstop` and `expire` let the cluster end and delete the job if no task is left to do it. Each step returns a new
-manifest and leaves its argument unchanged. What differs between kinds is in `core/kinds`.
+`expire` lets the cluster delete the job if no task is left to do it (`core/manifest/deadline.py`: end it). Each step
+returns a new manifest and leaves its argument unchanged. What differs between kinds is in `core/kinds`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import VersionNotServedError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.loader import plain
 
 TTL = "ttlSecondsAfterFinished"
@@ -125,22 +124,6 @@ def stamp(
         # `creationTimestamp: null`, which tools write into templates, is an unknown field to a strict server
         inner = {k: v for k, v in (template.get("metadata") or {}).items() if v is not None and k not in _SERVER_FIELDS}
         template["metadata"] = {**inner, "labels": {**(inner.get("labels") or {}), **(labels or {})}}
-    return result
-
-
-def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | None = None) -> Manifest:
-    """Let the cluster end the job by itself after some time, in case no task is left to do it.
-
-    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `ManifestForm.set_backstop`; why:
-    `core/manifest/deadline.py`. A cluster that doesn't serve the field for it gets the manifest unchanged.
-
-    :param seconds: from the job's start to its deadline.
-    :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
-    """
-    result: Manifest = plain(manifest)
-    kind = kind_of(result.get("kind"))
-    if served is None or kind.runtimes is None or kind.runtimes.can_end_job(served):
-        kind.form.set_backstop(result, seconds)
     return result
 
 
