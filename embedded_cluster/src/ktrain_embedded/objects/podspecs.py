@@ -6,23 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ktrain_embedded.objects import names, quantity
-from ktrain_embedded.objects.errors import Problem
+from ktrain_embedded.objects.errors import Problem, unsupported, wrong
 
 Obj = dict[str, Any]
 
 RESTART_POLICIES = ("Always", "Never", "OnFailure")
 NO_CONTAINERS: Obj = {"containers": []}
-
-
-def wrong(field: str, value: object, why: str) -> Problem:
-    """Return the problem of an invalid value, with the reason `why`."""
-    return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
-
-
-def unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
-    """Return the problem of an unsupported value."""
-    values = ", ".join(f'"{s}"' for s in supported)
-    return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {values}', field
 
 
 def job_problems(job: Obj) -> Iterator[Problem]:

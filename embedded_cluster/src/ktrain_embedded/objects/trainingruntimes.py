@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ktrain_embedded.objects.errors import ApiError, Problem
+from ktrain_embedded.objects.errors import Problem, denied
 
 Obj = dict[str, Any]
 
@@ -34,9 +34,7 @@ def validator(kind: str) -> Callable[[Any, Obj, Obj | None], list[str]]:
     def validate(_: Any, runtime: Obj, old: Obj | None) -> list[str]:
         problems = list(_replicated_jobs(runtime))
         if problems:
-            what = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-            webhook = f"validator.{kind.lower()}.trainer.kubeflow.org"
-            raise ApiError(403, f'admission webhook "{webhook}" denied the request: {what}')
+            raise denied(f"validator.{kind.lower()}.trainer.kubeflow.org", problems)
         return deprecation(kind, runtime) if old is None else []
 
     return validate
