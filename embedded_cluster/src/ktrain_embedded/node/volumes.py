@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from ktrain_embedded.objects import resources as r
+from ktrain_embedded.objects.pods import containers
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, Store
 
@@ -104,8 +105,7 @@ class Volumes:
 
     def _rewrite(self, text: str) -> str:
         """Rewrite the mount paths of all containers in a script, such as /opt/kube in the kubexec.sh of an MPIJob."""
-        spec = self._pod["spec"]
-        for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        for container in containers(self._pod["spec"]):
             for prefix, path in self.mounts(container).items():
                 text = text.replace(prefix.rstrip("/") + "/", f"{path}/")
         return text

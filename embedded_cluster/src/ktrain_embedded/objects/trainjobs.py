@@ -11,6 +11,7 @@ from ktrain_embedded.objects import names
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.crds_trainer import MANAGERS
 from ktrain_embedded.objects.errors import Problem, denied, wrong
+from ktrain_embedded.objects.pods import containers
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.trainingruntimes import ANCESTOR, deprecation
 
@@ -177,8 +178,7 @@ def _patched_containers(patches: list[Obj]) -> Iterator[Obj]:
         template = (patch.get("trainingRuntimeSpec") or {}).get("template") or {}
         for replicated in (template.get("spec") or {}).get("replicatedJobs") or ():
             pod = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
-            for key in ("initContainers", "containers"):
-                yield from (pod.get("spec") or {}).get(key) or ()
+            yield from containers(pod.get("spec") or {})
 
 
 def _as_go(value: Any) -> str:
