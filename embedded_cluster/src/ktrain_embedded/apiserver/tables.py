@@ -179,11 +179,6 @@ STATE = Column("State", _job_state, description=f"{JSON_PATH}.status.conditions[
 JOBSET_COLUMNS = {"TerminalState": "terminalState", "Restarts": "restarts"}
 
 
-def _jobset_completed(jobset: Obj) -> str | None:
-    found = (c["status"] for c in at(jobset, "status.conditions", []) if c["type"] == "Completed")
-    return next(found, None)
-
-
 def _job_status(job: Obj) -> str:
     true = {c["type"] for c in at(job, "status.conditions", []) if c["status"] == "True"}
     if at(job, "metadata.deletionTimestamp"):
@@ -226,7 +221,7 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.TRAINJOB: (NAME, STATE, CUSTOM_AGE),
     r.JOBSET: (
         NAME, *(Column(name, f"status.{field}") for name, field in JOBSET_COLUMNS.items()),
-        Column("Completed", _jobset_completed), Column("Suspended", "spec.suspend"), CUSTOM_AGE,
+        Column("Completed", _condition_status("Completed")), Column("Suspended", "spec.suspend"), CUSTOM_AGE,
     ),
     r.WORKLOAD: (
         NAME, Column("Queue", _field("spec.queueName")), Column("Reserved in", _field("status.admission.clusterQueue")),

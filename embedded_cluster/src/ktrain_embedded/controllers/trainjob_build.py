@@ -49,7 +49,9 @@ def build(job: Obj, runtime: Obj, *, reports_status: bool = False) -> Built:
     spec = template.setdefault("spec", {})
     replicated: Objects = spec.setdefault("replicatedJobs", [])
     for one in replicated:
-        _set_count(one, _count(one, job, policy))
+        count = _count(one, job, policy)
+        one["replicas"] = 1
+        one["template"].setdefault("spec", {}).update(parallelism=count, completions=count)
     hostfile = None
     if "torch" in policy:
         _apply_torch(job, replicated, policy["torch"] or {})
@@ -83,11 +85,6 @@ def _count(replicated: Obj, job: Obj, policy: Obj) -> int:
         as_node = bool(policy["mpi"].get("runLauncherAsNode"))
         return (max(wanted - 1, 1) if as_node else int(wanted)) if replicated["name"] == NODE else count
     return int(wanted) if step_of(replicated) == "trainer" else count
-
-
-def _set_count(replicated: Obj, count: int) -> None:
-    replicated["replicas"] = 1
-    replicated["template"].setdefault("spec", {}).update(parallelism=count, completions=count)
 
 
 def _containers(replicated: Obj, *names: str) -> Iterator[Obj]:

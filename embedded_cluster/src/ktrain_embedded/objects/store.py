@@ -102,7 +102,7 @@ class Store:
         """Return the object. Raise ApiError 404 if it doesn't exist."""
         found = self.find(resource, namespace, name)
         if found is None:
-            raise not_found(resource, name)
+            raise ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
         return found
 
     def find(self, resource: Resource, namespace: str | None, name: str) -> Obj | None:
@@ -327,11 +327,6 @@ def _wanted(obj: Obj) -> Obj:
 def details(resource: Resource, name: str) -> Obj:
     """Return the `details` of a Status for an object."""
     return {"name": name, **({"group": resource.group} if resource.group else {}), "kind": resource.plural}
-
-
-def not_found(resource: Resource, name: str) -> ApiError:
-    """Return the API server's error 404 for an object."""
-    return ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
 
 
 def conflict(resource: Resource, name: str) -> ApiError:
