@@ -12,7 +12,7 @@ from ktrain_embedded import trainer_status
 from ktrain_embedded.controllers import common as c
 from ktrain_embedded.objects import patch, quantity
 from ktrain_embedded.objects.store import Obj, Objects
-from ktrain_embedded.objects.trainingruntimes import ANCESTOR
+from ktrain_embedded.objects.trainingruntimes import step_of
 
 NODE, LAUNCHER = "node", "launcher"  # names of replicated jobs and of the trainer's container
 MERGE_KEYS = {**patch.MERGE_KEYS, "replicatedJobs": "name", "ports": "containerPort"}
@@ -66,11 +66,6 @@ def build(job: Obj, runtime: Obj, *, reports_status: bool = False) -> Built:
     return Built(
         c.child(job, job["metadata"]["name"], {"metadata": template.get("metadata") or {}, "spec": spec}), hostfile
     )
-
-
-def step_of(replicated: Obj) -> str:
-    """The step of a replicated job: trainer, dataset-initializer, model-initializer, or ""."""
-    return str(((replicated["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR, ""))
 
 
 def _count(replicated: Obj, job: Obj, policy: Obj) -> int:

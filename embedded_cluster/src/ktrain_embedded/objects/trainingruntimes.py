@@ -55,11 +55,16 @@ def deprecation(what: str, runtime: Obj) -> list[str]:
     ]
 
 
+def step_of(replicated: Obj) -> str:
+    """The step of a replicated job: trainer, dataset-initializer, model-initializer, or ""."""
+    return str(((replicated["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR, ""))
+
+
 def _replicated_jobs(runtime: Obj) -> Iterator[str]:
     jobs = (runtime["spec"]["template"].get("spec") or {}).get("replicatedJobs") or ()
     for i, job in enumerate(jobs):
         path = f"spec.template.spec.replicatedJobs[{i}]"
-        step = ((job["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR)
+        step = step_of(job)
         if step not in CONTAINERS:
             continue
         if job.get("replicas", 1) != 1:

@@ -13,7 +13,7 @@ from ktrain_embedded.objects.crds_trainer import MANAGERS
 from ktrain_embedded.objects.errors import Problem, denied, wrong
 from ktrain_embedded.objects.pods import containers
 from ktrain_embedded.objects.resources import Resource
-from ktrain_embedded.objects.trainingruntimes import ANCESTOR, deprecation
+from ktrain_embedded.objects.trainingruntimes import deprecation, step_of
 
 if TYPE_CHECKING:  # only the type hints need it
     from ktrain_embedded.objects.store import Store
@@ -121,7 +121,7 @@ def validate(store: Store, job: Obj, old: Obj | None) -> list[str]:
 
 def _initializers(job: Obj, runtime: Obj, shown: str) -> Iterator[str]:
     replicated = runtime["spec"]["template"].get("spec", {}).get("replicatedJobs") or ()
-    steps = {((x["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR) for x in replicated}
+    steps = set(map(step_of, replicated))
     for part, step in INITIALIZERS.items():
         if (job["spec"].get("initializer") or {}).get(part) is not None and step not in steps:
             why = f"must have {step} job when trainJob is configured with input {part}Config"
