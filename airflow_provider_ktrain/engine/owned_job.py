@@ -259,11 +259,11 @@ class OwnedJob:
         :param verify: wait until its pods are gone. Default: True.
         :raises JobChanged: the job has changed since.
         """
-        mode, timeout = self.mode(rule, read.job), self.options.release_timeout
+        mode = self.mode(rule, read.job)
         if mode is None:
             return None, ""
         return await self._released(
-            release(await self.api(), self.known_ref, mode, read, timeout=timeout, verify=verify, say=self._log.info)
+            release(await self.api(), self.known_ref, mode, read, verify=verify, say=self._log.info)
         )
 
     async def release_by_rule(
@@ -271,13 +271,13 @@ class OwnedJob:
         event: Event,
         *,
         task: Task = Task.NOT_ASKED,
-        timeout: float | None = None,
+        timeout: float = 90,
         holds: Callable[[JobRead], bool] = lambda read: True,
     ) -> Result:
         """Read, decide and release until the job doesn't change in between.
 
         :param task: Airflow's answer about the task. Default: it was not asked.
-        :param timeout: in seconds. Default: that of the task's options.
+        :param timeout: in seconds. Default: 90.
         :param holds: whether the rule that led here holds on a read. Default: it does.
         """
         rule: Rule | None = None
@@ -287,7 +287,6 @@ class OwnedJob:
             rule = decide(replace(self.situation(event, read), task=task, holds=holds(read), may_wait=False))
             return self.mode(rule, read.job)
 
-        timeout = timeout or self.options.release_timeout
         result = await self._released(
             release_others(await self.api(), self.known_ref, mode, timeout=timeout, say=self._log.info)
         )
