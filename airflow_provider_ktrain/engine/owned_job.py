@@ -74,16 +74,13 @@ class Submission(Protocol):
 
     async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
         """Create or adopt the job."""
-        ...
 
     async def find(self, api: Api) -> Submitted | None:
         """The job that this try or an earlier one has created, if `carry_out` was interrupted."""
-        ...
 
     @property
     def delete_command(self) -> str:
         """The command with which a user deletes the job."""
-        ...
 
 
 class OwnedJob:
