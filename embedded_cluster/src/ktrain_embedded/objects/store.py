@@ -73,7 +73,7 @@ class Store:
 
     def __init__(self) -> None:
         self._latest: defaultdict[Resource, dict[Key, Change]] = defaultdict(dict)  # each object's latest change
-        self._version = FIRST
+        self.version = FIRST  #: the latest resource version
         self._history: deque[Change] = deque(maxlen=HISTORY)
         self._oldest = FIRST  # watches from an older version fail with 410
         self._watchers: defaultdict[Resource, set[Callable[[Change], None]]] = defaultdict(set)
@@ -81,11 +81,6 @@ class Store:
         self._delivering = False
 
     # reading
-
-    @property
-    def version(self) -> int:
-        """The latest resource version of the store."""
-        return self._version
 
     @property
     def oldest(self) -> int:
@@ -96,7 +91,7 @@ class Store:
     def expire(self) -> None:
         """Clear the history. Watches and lists from older versions get 410 Expired, as after a compaction of etcd."""
         self._history.clear()
-        self._oldest = self._version
+        self._oldest = self.version
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Obj:
         """Return the object. Raise ApiError 404 if it doesn't exist."""
@@ -266,9 +261,9 @@ class Store:
         return self._commit("DELETED", resource, obj, obj)
 
     def _commit(self, kind: ChangeType, resource: Resource, obj: Obj, previous: Obj | None) -> Obj:
-        self._version += 1
-        obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
-        change = Change(self._version, kind, resource, obj, previous)
+        self.version += 1
+        obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
+        change = Change(self.version, kind, resource, obj, previous)
         if kind == "DELETED":
             del self._latest[resource][change.key]
         else:
