@@ -79,7 +79,7 @@ _reads: WeakKeyDictionary[Api, dict[str, _Read]] = WeakKeyDictionary()
 
 
 async def _recent(api: Api, path: str, seconds: float) -> Object | None:
-    """The object at a path, at most that old; {} if it doesn't exist; None if it can't be read, for MAX_SECONDS."""
+    """The object at a path, at most that old; {} if it doesn't exist; None if it can't be read."""
     read = _reads.setdefault(api, {}).setdefault(path, _Read())
     async with read.lock:
         if time.monotonic() >= read.at + (seconds if read.answer else max(seconds, UNREADABLE_SECONDS)):
