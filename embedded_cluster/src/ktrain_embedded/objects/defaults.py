@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 import copy
 from collections.abc import Callable
-from typing import Any
 
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.names import random_suffix
 from ktrain_embedded.objects.pods import containers, qos_class
-from ktrain_embedded.objects.resources import Resource
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.resources import Obj, Resource
 
 POD_SPEC: Obj = {
     "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst", "securityContext": {},

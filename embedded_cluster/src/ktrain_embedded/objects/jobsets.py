@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects import schema
 from ktrain_embedded.objects.errors import Problem, denied, invalid, wrong
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.resources import Obj
 
 WEBHOOK = "vjobset.kb.io"
 LONGEST = 63  # characters in the name of a Job or a pod

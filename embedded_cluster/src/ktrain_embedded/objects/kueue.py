@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import denied
-from ktrain_embedded.objects.resources import Resource
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.resources import Obj, Resource
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PATCH_MANAGER = "kueue.x-k8s.io/manager"

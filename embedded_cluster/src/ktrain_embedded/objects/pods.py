@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ktrain_embedded.objects.errors import ApiError
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.resources import Obj
 
 TERMINAL = ("Succeeded", "Failed")  # final phases
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ktrain_embedded.objects import names, quantity
 from ktrain_embedded.objects.errors import Problem, unsupported, wrong
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.resources import Obj
 
 RESTART_POLICIES = ("Always", "Never", "OnFailure")
 NO_CONTAINERS: Obj = {"containers": []}

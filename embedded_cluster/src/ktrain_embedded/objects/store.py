@@ -20,9 +20,9 @@ from ktrain_embedded.objects import defaults, priorities
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError
 from ktrain_embedded.objects.names import random_suffix
+from ktrain_embedded.objects.resources import Obj as Obj
 from ktrain_embedded.objects.resources import Resource
 
-Obj = dict[str, Any]
 Key = tuple[str, str]  # namespace ("" for cluster-scoped objects) and name
 Objects = list[Obj]  # inside Store, `list` is a method
 T = TypeVar("T")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ktrain_embedded.objects.errors import Problem, denied
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.resources import Obj
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # label of a Job template: the step of the TrainJob
 SUPPORT = ("trainer.kubeflow.org/support", "deprecated")  # label and value of a deprecated runtime

@@ -12,13 +12,12 @@ from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.crds_trainer import MANAGERS
 from ktrain_embedded.objects.errors import Problem, denied, wrong
 from ktrain_embedded.objects.pods import containers
-from ktrain_embedded.objects.resources import Resource
+from ktrain_embedded.objects.resources import Obj, Resource
 from ktrain_embedded.objects.trainingruntimes import deprecation, step_of
 
 if TYPE_CHECKING:  # only the type hints need it
     from ktrain_embedded.objects.store import Store
 
-Obj = dict[str, Any]
 
 WEBHOOK = "validator.trainjob.trainer.kubeflow.org"
 RUNTIMES = {x.kind: x for x in (r.CLUSTER_TRAINING_RUNTIME, r.TRAINING_RUNTIME)}
