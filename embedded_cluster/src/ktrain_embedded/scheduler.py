@@ -56,8 +56,7 @@ class Host:
     @property
     def name(self) -> str:
         """The node's name."""
-        name: str = self.node["metadata"]["name"]
-        return name
+        return str(self.node["metadata"]["name"])
 
     def allocatable(self, resource: str) -> Decimal:
         """The amount of a resource that pods may request on this node."""

@@ -76,8 +76,7 @@ class Volumes:
         host = self._claimed(volume) or volume.get("hostPath")
         if host and (host.get("type") or Path(host["path"]).exists()):
             return Path(host["path"])
-        name: str = volume["name"]
-        return self._directory / name
+        return self._directory / str(volume["name"])
 
     def _claimed(self, volume: Obj) -> Obj | None:
         """The hostPath of the PersistentVolume that a volume's claim is bound to."""
