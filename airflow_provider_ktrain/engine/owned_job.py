@@ -350,7 +350,7 @@ class OwnedJob:
         return read, ""
 
     async def end_existing(self, ref: JobRef, read: JobRead) -> None:
-        """Release a job of an earlier try, which `core.adoption.decide` replaces.
+        """Release a job of an earlier try, which `core.identity.adoption.decide` replaces.
 
         :raises JobChanged: the job has changed since it was read.
         """

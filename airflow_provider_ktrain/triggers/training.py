@@ -41,7 +41,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     written by another release: unknown arguments are ignored, missing ones have defaults. Invalid arguments don't
     raise, because Airflow would fail the task; without a job, the event is an error.
 
-    :param job: `core.identity.JobRef` as a dict.
+    :param job: `core.identity.names.JobRef` as a dict.
     :param options: `engine.follow.options.Options` as a dict. Default: the defaults of its fields.
     :param handover: `engine.follow.deferral.Handover` of the worker as a dict. Default: nothing was followed before.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`.

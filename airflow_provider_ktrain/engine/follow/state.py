@@ -48,7 +48,7 @@ class JobState:
         self.job: Object | None = None  #: as last seen, also after it was deleted
         self.gone = False  #: whether the job was deleted
         self.uncertain = False  #: whether the API server could not be asked if the job exists, or who owns it
-        self.pod_owners: dict[str, bool] = {}  #: of `engine.job_requests.pod_owners`
+        self.pod_owners: dict[str, bool] = {}  #: of `engine.api.job_calls.pod_owners`
         self.pods = PodHistory(self.kind, handover.pod_history)
         self.pods_version = ""  #: the resourceVersion up to which all changes of the pods are known; "" if unknown
         #: what the process before has seen of the pods, until it is known what became of them
