@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from airflow_provider_ktrain.core.ending import (
     HURRIED,
@@ -32,7 +32,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotatio
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -53,7 +53,6 @@ from airflow_provider_ktrain.engine.release import (
 )
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
 
-Object = dict[str, Any]
 FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
 CONFLICT_PAUSE_SECONDS = 0.5  #: until annotations are written again that met another write

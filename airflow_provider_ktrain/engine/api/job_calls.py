@@ -15,10 +15,9 @@ from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPEN
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
-Object = dict[str, Any]
 T = TypeVar("T")
 PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
 

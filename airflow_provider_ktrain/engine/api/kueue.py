@@ -13,10 +13,9 @@ from weakref import WeakKeyDictionary
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, label
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, Queues, workload_of
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import annotate
 
-Object = dict[str, Any]
 GROUP = "kueue.x-k8s.io"
 VISIBILITY_GROUP = f"visibility.{GROUP}"
 QUEUE_SECONDS = 5.0  #: for which a queue that was read counts as read

@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from airflow_provider_ktrain.core.errors import ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.adoption import Action, Decision, decide, may_have_begun
@@ -45,7 +45,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -59,7 +59,6 @@ from airflow_provider_ktrain.engine.api.request_errors import QuotaWait, explain
 from airflow_provider_ktrain.engine.submit import code_delivery
 from airflow_provider_ktrain.engine.submit.deletion_waiter import DeletionWaiter
 
-Object = dict[str, Any]
 T = TypeVar("T")
 CREATE_SECONDS = 30.0  #: for the response to the create request
 DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted

@@ -28,7 +28,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_ktrain.core.text.output import shown_log
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, pause_after
 from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
 from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 log = shown_log(__name__)
-
-Object = dict[str, Any]
 
 PAGE_SIZE = 100  #: objects per list request: parsing a page must not block the event loop
 RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
