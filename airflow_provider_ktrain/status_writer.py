@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.text.output import shown, shown_log
+from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
 
@@ -283,3 +285,31 @@ def _writer() -> StatusWriter:
 def question() -> contextlib.AbstractContextManager[None]:
     """While the body of the `with` waits for an answer of Airflow, the running event loop begins no status write."""
     return _writer().question()
+
+
+async def ask_state(ti: Any, log: Log, seconds: float, *, slow_after: float | None = None) -> str:
+    """The state of a task instance; empty if it can't be read within `seconds`.
+
+    A slow answer is waited for: a triggerer's supervisor may be busy for minutes. It answers the requests of all
+    triggers one after another, so a request that is given up and sent again waits behind all others once more.
+
+    :param slow_after: seconds in which an answer may always arrive, and after which a trigger logs that it still waits.
+        Default: None, as in a worker, which has few seconds.
+    """
+    end = time.monotonic() + seconds
+    try:
+        with question():
+            asking = in_thread(functools.partial(compat.task_state, ti))
+            if slow_after is not None:
+                await asyncio.wait([asking], timeout=slow_after)
+                if not asking.done():
+                    log.warning(
+                        "The trigger was canceled, and Airflow has not reported the task's state for "
+                        f"{slow_after:.0f} s.\n"
+                        "Still waiting for it, because it decides whether the job is released."
+                    )
+            async with asyncio.timeout(end - time.monotonic()):
+                return await asking
+    except Exception as e:
+        log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
+        return ""

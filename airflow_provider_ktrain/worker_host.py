@@ -17,7 +17,6 @@ from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log
-from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -29,7 +28,7 @@ from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, question
+from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, ask_state
 
 T = TypeVar("T")
 STOP_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: to end after SIGTERM
@@ -43,12 +42,12 @@ class WorkerHost:
     """
 
     def __init__(self, hook: TrainingHook, log: Log, ti: Any = None) -> None:
-        self._hook, self._log, self._ti = hook, log, ti
+        self._hook = hook
         self._stop = StopSignal()
         self._killed: TrainingKilledError | None = None  # the end after a kill
         sink = None if ti is None else TaskStatusSink.of(ti, WORKER)
         successor = Successor.NEXT_TRY if ti is not None and compat.has_tries_left(ti) else Successor.NOBODY
-        ask = None if ti is None else self._ask_state
+        ask = None if ti is None else functools.partial(ask_state, ti, log)
         host = Host(STOP_SECONDS, ask, successor, status_sink=sink)
         self._training = Training(hook.api, host, log, self._stop)
         self._runner = asyncio.Runner()
@@ -157,16 +156,6 @@ class WorkerHost:
         if self._killed is None:
             self._killed = TrainingKilledError(str(cause_of(self._run(self._training.stop()))))
         raise self._killed
-
-    async def _ask_state(self, seconds: float) -> str:
-        """The task's state in Airflow; empty if there is no answer in time."""
-        try:
-            with question():
-                async with asyncio.timeout(seconds):
-                    return await in_thread(functools.partial(compat.task_state, self._ti))
-        except Exception as e:
-            self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
-            return ""
 
     def expect(self, submission: Submission, on_finish_action: OnFinishAction) -> None:
         """From now on, a job of this task may exist."""

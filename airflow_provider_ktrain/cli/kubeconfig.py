@@ -23,7 +23,7 @@ class Target:
 
     :param namespace: of the option or the context; empty if neither sets one.
     :param explicit: whether the option set the namespace, which then overrides a manifest's.
-    :param make_client: builds a client, as `engine.api.Api` calls it.
+    :param make_client: builds a client, as `engine.api.client.Api` calls it.
     """
 
     namespace: str

@@ -14,14 +14,14 @@ VERSION = 1  #: of all formats of this release; it is written, and a reader acce
 
 # keys of the task store: Airflow's `task_state_store`, which keeps values for later tries of a task
 SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits jobs, and the number of submissions
-JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
+JOB_STATE = "ktrain_job"  #: the job, as `core.identity.names.JobRef`
 DEFERRAL_STATE = "ktrain_deferral"  #: arguments of the last trigger, as `engine.follow.deferral.Deferral`
 OUTCOME_STATE = "ktrain_outcome"  #: the outcome of the last try that followed its job to the end
 FAILED_NODES_STATE = "ktrain_failed_nodes"  #: nodes that later tries avoid (`avoid_failed_nodes`)
 TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
 NEXT_DUE = "next_due"  #: field of the status: when the next one is due, in epoch seconds
-STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: see `core.state.status_document`
+STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: see `core.reporting.status_document`
 
 MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON
 MAX_TRIES = 10  #: tries that are summarized

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
@@ -21,12 +21,11 @@ from airflow_provider_ktrain.core.state.queue.kueue_status import queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, job_pods, read_job, set_suspended
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 from airflow_provider_ktrain.engine.release import Released, release_others
 
-Object = dict[str, Any]
 T = TypeVar("T")
 STARTS_WHEN_RESUMED = ".\nThe job is suspended: its Workers start when it is resumed"
 KEEPS_WORLD_SIZE = (

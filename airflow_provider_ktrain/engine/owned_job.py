@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from airflow_provider_ktrain.core.ending import (
     HURRIED,
@@ -32,7 +32,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotatio
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -53,7 +53,6 @@ from airflow_provider_ktrain.engine.release import (
 )
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
 
-Object = dict[str, Any]
 FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
 CONFLICT_PAUSE_SECONDS = 0.5  #: until annotations are written again that met another write
@@ -74,16 +73,13 @@ class Submission(Protocol):
 
     async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
         """Create or adopt the job."""
-        ...
 
     async def find(self, api: Api) -> Submitted | None:
         """The job that this try or an earlier one has created, if `carry_out` was interrupted."""
-        ...
 
     @property
     def delete_command(self) -> str:
         """The command with which a user deletes the job."""
-        ...
 
 
 class OwnedJob:
@@ -259,11 +255,11 @@ class OwnedJob:
         :param verify: wait until its pods are gone. Default: True.
         :raises JobChanged: the job has changed since.
         """
-        mode, timeout = self.mode(rule, read.job), self.options.release_timeout
+        mode = self.mode(rule, read.job)
         if mode is None:
             return None, ""
         return await self._released(
-            release(await self.api(), self.known_ref, mode, read, timeout=timeout, verify=verify, say=self._log.info)
+            release(await self.api(), self.known_ref, mode, read, verify=verify, say=self._log.info)
         )
 
     async def release_by_rule(
@@ -271,13 +267,13 @@ class OwnedJob:
         event: Event,
         *,
         task: Task = Task.NOT_ASKED,
-        timeout: float | None = None,
+        timeout: float = 90,
         holds: Callable[[JobRead], bool] = lambda read: True,
     ) -> Result:
         """Read, decide and release until the job doesn't change in between.
 
         :param task: Airflow's answer about the task. Default: it was not asked.
-        :param timeout: in seconds. Default: that of the task's options.
+        :param timeout: in seconds. Default: 90.
         :param holds: whether the rule that led here holds on a read. Default: it does.
         """
         rule: Rule | None = None
@@ -287,7 +283,6 @@ class OwnedJob:
             rule = decide(replace(self.situation(event, read), task=task, holds=holds(read), may_wait=False))
             return self.mode(rule, read.job)
 
-        timeout = timeout or self.options.release_timeout
         result = await self._released(
             release_others(await self.api(), self.known_ref, mode, timeout=timeout, say=self._log.info)
         )
@@ -354,7 +349,7 @@ class OwnedJob:
         return read, ""
 
     async def end_existing(self, ref: JobRef, read: JobRead) -> None:
-        """Release a job of an earlier try, which `core.adoption.decide` replaces.
+        """Release a job of an earlier try, which `core.identity.adoption.decide` replaces.
 
         :raises JobChanged: the job has changed since it was read.
         """

@@ -37,7 +37,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import capitalized, counted, listed
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.claims import read_claims
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -51,7 +51,6 @@ from airflow_provider_ktrain.engine.api.job_calls import (
 )
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 
-Object = dict[str, Any]
 Say = Callable[[str], object]  #: logs one line
 T = TypeVar("T")
 NAMED_PODS = 5  #: how many pods an error names

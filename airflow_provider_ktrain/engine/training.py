@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
@@ -200,7 +200,7 @@ class Training:
 
     async def _follow(self, until: float | None, first: Noticed | None) -> Outcome | Handover:
         """Follow the job, from the handover again each time a decision has ended the reading of its logs."""
-        job, ended = self.job, _StartOver()
+        job = self.job
         api = await job.api()
         while True:
             state = JobState(job.known_ref, self.handover)
@@ -217,8 +217,7 @@ class Training:
                 finally:
                     job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
                     job.ref = job.ref and following.state.ref  # unless the job was let go of
-            if result != ended:
-                assert not isinstance(result, _StartOver)
+            if not isinstance(result, _StartOver):
                 return result
             first = None
 
@@ -455,7 +454,6 @@ class _StopRequested(Exception):
     """The process was asked to stop."""
 
 
-@dataclass(frozen=True)
 class _StartOver:
     """The job is followed on, from the handover."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -83,19 +84,18 @@ class JobControlOperator(ParseChecks, StorableLog, BaseOperator):
 
     async def _act_on_job(self, api: Api, default_namespace: str) -> str:
         """Find the job by its name and change it."""
-        from airflow_provider_ktrain.engine.api.job_calls import find, served_version
+        from airflow_provider_ktrain.engine.api.job_calls import find
 
         kind = kind_of(self.kind)
         namespace = self.namespace or default_namespace
         seconds = self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else self.timeout
-        version = await served_version(api, kind)
-        found = await find(api, kind, version, namespace, self.job_name, timeout=seconds)
-        if found is None:
-            missing = f"{kind.name} {namespace}/{self.job_name} does not exist"
+        ref, job = await find(api, kind, namespace, self.job_name, timeout=seconds)
+        if job is None:
+            missing = f"{ref} does not exist"
             if self.missing_ok:
                 return missing
             raise KtrainError(f"{missing}. See: kubectl get {kind.plural} -n {namespace}")
-        return await self.act(api, found[0], seconds)
+        return await self.act(api, replace(ref, uid=job["metadata"]["uid"]), seconds)
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         """Change the job and wait for the effect. Returns a line for the log."""

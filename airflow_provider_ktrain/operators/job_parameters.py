@@ -395,7 +395,6 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     # what the task returns
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
-        """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
         from airflow_provider_ktrain.operators import reported_outcome
 
         return reported_outcome.fit(outcome, self)

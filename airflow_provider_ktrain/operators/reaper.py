@@ -28,11 +28,9 @@ from airflow_provider_ktrain.parse_checks import ParseChecks
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.api.client import Api
+    from airflow_provider_ktrain.engine.api.client import Api, Object
     from airflow_provider_ktrain.engine.api.job_calls import JobRead
     from airflow_provider_ktrain.worker_host import WorkerHost
-
-Object = dict[str, Any]
 
 
 class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):

@@ -203,7 +203,7 @@ class Submission:
                 log.info(self._checkpoints.describe())
 
     def steps_to_hand_over(self, submitted: Submitted) -> dict[str, Any]:
-        """What the follower of a new job needs to count its repeated steps: see `core.state.reported_steps`."""
+        """What the follower of a new job needs to count its repeated steps: see `core.state.steps.reported_steps`."""
         known = submitted.created and self._earlier_step is not None
         return {"steps": {"before": self._earlier_step}} if known else {}
 

@@ -248,12 +248,9 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job by its name. The second value is None if it doesn't exist."""
-        from airflow_provider_ktrain.engine.api.job_calls import find, served_version
+        from airflow_provider_ktrain.engine.api.job_calls import find
 
-        version = await served_version(api, self.kind)
-        ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")
-        _, job = await find(api, self.kind, ref.version, ref.namespace, ref.name) or (ref, None)
-        return ref, job
+        return await find(api, self.kind, self.namespace or default_namespace, self.job_name)
 
     async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job, and log what the sensor waits for."""

@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, question
+from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, ask_state, question
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -41,7 +41,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     written by another release: unknown arguments are ignored, missing ones have defaults. Invalid arguments don't
     raise, because Airflow would fail the task; without a job, the event is an error.
 
-    :param job: `core.identity.JobRef` as a dict.
+    :param job: `core.identity.names.JobRef` as a dict.
     :param options: `engine.follow.options.Options` as a dict. Default: the defaults of its fields.
     :param handover: `engine.follow.deferral.Handover` of the worker as a dict. Default: nothing was followed before.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`.
@@ -249,27 +249,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             raise asyncio.CancelledError
 
     async def _task_state(self, seconds: float) -> str:
-        """The state of this trigger's task instance; empty if it can't be read within `seconds`.
-
-        A slow answer is waited for: the supervisor may be busy for minutes. It answers the requests of all triggers one
-        after another, so a request that is given up and sent again waits behind all others once more.
-        """
-        end = time.monotonic() + seconds
-        try:
-            with question():
-                asking = _ask_state(self.task_instance)
-                await asyncio.wait([asking], timeout=self.slow_answer)
-                if not asking.done():
-                    self.log.warning(
-                        "The trigger was canceled, and Airflow has not reported the task's state for %.0f s.\nStill "
-                        "waiting for it, because it decides whether the job is released.",
-                        self.slow_answer,
-                    )
-                async with asyncio.timeout(end - time.monotonic()):
-                    return await asking
-        except Exception as e:
-            self.log.warning("The task's state can't be read from Airflow.\n%s: %s", type(e).__name__, e)
-            return ""
+        return await ask_state(self.task_instance, self.log, seconds, slow_after=self.slow_answer)
 
     def _warm_up(self) -> None:
         """Send Airflow one harmless request per process, without waiting for the response.
@@ -317,15 +297,10 @@ async def _cancel(working: asyncio.Future[Any]) -> None:
             await asyncio.wait([working])
 
 
-def _ask_state(ti: Any) -> asyncio.Future[str]:
-    """Ask Airflow for the task's state, in a thread of its own: the loop's threads may all wait for something."""
-    return in_thread(functools.partial(compat.task_state, ti))
-
-
 async def _warm_up_supervisor(ti: Any) -> None:
     with contextlib.suppress(Exception), question():  # a kill sends its own request
         async with asyncio.timeout(WARM_UP_TIMEOUT):
-            await _ask_state(ti)
+            await in_thread(functools.partial(compat.task_state, ti))
 
 
 _warmed_up: object | None = None  # the connection to the supervisor that was used for the request

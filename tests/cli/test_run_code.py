@@ -113,7 +113,7 @@ async def test_job_whose_code_cannot_be_sent_is_deleted(cluster: TestCluster) ->
         with pytest.raises(NoRightError):
             await RunHost(api, request, cluster.namespace, log).run()
         assert f"{request.job_name} deleted." in str(log)
-        assert await find(api, PYTORCHJOB, "v1", cluster.namespace, request.job_name) is None
+        assert (await find(api, PYTORCHJOB, cluster.namespace, request.job_name))[1] is None
 
 
 @pytest.mark.parametrize(

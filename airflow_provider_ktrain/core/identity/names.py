@@ -178,7 +178,7 @@ class JobRef:
     :param uid: uid of the job: a later job may have the same name.
     :param owner: the ti_id of the try that owns it: fences every delete and patch. Empty: a job that others submitted.
     :param submission: value of SUBMISSION_LABEL. Empty: a job that others submitted.
-    :param cluster: where it was submitted, as returned by `engine.api.Api.cluster`, because a connection may be edited.
+    :param cluster: where it was submitted, by `engine.api.client.Api.cluster`, because a connection may be edited.
         Empty: not known.
     """
 

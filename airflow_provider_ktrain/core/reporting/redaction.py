@@ -1,7 +1,7 @@
 """Hides secrets in a manifest, or in another nested value, so that it can be shown.
 
-In a nested value, the key of a text may say that it is a secret; `core.text.shown` knows only the text. A secret in a
-Kubernetes Secret is only a reference in a manifest.
+In a nested value, the key of a text may say that it is a secret; `core.text.output.shown` knows only the text. A secret
+in a Kubernetes Secret is only a reference in a manifest.
 """
 
 from __future__ import annotations

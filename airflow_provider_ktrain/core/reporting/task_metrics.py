@@ -30,7 +30,7 @@ def gauges(
     """The gauges at the end of a try.
 
     :param metrics: what the followers of the job measured, by name.
-    :param training_metrics: what the program reported: see `core.state.training_metrics`.
+    :param training_metrics: what the program reported: see `core.state.steps.training_metrics`.
     """
     for numbers, tags in _by_resource(usage):
         for key, value in numbers.items():

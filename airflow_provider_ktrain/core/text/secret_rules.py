@@ -1,4 +1,4 @@
-"""Finds secrets in text by the names before them and by their form. `core.text.shown` applies the rules.
+"""Finds secrets in text by the names before them and by their form. `core.text.output.shown` applies the rules.
 
 The rules prefer to hide too much: the word after `password:` is hidden, whatever it is. But the beginning of a sentence
 after `token:` is shown, and so is what follows the name of an exception: they say why a training failed.

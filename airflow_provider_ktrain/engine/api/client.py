@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import aiohttp
     from kubernetes_asyncio.client import ApiClient
 
+Object = dict[str, Any]  #: an object of Kubernetes, as JSON
 MakeClient = Callable[[], Awaitable["ApiClient"]]
 
 CONNECT_TIMEOUT_SECONDS = 15.0
@@ -114,7 +115,7 @@ class ApiStatusError(ClusterError):
         return float(seconds) if isinstance(seconds, int | float) else None
 
 
-async def get(api: Api, path: str, *, missing: Collection[int] = (404,), timeout: float = 30) -> dict[str, Any] | None:
+async def get(api: Api, path: str, *, missing: Collection[int] = (404,), timeout: float = 30) -> Object | None:
     """The object at a path. None: the status of the response is one of `missing`.
 
     :param missing: statuses that mean that there is nothing to read. Default: 404.
@@ -171,7 +172,7 @@ class Api:
         body: Any = None,
         metadata_only: bool = False,
         timeout: float = 30,
-    ) -> dict[str, Any]:
+    ) -> Object:
         """Send a request and return the parsed response; {} if the response isn't a JSON object.
 
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.

@@ -1,4 +1,4 @@
-"""One authenticated client and its connection pools, as `engine.api.Api` builds and replaces them."""
+"""One authenticated client and its connection pools, as `engine.api.client.Api` builds and replaces them."""
 
 from __future__ import annotations
 

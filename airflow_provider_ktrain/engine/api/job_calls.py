@@ -15,10 +15,9 @@ from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPEN
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
-Object = dict[str, Any]
 T = TypeVar("T")
 PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
 
@@ -73,21 +72,16 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
     )
 
 
-async def find(
-    api: Api, kind: Kind, version: str, namespace: str, name: str, *, timeout: float = 0
-) -> tuple[JobRef, Object] | None:
-    """The job of this name, no matter who submitted it. None: it doesn't exist.
+async def find(api: Api, kind: Kind, namespace: str, name: str, *, timeout: float = 0) -> tuple[JobRef, Object | None]:
+    """The job of this name, no matter who submitted it; the reference has no uid. None: it doesn't exist.
 
     :param timeout: how long to repeat requests to an unreachable API server, in seconds. Default: 0.
     """
-    path = api_paths.jobs(kind, version, namespace, name)
+    ref = JobRef(kind.name, await served_version(api, kind), namespace, name, uid="")
     try:
-        job = await retry_transient(lambda: get(api, path), time.monotonic() + timeout)
+        return ref, await retry_transient(lambda: get(api, api_paths.job(ref)), time.monotonic() + timeout)
     except (ApiStatusError, ApiUnavailable) as e:
         raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from None
-    if job is None:
-        return None
-    return JobRef(kind.name, version, namespace, name, job["metadata"]["uid"]), job
 
 
 async def read_job(api: Api, ref: JobRef) -> Object | None:

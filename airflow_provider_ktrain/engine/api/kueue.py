@@ -13,10 +13,9 @@ from weakref import WeakKeyDictionary
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, label
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, Queues, workload_of
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import annotate
 
-Object = dict[str, Any]
 GROUP = "kueue.x-k8s.io"
 VISIBILITY_GROUP = f"visibility.{GROUP}"
 QUEUE_SECONDS = 5.0  #: for which a queue that was read counts as read
@@ -79,7 +78,7 @@ _reads: WeakKeyDictionary[Api, dict[str, _Read]] = WeakKeyDictionary()
 
 
 async def _recent(api: Api, path: str, seconds: float) -> Object | None:
-    """The object at a path, at most that old; {} if it doesn't exist; None if it can't be read, for MAX_SECONDS."""
+    """The object at a path, at most that old; {} if it doesn't exist; None if it can't be read."""
     read = _reads.setdefault(api, {}).setdefault(path, _Read())
     async with read.lock:
         if time.monotonic() >= read.at + (seconds if read.answer else max(seconds, UNREADABLE_SECONDS)):

@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.state.pods.objects import containers, failed_r
 from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
@@ -30,7 +30,6 @@ from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 
-Object = dict[str, Any]
 Pod = Mapping[str, Any]
 TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
 REPORT_LINES = 64  # before them, of NCCL's timeouts: their C++ stacks and torchrun's own report follow

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.state.pods.objects import created_at, event_time
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_involved_name, by_involved_uid, by_uid
 
-Object = dict[str, Any]
 FIRST_LIST_SECONDS = 10.0  #: for the first list of the watch, after which the events are listed for the job
 FORBIDDEN_RETRY_SECONDS = 600.0  #: until the watch is tried again after the API server rejected it (403)
 MAX_OBJECTS = 20  #: whose events are listed: the job and its pods, existing ones first

@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
 from airflow_provider_ktrain.core.text.output import counted
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import Log, job_pods, read_job
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 
-Object = dict[str, Any]
 DRAIN_SECONDS = 5.0  #: for the logs after the release: the pods are gone by then
 RETRY_SECONDS = 300.0  #: in which requests to an unreachable API server are repeated, as in a release
 

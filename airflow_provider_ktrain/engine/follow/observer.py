@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.claims import read_claims
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, list_objects, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -32,7 +32,6 @@ from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.watch.informer import Outages, SharedInformer, Subscription, events_of
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
-Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
 FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
 POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it

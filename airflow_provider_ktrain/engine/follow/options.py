@@ -20,8 +20,6 @@ class Options:
         time, in seconds. While lines come, it goes on for up to 5 minutes, but not past the deadline. After the
         release, what was read is logged within the same limits; after a takeover, lines since the deferral have this
         time. Default: 30.
-    :param release_timeout: how long to wait until the pods are gone, in seconds; at least their longest grace period
-        plus 30 s. Default: 90.
     """
 
     logs: LogChoice = "auto"
@@ -29,7 +27,6 @@ class Options:
     deadline: float | None = None
     on_finish_action: OnFinishAction = OnFinishAction.DELETE_JOB
     drain_timeout: float = 30
-    release_timeout: float = 90
     release: bool = True
     conditions: tuple[str, ...] = ()
 

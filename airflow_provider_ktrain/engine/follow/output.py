@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.state.steps.progress import RunStarts
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
@@ -24,7 +25,6 @@ from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
 from airflow_provider_ktrain.engine.logs.line_logger import AGAIN, LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
-Object = dict[str, Any]
 #: After this time since the handover, a trigger assumes that another triggerer followed the job in between. A trigger
 #: usually starts within 2 s; Airflow needs longer than this to move it from a lost triggerer.
 TAKEOVER_SECONDS = 10.0

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop, Restart, RestartHistory
+from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 
-Object = dict[str, Any]
 LOG_DELAY_SECONDS = 2.0  # before a restart is reported: the failed run's log may still arrive with the reason
 MAX_LOG_DELAY_SECONDS = 30.0  # if no line of the run has arrived: it may have written none
 

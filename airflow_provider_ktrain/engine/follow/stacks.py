@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.hangs import Hang, explain_hang, find_hang
@@ -22,12 +22,11 @@ from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 
-Object = dict[str, Any]
 MAX_REPLICAS = 64  #: whose stacks are read
 NODE_TIMEOUT_SECONDS = 5.0  #: for the node of the replica that hangs
 RETRY_SECONDS = 0.5  #: until a stream is opened again that failed

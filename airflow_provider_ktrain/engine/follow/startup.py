@@ -14,7 +14,6 @@ import datetime
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.diagnosis import unmatched_pods
@@ -32,13 +31,12 @@ from airflow_provider_ktrain.core.state.nodes import Node, is_of_autoscaler
 from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, get
+from airflow_provider_ktrain.engine.api.client import Api, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import list_objects
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.follow.state import utc_now
 
-Object = dict[str, Any]
 FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
 INTERVAL_FACTOR = 1.5  #: by which the interval grows after each check
 MAX_INTERVAL_SECONDS = 300.0

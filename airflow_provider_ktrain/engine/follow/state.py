@@ -28,10 +28,10 @@ from airflow_provider_ktrain.core.state.pods.stopped_pods import (
 )
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen, phase_of
 from airflow_provider_ktrain.core.text.output import with_short_first_line
+from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.api.job_calls import belongs
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
 
-Object = dict[str, Any]
 #: messages of conditions that only repeat the phase
 REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|successfully completed)\.?")
 
@@ -48,7 +48,7 @@ class JobState:
         self.job: Object | None = None  #: as last seen, also after it was deleted
         self.gone = False  #: whether the job was deleted
         self.uncertain = False  #: whether the API server could not be asked if the job exists, or who owns it
-        self.pod_owners: dict[str, bool] = {}  #: of `engine.job_requests.pod_owners`
+        self.pod_owners: dict[str, bool] = {}  #: of `engine.api.job_calls.pod_owners`
         self.pods = PodHistory(self.kind, handover.pod_history)
         self.pods_version = ""  #: the resourceVersion up to which all changes of the pods are known; "" if unknown
         #: what the process before has seen of the pods, until it is known what became of them

@@ -16,11 +16,10 @@ from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, PREFIX,
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, config_map_name
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import is_owned
 from airflow_provider_ktrain.engine.api.request_errors import explain, refuses_manifest
 
-Object = dict[str, Any]
 RESOURCE = "configmaps"
 
 

@@ -2,8 +2,8 @@
 
 All tries of a task use one job name, which is computed from the task's key. So the create request is the lock: if two
 tries race, one create succeeds and the other one gets 409 AlreadyExists. The other try reads the job and decides by the
-owner annotation (`core.adoption.decide`): it adopts a running job, replaces a failed job, takes the result of a job
-that succeeded, waits for a job that is being deleted, and refuses a job of another task.
+owner annotation (`core.identity.adoption.decide`): it adopts a running job, replaces a failed job, takes the result of
+a job that succeeded, waits for a job that is being deleted, and refuses a job of another task.
 
 A try adopts a job by a patch of the owner annotation. This patch, like every delete, carries the resourceVersion of the
 read on which the decision is based. If the job has changed in between, the API server answers 409, nothing happens, and
@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from airflow_provider_ktrain.core.errors import ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.adoption import Action, Decision, decide, may_have_begun
@@ -45,7 +45,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -59,7 +59,6 @@ from airflow_provider_ktrain.engine.api.request_errors import QuotaWait, explain
 from airflow_provider_ktrain.engine.submit import code_delivery
 from airflow_provider_ktrain.engine.submit.deletion_waiter import DeletionWaiter
 
-Object = dict[str, Any]
 T = TypeVar("T")
 CREATE_SECONDS = 30.0  #: for the response to the create request
 DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted
@@ -380,7 +379,7 @@ async def submit(
     because of a quota or of a manifest that has become invalid, its response doesn't show that the name is taken.
 
     :param build: returns the stamped manifest for the value of its submission label. If it is invalid: its metadata.
-    :param first_try: first try since the task was cleared, by `core.adoption.first_try_since_clear`.
+    :param first_try: first try since the task was cleared, by `core.identity.adoption.first_try_since_clear`.
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 120.
     :param quota_patience: how long to repeat a create that exceeds a ResourceQuota, in seconds. Default: 0.
     :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.

@@ -20,11 +20,10 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, get
+from airflow_provider_ktrain.engine.api.client import Api, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import Log, job_pods, list_pods, read_job
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 
-Object = dict[str, Any]
 T = TypeVar("T")
 #: time after the end of a pod's grace period from which messages suspect its node
 NODE_SUSPECTED_AFTER_SECONDS = 30.0

@@ -33,8 +33,6 @@ from airflow_provider_ktrain.engine.api.job_calls import Log, served_version
 from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.submit.runtimes import answer_to, read_served
 
-Object = dict[str, Any]
-
 SUBMISSION = "dry-run"  #: value of the label of a job that is never created
 KUEUE_GROUP = "kueue.x-k8s.io"
 #: where the manifests and the chart of Kueue install it; without the right to read it, its version isn't known

@@ -28,7 +28,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_ktrain.core.text.output import shown_log
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, pause_after
 from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
 from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 log = shown_log(__name__)
-
-Object = dict[str, Any]
 
 PAGE_SIZE = 100  #: objects per list request: parsing a page must not block the event loop
 RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
@@ -191,7 +189,8 @@ class SharedInformer:
         self._objects = ObjectIndex()
         self._subscriptions: dict[Key | None, tuple[Subscription, ...]] = {}  # mostly one for each key
         self._synced = False
-        self._version = ""  # "": list next
+        #: the resourceVersion up to which all changes were delivered; "" while this isn't known: list next
+        self.version = ""
         self._resync_at = 0.0
         self._failures = 0  # in a row
         self._refusal_level = refusal_level
@@ -201,11 +200,6 @@ class SharedInformer:
         self._lingering: asyncio.TimerHandle | None = None
         self._key = (path, label_selector, field_selector)  # among the shared informers
         self._detach: Callable[[], None] = lambda: None  # removes the callback from the Api
-
-    @property
-    def version(self) -> str:
-        """The resourceVersion up to which all changes were delivered; "" while this isn't known."""
-        return self._version
 
     @property
     def is_watching(self) -> bool:
@@ -289,7 +283,7 @@ class SharedInformer:
         if self._lingering is not None:
             self._lingering.cancel()
         self._synced = False
-        self._version = ""
+        self.version = ""
         self._objects.clear()
         self._broadcast(lambda subscription: subscription.fail(ApiUnavailable(f"the watch of {self._path} was closed")))
 
@@ -303,7 +297,7 @@ class SharedInformer:
         wait: float | None = None
         clean, self._opened = False, None
         try:
-            if not self._version or time.monotonic() >= self._resync_at:
+            if not self.version or time.monotonic() >= self._resync_at:
                 await self._list()
             await self._watch()
             clean = True
@@ -312,7 +306,7 @@ class SharedInformer:
         except ApiStatusError as error:
             wait = error.retry_after
             if error.status == 410:  # the resourceVersion has expired
-                self._version = ""
+                self.version = ""
                 self.stats["expired"] += 1
             elif error.transient:
                 self._note_unreachable(error)
@@ -327,7 +321,7 @@ class SharedInformer:
                 return 0
         self._failures += 1
         if self._failures >= RELIST_AFTER_FAILURES:
-            self._version = ""
+            self.version = ""
         return max(pause_after(self._failures, *BACKOFF_SECONDS), wait or 0)
 
     def _stream_was_stable(self) -> bool:
@@ -389,7 +383,7 @@ class SharedInformer:
             self._upsert(obj)
             if not number % PAGE_SIZE:
                 await asyncio.sleep(0)
-        self._version = page["metadata"]["resourceVersion"]
+        self.version = page["metadata"]["resourceVersion"]
         self._resync_at = time.monotonic() + RESYNC_SECONDS * random.uniform(0.9, 1.1)
         self._synced = True
         self._note_reached()
@@ -401,7 +395,7 @@ class SharedInformer:
             **self._selectors,
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self._version,
+            "resourceVersion": self.version,
             "timeoutSeconds": str(max(1, round(self._resync_at - time.monotonic()))),
         }
         self.stats["watches"] += 1
@@ -415,7 +409,7 @@ class SharedInformer:
     def _event(self, event: dict[str, Any]) -> None:
         obj = event["object"]
         self.stats["events"] += 1
-        self._version = obj["metadata"]["resourceVersion"]
+        self.version = obj["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
             self._remove(stripped(obj))
         elif event["type"] != "BOOKMARK":

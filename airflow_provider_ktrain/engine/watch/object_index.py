@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
+from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.watch.object_keys import Key, keys_of, uid_of
 from airflow_provider_ktrain.engine.watch.stripping import share_parts
-
-Object = dict[str, Any]
 
 
 class ObjectIndex:

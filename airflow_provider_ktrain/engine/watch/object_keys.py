@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.queue.kueue_status import equality_key, verdict
+from airflow_provider_ktrain.engine.api.client import Object
 
-Object = dict[str, Any]
 Key = tuple[str, ...]
 #: labels by which objects can be found: those in `JobRef.pod_selector`. Others would only take memory, for each object
 INDEXED_LABELS = frozenset({SUBMISSION_LABEL, *(kind.behavior.pod_name_label for kind in KINDS.values())})

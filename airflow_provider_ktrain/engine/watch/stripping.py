@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 from airflow_provider_ktrain.core.manifest.start import without_start
+from airflow_provider_ktrain.engine.api.client import Object
 
-Object = dict[str, Any]
 #: parts of a pod that are equal in all pods of a role
 COMMON_PARTS = (("metadata", "ownerReferences"), ("spec", "containers"), ("spec", "initContainers"))
 #: of pods and their containers

@@ -109,25 +109,21 @@ def _image(text: str) -> tuple[str, str]:
     return name, str(Path(directory).resolve()) if directory else ""
 
 
-def _count(text: str) -> int:
-    """Parse a whole number, 0 or more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 0 or more")
-    return int(text)
+def _number(least: int, most: float, expected: str) -> Callable[[str], int]:
+    """A function that parses a number within these bounds."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
+        return int(text)
+
+    return parse
 
 
-def _positive(text: str) -> int:
-    """Parse a whole number, 1 or more."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 1 or more")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    """Parse a port; 0 is any free one."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a port, 0 to 65535")
-    return int(text)
+_count = _number(0, math.inf, "a whole number, 0 or more")
+_positive = _number(1, math.inf, "a whole number, 1 or more")
+_port = _number(0, 65535, "a port, 0 to 65535")
+_status_code = _number(400, 599, "an HTTP status, 400 to 599")
 
 
 def _seconds(text: str) -> float:
@@ -139,13 +135,6 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of seconds, 0 or more")
     return seconds
-
-
-def _status_code(text: str) -> int:
-    """Parse the HTTP status of a fault."""
-    if not text.isdecimal() or not 400 <= int(text) <= 599:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected an HTTP status, 400 to 599")
-    return int(text)
 
 
 def _pair(text: str) -> tuple[str, str]:

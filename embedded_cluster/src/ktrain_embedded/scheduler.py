@@ -56,8 +56,7 @@ class Host:
     @property
     def name(self) -> str:
         """The node's name."""
-        name: str = self.node["metadata"]["name"]
-        return name
+        return str(self.node["metadata"]["name"])
 
     def allocatable(self, resource: str) -> Decimal:
         """The amount of a resource that pods may request on this node."""
@@ -148,7 +147,7 @@ def _refusal(pod: Obj, asked: Amounts, host: Host) -> tuple[list[str], bool]:
     if spec.get("unschedulable"):
         return ["node(s) were unschedulable"], False
     for taint in spec.get("taints") or ():
-        if taint["effect"] != "PreferNoSchedule" and not tolerates(pod, taint):
+        if taint["effect"] != "PreferNoSchedule" and toleration_of(pod, taint) is None:
             value = f": {taint['value']}" if taint.get("value") else ""
             return [f"node(s) had untolerated taint {{{taint['key']}{value}}}"], False
     if not selected(pod, host):
@@ -156,11 +155,6 @@ def _refusal(pod: Obj, asked: Amounts, host: Host) -> tuple[list[str], bool]:
     short = [name for name, amount in asked.items() if amount and amount + host.used[name] > host.allocatable(name)]
     reasons = ["Too many pods" if name == "pods" else f"Insufficient {name}" for name in short]
     return reasons, all(asked[name] <= host.allocatable(name) for name in short)
-
-
-def tolerates(pod: Obj, taint: Obj) -> bool:
-    """Whether the pod tolerates the taint."""
-    return toleration_of(pod, taint) is not None
 
 
 def toleration_of(pod: Obj, taint: Obj) -> Obj | None:

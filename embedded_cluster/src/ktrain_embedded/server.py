@@ -17,7 +17,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 PARENT_CHECK_INTERVAL = 0.5  # seconds between checks whether the parent is still running
 STATE_FILE = "cluster.json"
 MAX_HEADER = 64 * 1024  # bytes of the request line and of each header
+#: faults of a node that need nothing but its name
+OF_NODE: dict[str, Callable[[Kubelet], None]] = {
+    "lose": Kubelet.lose, "silence": Kubelet.silence, "shutdown": Kubelet.shut_down, "recover": Kubelet.recover,
+}  # fmt: skip
 
 
 class Cluster:
@@ -164,23 +168,17 @@ class Cluster:
                 pod = self._store.get(r.POD, str(options.get("namespace") or "default"), str(options.get("pod")))
                 message = str(options.get("message") or "The node was low on resource: memory.")
                 self._kubelet(pod["spec"].get("nodeName")).evict(pod, message)
-            case "lose":
-                self._kubelet(options.get("node")).lose()
-            case "silence":
-                self._kubelet(options.get("node")).silence()
-            case "shutdown":
-                self._kubelet(options.get("node")).shut_down()
+            case str(fault) if fault in OF_NODE:
+                OF_NODE[fault](self._kubelet(options.get("node")))
             case "pressure":
                 await self._kubelet(options.get("node")).run_out_of_disk()
             case "break_devices":
                 message = str(options.get("message") or "rpc error: code = Internal desc = device d0 is lost")
                 self._kubelet(options.get("node")).break_devices(message)
-            case "recover":
-                self._kubelet(options.get("node")).recover()
             case _:
-                fault = self._faults.set(options)
-                if fault.kind in ("refuse", "drop"):
-                    task = asyncio.create_task(self._cut(fault.kind, float(options["seconds"]), requester))
+                kind = self._faults.set(options).kind
+                if kind in ("refuse", "drop"):
+                    task = asyncio.create_task(self._cut(kind, float(options["seconds"]), requester))
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ktrain_embedded.objects import jobsets, names, podspecs, schema, trainingruntimes, trainjobs
 from ktrain_embedded.objects import resources as r
-from ktrain_embedded.objects.errors import ApiError, Problem, invalid
-from ktrain_embedded.objects.podspecs import unsupported, wrong
+from ktrain_embedded.objects.errors import ApiError, Problem, denied, described, invalid, unsupported, wrong
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, Store, at, details
 
@@ -83,10 +82,8 @@ def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> lis
     warnings = VALIDATORS[resource](store, obj, old) if resource in VALIDATORS else []
     if resource != r.PYTORCHJOB:
         return warnings
-    denied = list(webhook(obj))
-    if denied:
-        why = denied[0] if len(denied) == 1 else f"[{', '.join(denied)}]"
-        raise ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {why}')
+    if refused := list(webhook(obj)):
+        raise denied(WEBHOOK, refused)
     deprecated = "nProcPerNode" in ((obj.get("spec") or {}).get("elasticPolicy") or {})
     return ["spec.elasticPolicy.nProcPerNode is deprecated, use spec.nprocPerNode instead"] if deprecated else []
 
@@ -158,7 +155,7 @@ def webhook(job: Obj) -> Iterator[str]:
         yield f'metadata.name: Invalid value: "{name}": should match: {",".join(breaches)}'
     manager = (spec.get("runPolicy") or {}).get("managedBy")
     if manager is not None and manager not in MANAGERS:
-        yield _described(unsupported("spec.runPolicy.managedBy", manager, MANAGERS))
+        yield described(unsupported("spec.runPolicy.managedBy", manager, MANAGERS))
     specs, elastic = spec.get("pytorchReplicaSpecs") or {}, spec.get("elasticPolicy")
     if elastic is not None and "Worker" not in specs:
         yield "spec.pytorchReplicaSpecs[Worker]: Required value: must be configured if elastic policy is used"
@@ -170,7 +167,7 @@ def webhook(job: Obj) -> Iterator[str]:
 
 def _replica(path: str, type_: str, replica: Obj) -> Iterator[str]:
     if type_ not in REPLICA_TYPES:
-        yield _described(unsupported(path, type_, REPLICA_TYPES))
+        yield described(unsupported(path, type_, REPLICA_TYPES))
     place = f"{path}.template.spec.containers"
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers") or ()
     if not containers:
@@ -185,8 +182,3 @@ def _replica(path: str, type_: str, replica: Obj) -> Iterator[str]:
         yield f"{path}.replicas: Forbidden: must be 1"
     elif type_ == "Worker" and replicas is not None and replicas < 1:
         yield f"{path}.replicas: Forbidden: must be at least 1"
-
-
-def _described(problem: Problem) -> str:
-    _, why, field = problem
-    return f"{field}: {why}"

@@ -11,7 +11,7 @@ import yaml
 
 from ktrain_embedded.apiserver import negotiation, protobuf
 from ktrain_embedded.objects import schema
-from ktrain_embedded.objects.errors import ApiError, invalid
+from ktrain_embedded.objects.errors import ApiError, invalid, unsupported, wrong
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, at
 
@@ -34,8 +34,7 @@ def options(kind: str, query: Mapping[str, str]) -> str:
         why = f'Unsupported value: ["{dry_run}"]: supported values: "All"'
         problems.append(("FieldValueNotSupported", why, "dryRun"))
     if validation not in ("", "Ignore", "Strict", "Warn"):
-        why = f'Unsupported value: "{validation}": supported values: "", "Ignore", "Strict", "Warn"'
-        problems.append(("FieldValueNotSupported", why, "fieldValidation"))
+        problems.append(unsupported("fieldValidation", validation, ("", "Ignore", "Strict", "Warn")))
     if problems:
         raise invalid(kind, problems)
     return validation or "Warn"
@@ -99,7 +98,7 @@ def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
             400, f"the API version in the data ({version}) does not match the expected API version ({expected})"
         )
     if kind != resource.kind and resource.custom:
-        problem = ("FieldValueInvalid", f'Invalid value: "{kind}": must be {resource.kind}', "kind")
+        problem = wrong("kind", kind, f"must be {resource.kind}")
         raise invalid(str(kind), [problem], name=str(at(value, "metadata.name", "")), group=resource.group)
     if kind != resource.kind:
         raise _unfit(resource, kind)

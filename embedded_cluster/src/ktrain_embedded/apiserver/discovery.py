@@ -36,10 +36,7 @@ def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
     listed: dict[str, list[Obj]] = {}
     schemas: dict[str, Obj] = {}
     for resource in resources:
-        if resource.custom:
-            schemas.setdefault(resource.api_version, {})[openapi.component(resource)] = _schema(resource)
-        else:
-            schemas.setdefault(resource.api_version, {})[openapi.component(resource)] = _described(resource)
+        schemas.setdefault(resource.api_version, {})[openapi.component(resource)] = _schema(resource)
         head = {"namespaced": resource.namespaced, "kind": resource.kind}
         itself = {
             **head, "name": resource.plural, "singularName": resource.singular, "verbs": list(resource.verbs),
@@ -75,21 +72,14 @@ def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
 
 
 def _schema(resource: Resource) -> Obj:
+    """The schema of a type. Without the fields of a built-in one, `kubectl explain` names Kubernetes' documentation."""
     kind = {"group": resource.group, "kind": resource.kind, "version": resource.version}
-    return {**openapi.schema_of(resource), "x-kubernetes-group-version-kind": [kind]}
-
-
-def _described(resource: Resource) -> Obj:
-    """The schema of a built-in type: without fields, so that `kubectl explain` refers to Kubernetes' documentation."""
-    kind = {"group": resource.group, "kind": resource.kind, "version": resource.version}
-    return {"type": "object", "description": NOT_DESCRIBED, "x-kubernetes-group-version-kind": [kind]}
+    known = openapi.schema_of(resource) if resource.custom else {"type": "object", "description": NOT_DESCRIBED}
+    return {**known, "x-kubernetes-group-version-kind": [kind]}
 
 
 def _openapi(prefix: str, group: str, version: str, entries: list[Obj], schemas: Obj) -> Obj:
-    """Return an OpenAPI document: paths that support field validation, and the schemas of custom resources.
-
-    The schemas of built-in types have no fields.
-    """
+    """Return an OpenAPI document: paths that support field validation, and schemas."""
     validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}
     paths = {
         f"/{prefix}/{entry['name']}": {

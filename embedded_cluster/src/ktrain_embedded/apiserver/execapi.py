@@ -26,6 +26,7 @@ from ktrain_embedded.apiserver.requestinfo import flag
 from ktrain_embedded.node.environment import Paths
 from ktrain_embedded.node.shim import EXEC_SOCKET
 from ktrain_embedded.objects.errors import ApiError
+from ktrain_embedded.objects.pods import container_of, container_status
 from ktrain_embedded.objects.store import Obj
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -74,37 +75,20 @@ def options(query: Any) -> ExecOptions:
     return ExecOptions(command, query.get("container", ""), **streams)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a container runs.
+def place(root: Path, pod: Obj, wanted: ExecOptions) -> tuple[Path, Paths]:
+    """Return the directory of the container's socket, and the container's paths.
 
-    :param directory: the directory of its shim's socket.
-    :param paths: the paths in the container and on this machine.
+    :raises ApiError: 400 if the container's name is wrong, 500 if it doesn't run.
     """
-
-    directory: Path
-    paths: Paths
-
-
-def place(root: Path, pod: Obj, wanted: ExecOptions) -> Place:
-    """Return where the command runs. Raise ApiError 400 if the container's name is wrong, 500 if it doesn't run."""
-    name, spec = pod["metadata"]["name"], pod["spec"]
-    containers = [c["name"] for key in ("containers", "initContainers") for c in spec.get(key) or ()]
-    container = wanted.container or (containers[0] if len(spec["containers"]) == 1 else "")
-    if not container:
-        among = " ".join(containers)
-        raise ApiError(400, f"a container name must be specified for pod {name}, choose one of: [{among}]")
-    if container not in containers:
-        raise ApiError(400, f"container {container} is not valid for pod {name}")
+    container = container_of(pod, wanted.container)
     directory = root / "pods" / pod["metadata"]["uid"] / container
-    statuses = [s for key in ("containerStatuses", "initContainerStatuses") for s in pod["status"].get(key) or ()]
-    runs = any(s["name"] == container and "running" in (s.get("state") or {}) for s in statuses)
+    runs = "running" in (container_status(pod, container).get("state") or {})
     if not runs or not (directory / EXEC_SOCKET).exists():
         raise ApiError(500, f'container not found ("{container}")')
-    found = Place(directory, Paths.read(directory))
+    paths = Paths.read(directory)
     if wanted.command[:2] in (["tar", "cf"], ["tar", "-xmf"], ["tar", "xf"]) and "-" in wanted.command:
-        raise ApiError(400, COPY.format(found.paths.image))
-    return found
+        raise ApiError(400, COPY.format(paths.image))
+    return directory, paths
 
 
 class Streams:
@@ -192,7 +176,7 @@ async def run(request: web.Request, root: Path, pod: Obj) -> web.WebSocketRespon
     :raises ApiError: 400 if the request is wrong or no WebSocket, 500 if the container doesn't run.
     """
     wanted = options(request.query)
-    found = place(root, pod, wanted)
+    directory, paths = place(root, pod, wanted)
     client = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=0)
     if not client.can_prepare(request).ok:
         raise ApiError(400, UPGRADE)
@@ -200,8 +184,8 @@ async def run(request: web.Request, root: Path, pod: Obj) -> web.WebSocketRespon
     streams = Streams(wanted)
     tasks: list[asyncio.Task[Any]] = []
     try:
-        argv = [found.paths.rewrite(word) for word in wanted.command]
-        answer = asyncio.create_task(_run(streams, found.directory, argv))
+        argv = [paths.rewrite(word) for word in wanted.command]
+        answer = asyncio.create_task(_run(streams, directory, argv))
         receiving = asyncio.create_task(_receive(client, streams))
         sending = [asyncio.create_task(_send(client, *output)) for output in streams.outputs.items()]
         tasks += [answer, receiving, *sending]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ktrain_embedded.apiserver.requestinfo import flag, integer
 from ktrain_embedded.objects import selectors
-from ktrain_embedded.objects.errors import ApiError, Problem, invalid
+from ktrain_embedded.objects.errors import ApiError, Problem, invalid, unsupported
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.selectors import EVERYTHING, Selector
 from ktrain_embedded.objects.store import Obj, Store
@@ -74,9 +74,7 @@ def _problems(version: int | None, match: str, initial: bool | None, *, watch: b
     if forbidden:
         yield "FieldValueForbidden", f"Forbidden: {forbidden}", "resourceVersionMatch"
     if match and match not in supported:
-        names = ", ".join(f'"{s}"' for s in supported)
-        why = f'Unsupported value: "{match}": supported values: {names}'
-        yield "FieldValueNotSupported", why, "resourceVersionMatch"
+        yield unsupported("resourceVersionMatch", match, supported)
 
 
 async def page(store: Store, resource: Resource, namespace: str | None, options: ListOptions) -> tuple[list[Obj], Obj]:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 from ktrain_embedded.apiserver.requestinfo import flag, integer
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError, invalid
+from ktrain_embedded.objects.pods import container_of, container_status
 from ktrain_embedded.objects.store import Obj, Store, at
 
 POLL = 0.1  # seconds between reads of a followed file
@@ -90,24 +91,11 @@ def find_run(root: Path, pod: Obj, options: LogOptions) -> Run | None:
 
     :raises ApiError: 400 if the container's name is missing or invalid, or if the container has no such run.
     """
-    name, spec = pod["metadata"]["name"], pod["spec"]
-    containers = [c["name"] for key in ("initContainers", "containers") for c in spec.get(key) or ()]
-    container = options.container or (containers[-1] if len(spec["containers"]) == 1 else "")
-    if not container:
-        among = " ".join(containers)
-        raise ApiError(400, f"a container name must be specified for pod {name}, choose one of: [{among}]")
-    if container not in containers:
-        raise ApiError(400, f"container {container} is not valid for pod {name}")
-    if not spec.get("nodeName"):
+    container = container_of(pod, options.container)
+    if not pod["spec"].get("nodeName"):
         return None
     restart = _restart(pod, container, options.previous)
     return Run(pod, container, restart, root / "pods" / pod["metadata"]["uid"] / container / f"{restart}.log")
-
-
-def container_status(pod: Obj, container: str) -> Obj:
-    """Return the status of a container or init container, {} if the kubelet hasn't reported one."""
-    found = (*at(pod, "status.initContainerStatuses", ()), *at(pod, "status.containerStatuses", ()))
-    return next((c for c in found if c.get("name") == container), {})
 
 
 def _restart(pod: Obj, container: str, previous: bool) -> int:

@@ -176,12 +176,6 @@ AGE = Column("Age", lambda o: age(o["metadata"].get("creationTimestamp")))
 JSON_PATH = "Custom resource definition column (in JSONPath format): "
 CUSTOM_AGE = Column("Age", AGE.value, "date", description=f"{JSON_PATH}.metadata.creationTimestamp")
 STATE = Column("State", _job_state, description=f"{JSON_PATH}.status.conditions[-1:].type")
-JOBSET_COLUMNS = {"TerminalState": "terminalState", "Restarts": "restarts"}
-
-
-def _jobset_completed(jobset: Obj) -> str | None:
-    found = (c["status"] for c in at(jobset, "status.conditions", []) if c["type"] == "Completed")
-    return next(found, None)
 
 
 def _job_status(job: Obj) -> str:
@@ -225,8 +219,8 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.MPIJOB_V2BETA1: (NAME, CUSTOM_AGE),
     r.TRAINJOB: (NAME, STATE, CUSTOM_AGE),
     r.JOBSET: (
-        NAME, *(Column(name, f"status.{field}") for name, field in JOBSET_COLUMNS.items()),
-        Column("Completed", _jobset_completed), Column("Suspended", "spec.suspend"), CUSTOM_AGE,
+        NAME, Column("TerminalState", "status.terminalState"), Column("Restarts", "status.restarts"),
+        Column("Completed", _condition_status("Completed")), Column("Suspended", "spec.suspend"), CUSTOM_AGE,
     ),
     r.WORKLOAD: (
         NAME, Column("Queue", _field("spec.queueName")), Column("Reserved in", _field("status.admission.clusterQueue")),

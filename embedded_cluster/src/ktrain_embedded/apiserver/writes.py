@@ -12,7 +12,7 @@ from ktrain_embedded.apiserver.requestinfo import RequestInfo, integer
 from ktrain_embedded.apiserver.tables import View
 from ktrain_embedded.objects import disruptions, kueue, patch, schema
 from ktrain_embedded.objects import resources as r
-from ktrain_embedded.objects.errors import ApiError, invalid
+from ktrain_embedded.objects.errors import ApiError, invalid, unsupported, wrong
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, Store, at, conflict, details
 
@@ -272,12 +272,10 @@ def delete_options(request: Write) -> Obj:
             )
     policy, orphan, problems = given.get("propagationPolicy"), given.get("orphanDependents"), []
     if policy and policy not in POLICIES:
-        names = ", ".join(f'"{p}"' for p in (*POLICIES, "nil"))
-        why = f'Unsupported value: "{policy}": supported values: {names}'
-        problems.append(("FieldValueNotSupported", why, "propagationPolicy"))
+        problems.append(unsupported("propagationPolicy", policy, (*POLICIES, "nil")))
     if policy and orphan is not None:
-        why = f'Invalid value: "{policy}": orphanDependents and deletionPropagation cannot be both set'
-        problems.append(("FieldValueInvalid", why, "propagationPolicy"))
+        why = "orphanDependents and deletionPropagation cannot be both set"
+        problems.append(wrong("propagationPolicy", policy, why))
     if problems:
         raise invalid("DeleteOptions", problems)
     decoding.options("DeleteOptions", query)

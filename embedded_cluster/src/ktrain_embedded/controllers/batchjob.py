@@ -53,7 +53,7 @@ class JobController(ObjectController):
             self.write_status(job, status)
             return None
         if c.has(job.get("status", {}), "Complete", "Failed"):
-            return self._expire(job)
+            return self.expire(job, "Complete")
         return self._sync(job)
 
     def _sync(self, job: Obj) -> float | None:
@@ -178,15 +178,3 @@ class JobController(ObjectController):
             "reason": reason, "message": message,
         }  # fmt: skip
         status["conditions"] = [*(x for x in status.get("conditions") or () if x["type"] != type_), new]
-
-    def _expire(self, job: Obj) -> float | None:
-        """Delete a finished Job in the foreground after its TTL, as the TTL-after-finished controller does."""
-        meta, status, ttl = job["metadata"], job["status"], job["spec"].get("ttlSecondsAfterFinished")
-        ended = c.condition(status, "Complete") or c.condition(status, "Failed")
-        if ttl is None or ended is None:
-            return None
-        left = float(c.seconds(ended["lastTransitionTime"]) + ttl - self.clock())
-        if left > 0:
-            return left
-        self.store.delete(r.BATCH_JOB, meta["namespace"], meta["name"], propagation="Foreground", uid=meta["uid"])
-        return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from ktrain_embedded.controllers import common as c
-from ktrain_embedded.objects.pods import has_ended
+from ktrain_embedded.objects.pods import containers, has_ended
 from ktrain_embedded.objects.store import Obj, Objects
 
 TRACKING = "batch.kubernetes.io/job-tracking"  # the finalizer that keeps a pod until it is counted
@@ -86,17 +86,12 @@ def new_pod(job: Obj, index: int | None) -> Obj:
         meta["labels"][COMPLETION_INDEX] = str(index)
         meta["annotations"] = {**meta.get("annotations", {}), COMPLETION_INDEX: str(index)}
         pod["spec"].setdefault("hostname", f"{name}-{index}")
-        for container in _containers(pod["spec"]):
+        for container in containers(pod["spec"]):
             c.append(container, "env", INDEX_VARIABLE)
     if JOBSET_NAME in meta["labels"]:  # like JobSet's webhook for pods
         meta["labels"][JOBSET_PRIORITY] = str(pod["spec"].get("priority", 0))
     meta.update(generateName=prefix, finalizers=[TRACKING])
     return pod
-
-
-def _containers(spec: Obj) -> Iterator[Obj]:
-    for key in ("initContainers", "containers"):
-        yield from spec.get(key) or ()
 
 
 def finished_at(pod: Obj) -> float:

@@ -56,7 +56,7 @@ class JobSetController(ObjectController):
         if status.get("terminalState"):
             self._delete(job for job in children if not c.has(job.get("status") or {}, "Complete", "Failed"))
             self.write_status(jobset, status)
-            return self._expire(jobset)
+            return self.expire(jobset, "Completed")
         self._delete(job for job in children if jj.attempt(job) < status["restarts"])
         failed = [job for job in jobs if c.has(job.get("status") or {}, "Failed")]
         if failed:
@@ -176,19 +176,6 @@ class JobSetController(ObjectController):
             if not c.is_terminating(job):
                 meta = job["metadata"]
                 self.store.delete(r.BATCH_JOB, meta["namespace"], meta["name"], propagation="Foreground")
-
-    def _expire(self, jobset: Obj) -> float | None:
-        """Delete a finished JobSet after its TTL. Returns the seconds until then."""
-        ttl, status = jobset["spec"].get("ttlSecondsAfterFinished"), jobset["status"]
-        ended = c.condition(status, "Completed") or c.condition(status, "Failed")
-        if ttl is None or ended is None:
-            return None
-        left = float(c.seconds(ended["lastTransitionTime"]) + ttl - self.clock())
-        if left > 0:
-            return left
-        meta = jobset["metadata"]
-        self.store.delete(r.JOBSET, meta["namespace"], meta["name"], propagation="Foreground", uid=meta["uid"])
-        return None
 
 
 def _action(policy: Obj, failed: Objects, first: Obj) -> tuple[str, Obj]:

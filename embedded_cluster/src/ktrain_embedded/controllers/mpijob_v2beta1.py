@@ -14,6 +14,7 @@ from ktrain_embedded.controllers import common as c
 from ktrain_embedded.controllers import mpi_common as mpi
 from ktrain_embedded.controllers.runtime import Clock, Key, controlled_by
 from ktrain_embedded.objects import resources as r
+from ktrain_embedded.objects.errors import described, joined, unsupported
 from ktrain_embedded.objects.store import Obj, Objects, Store
 
 TEMPLATE_RESTART_POLICY = "Restart policy in pod template overridden by restart policy in replica spec"
@@ -67,8 +68,7 @@ class MPIJobV2Controller(mpi.MPIJobController):
         c.default_replicas(job["spec"], "mpiReplicaSpecs", {"Launcher": (1, "OnFailure"), "Worker": (0, "Never")})
         problems = list(validate(job))
         if problems:
-            text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-            self.recorder.event(job, "Warning", "ValidationError", f"Found validation errors: {text}")
+            self.recorder.event(job, "Warning", "ValidationError", f"Found validation errors: {joined(problems)}")
             return
         status = job.setdefault("status", {})
         if not status.get("conditions"):
@@ -194,7 +194,7 @@ def validate(job: Obj) -> Iterable[str]:
             f'invalid DNS label "{longest}": must be no more than 63 characters'
         )
     if policy not in CLEAN_POLICIES:
-        yield _unsupported("spec.runPolicy.cleanPodPolicy", policy, CLEAN_POLICIES)
+        yield described(unsupported("spec.runPolicy.cleanPodPolicy", policy, CLEAN_POLICIES))
     if "Launcher" not in specs:
         yield "spec.mpiReplicaSpecs[Launcher]: Required value: must have Launcher replica spec"
     for type_ in (type_ for type_ in ("Launcher", "Worker") if type_ in specs):
@@ -204,7 +204,7 @@ def validate(job: Obj) -> Iterable[str]:
         if type_ == "Worker" and spec["replicas"] < 1:
             yield f"{path}.replicas: Invalid value: {spec['replicas']}: must be greater than or equal to 1"
         if spec["restartPolicy"] not in RESTART_POLICIES:
-            yield _unsupported(f"{path}.restartPolicy", spec["restartPolicy"], RESTART_POLICIES)
+            yield described(unsupported(f"{path}.restartPolicy", spec["restartPolicy"], RESTART_POLICIES))
         if not ((spec.get("template") or {}).get("spec") or {}).get("containers"):
             yield f"{path}.template.spec.containers: Required value: must define at least one container"
 
@@ -281,8 +281,3 @@ def launcher_template(job: Obj) -> Obj:
     mpi.mount_config(job, template["spec"], mpi.HOSTFILE, mpi.DISCOVER)
     template["metadata"]["ownerReferences"] = [c.owner_reference(job)]
     return template
-
-
-def _unsupported(path: str, value: str, supported: Iterable[str]) -> str:
-    known = ", ".join(f'"{x}"' for x in supported)
-    return f'{path}: Unsupported value: "{value}": supported values: {known}'

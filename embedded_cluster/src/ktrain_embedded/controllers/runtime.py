@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import ClassVar, Generic, TypeVar
 
-from ktrain_embedded.controllers.common import controller_of
+from ktrain_embedded.controllers.common import condition, controller_of, seconds
 from ktrain_embedded.events import EventRecorder
 from ktrain_embedded.objects.errors import ApiError
 from ktrain_embedded.objects.resources import Resource
@@ -134,6 +134,21 @@ class ObjectController(Controller[Key]):
         stored = self.store.find(self.resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
         if stored is not None and stored["metadata"]["uid"] == obj["metadata"]["uid"]:
             self.store.update_status(self.resource, stored, status)
+
+    def expire(self, obj: Obj, success: str) -> float | None:
+        """Delete an object that has ended in the foreground after its TTL. Returns the seconds until then.
+
+        :param success: the condition of an object that has succeeded.
+        """
+        meta, status, ttl = obj["metadata"], obj["status"], obj["spec"].get("ttlSecondsAfterFinished")
+        ended = condition(status, success) or condition(status, "Failed")
+        if ttl is None or ended is None:
+            return None
+        left = float(seconds(ended["lastTransitionTime"]) + ttl - self.clock())
+        if left > 0:
+            return left
+        self.store.delete(self.resource, meta["namespace"], meta["name"], propagation="Foreground", uid=meta["uid"])
+        return None
 
 
 def itself(change: Change) -> Iterable[Key]:

@@ -12,7 +12,7 @@ from ktrain_embedded import trainer_status
 from ktrain_embedded.controllers import common as c
 from ktrain_embedded.objects import patch, quantity
 from ktrain_embedded.objects.store import Obj, Objects
-from ktrain_embedded.objects.trainingruntimes import ANCESTOR
+from ktrain_embedded.objects.trainingruntimes import step_of
 
 NODE, LAUNCHER = "node", "launcher"  # names of replicated jobs and of the trainer's container
 MERGE_KEYS = {**patch.MERGE_KEYS, "replicatedJobs": "name", "ports": "containerPort"}
@@ -49,7 +49,9 @@ def build(job: Obj, runtime: Obj, *, reports_status: bool = False) -> Built:
     spec = template.setdefault("spec", {})
     replicated: Objects = spec.setdefault("replicatedJobs", [])
     for one in replicated:
-        _set_count(one, _count(one, job, policy))
+        count = _count(one, job, policy)
+        one["replicas"] = 1
+        one["template"].setdefault("spec", {}).update(parallelism=count, completions=count)
     hostfile = None
     if "torch" in policy:
         _apply_torch(job, replicated, policy["torch"] or {})
@@ -66,11 +68,6 @@ def build(job: Obj, runtime: Obj, *, reports_status: bool = False) -> Built:
     )
 
 
-def step_of(replicated: Obj) -> str:
-    """The step of a replicated job: trainer, dataset-initializer, model-initializer, or ""."""
-    return str(((replicated["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR, ""))
-
-
 def _count(replicated: Obj, job: Obj, policy: Obj) -> int:
     """The number of pods of a replicated job: its parallelism, or the policy's number for the job of the trainer."""
     wanted = (job["spec"].get("trainer") or {}).get("numNodes")
@@ -83,11 +80,6 @@ def _count(replicated: Obj, job: Obj, policy: Obj) -> int:
         as_node = bool(policy["mpi"].get("runLauncherAsNode"))
         return (max(wanted - 1, 1) if as_node else int(wanted)) if replicated["name"] == NODE else count
     return int(wanted) if step_of(replicated) == "trainer" else count
-
-
-def _set_count(replicated: Obj, count: int) -> None:
-    replicated["replicas"] = 1
-    replicated["template"].setdefault("spec", {}).update(parallelism=count, completions=count)
 
 
 def _containers(replicated: Obj, *names: str) -> Iterator[Obj]:

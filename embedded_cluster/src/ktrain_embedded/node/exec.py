@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ktrain_embedded.node import agent, shim
+from ktrain_embedded.objects import disruptions
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.store import Obj, Store
 
@@ -66,9 +67,8 @@ def resolve(store: Store, namespace: str, host: str) -> Obj | None:
 
 def _published(pod: Obj, service: Obj) -> bool:
     status = pod.get("status", {})
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
     live = status.get("phase") == "Running" and "podIP" in status
-    return live and (ready or bool(service["spec"].get("publishNotReadyAddresses")))
+    return live and (disruptions.is_ready(pod) or bool(service["spec"].get("publishNotReadyAddresses")))
 
 
 def find(store: Store, root: Path, namespace: str, name: str, how: str, container: str) -> dict[str, str]:

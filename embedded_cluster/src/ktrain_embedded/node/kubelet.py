@@ -100,7 +100,7 @@ class Kubelet:
         uid = pod["metadata"]["uid"]
         if uid in self._rejected:
             return True
-        admitted = [p for p in self._pods() if p["metadata"]["uid"] in self._workers]
+        admitted = [p for p in self.store.list(r.POD) if p["metadata"]["uid"] in self._workers and not has_ended(p)]
         found = self._refusal or admission.refusal(pod, self.node, admitted, self._devices)
         if found is None:
             return False
@@ -149,10 +149,6 @@ class Kubelet:
         """Return the addresses of a new pod and of the node. They aren't reachable: all processes share loopback."""
         subnet = self.node["spec"]["podCIDR"].rpartition(".")[0]
         return f"{subnet}.{next(self._addresses)}", self.node["status"]["addresses"][0]["address"]
-
-    def _pods(self) -> list[Obj]:
-        pods = self.store.list(r.POD)
-        return [pod for pod in pods if pod["spec"].get("nodeName") == self.name and not has_ended(pod)]
 
     # faults
 

@@ -27,8 +27,7 @@ class ContainerFacts:
     @property
     def name(self) -> str:
         """The container's name."""
-        name: str = self.spec["name"]
-        return name
+        return str(self.spec["name"])
 
     @property
     def exit_code(self) -> int | None:

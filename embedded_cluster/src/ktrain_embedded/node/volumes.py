@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from ktrain_embedded.objects import resources as r
+from ktrain_embedded.objects.pods import containers
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, Store
 
@@ -75,8 +76,7 @@ class Volumes:
         host = self._claimed(volume) or volume.get("hostPath")
         if host and (host.get("type") or Path(host["path"]).exists()):
             return Path(host["path"])
-        name: str = volume["name"]
-        return self._directory / name
+        return self._directory / str(volume["name"])
 
     def _claimed(self, volume: Obj) -> Obj | None:
         """The hostPath of the PersistentVolume that a volume's claim is bound to."""
@@ -104,8 +104,7 @@ class Volumes:
 
     def _rewrite(self, text: str) -> str:
         """Rewrite the mount paths of all containers in a script, such as /opt/kube in the kubexec.sh of an MPIJob."""
-        spec = self._pod["spec"]
-        for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        for container in containers(self._pod["spec"]):
             for prefix, path in self.mounts(container).items():
                 text = text.replace(prefix.rstrip("/") + "/", f"{path}/")
         return text

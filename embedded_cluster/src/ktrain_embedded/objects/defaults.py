@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import base64
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.names import random_suffix
-from ktrain_embedded.objects.pods import qos_class
-from ktrain_embedded.objects.resources import Resource
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.pods import containers, qos_class
+from ktrain_embedded.objects.resources import Obj, Resource
 
 POD_SPEC: Obj = {
     "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst", "securityContext": {},
@@ -53,12 +50,6 @@ def apply(resource: Resource, obj: Obj) -> Obj:
 
 def _fill(target: Obj, defaults: Obj) -> None:
     target.update({key: copy.deepcopy(value) for key, value in defaults.items() if key not in target})
-
-
-def containers(spec: Obj) -> Iterator[Obj]:
-    """Yield all containers of a pod's spec, init containers first."""
-    for key in ("initContainers", "containers"):
-        yield from spec.get(key, ())
 
 
 def pod_spec(spec: Obj) -> None:

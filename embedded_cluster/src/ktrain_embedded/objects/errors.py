@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Problem = tuple[str, str, str]  # reason, message and field of a cause in a Status
@@ -45,8 +45,7 @@ class ApiError(Exception):
 
 def invalid(kind: str, problems: Sequence[Problem], name: str = "", group: str = "meta.k8s.io") -> ApiError:
     """Return the error 422 for invalid options or an invalid object."""
-    messages = list(dict.fromkeys(f"{field}: {message}" for _, message, field in problems))
-    what = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
+    what = joined(list(dict.fromkeys(map(described, problems))))
     return ApiError(
         422,
         f'{kind}{"." if group else ""}{group} "{name}" is invalid: {what}',
@@ -57,3 +56,30 @@ def invalid(kind: str, problems: Sequence[Problem], name: str = "", group: str =
             "causes": [{"reason": reason, "message": message, "field": field} for reason, message, field in problems],
         },
     )
+
+
+def denied(webhook: str, messages: Sequence[str]) -> ApiError:
+    """Return the error 403 of a webhook that denies a request."""
+    return ApiError(403, f'admission webhook "{webhook}" denied the request: {joined(messages)}')
+
+
+def joined(messages: Sequence[str]) -> str:
+    """Join messages as Go's aggregate errors do: a single one has no brackets."""
+    return messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
+
+
+def described(problem: Problem) -> str:
+    """Return the message of a problem, with its field."""
+    _, why, field = problem
+    return f"{field}: {why}"
+
+
+def wrong(field: str, value: object, why: str) -> Problem:
+    """Return the problem of an invalid value, with the reason `why`."""
+    return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
+
+
+def unsupported(field: str, value: object, supported: Iterable[str]) -> Problem:
+    """Return the problem of an unsupported value."""
+    values = ", ".join(f'"{s}"' for s in supported)
+    return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {values}', field

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects import schema
-from ktrain_embedded.objects.errors import ApiError, Problem, invalid
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.errors import Problem, denied, invalid, wrong
+from ktrain_embedded.objects.resources import Obj
 
 WEBHOOK = "vjobset.kb.io"
 LONGEST = 63  # characters in the name of a Job or a pod
@@ -48,10 +46,7 @@ def validate(jobset: Obj, old: Obj | None) -> list[str]:
         raise invalid("JobSet", [*missing, schema.INCOMPLETE], name, r.JOBSET.group)
     problems = list(_names(jobset) if old is None else _changed(jobset, old))
     if problems:
-        messages = [f"{field}: {why}" for _, why, field in problems]
-        what = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
-        refused = f'{r.JOBSET.kind}.{r.JOBSET.group} "{name}" is invalid: {what}'
-        raise ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {refused}')
+        raise denied(WEBHOOK, [invalid("JobSet", problems, name, r.JOBSET.group).message])
     return []
 
 
@@ -78,7 +73,7 @@ def _names(jobset: Obj) -> Iterator[Problem]:
 
 def _too_long(field: str, name: str, what: str) -> Problem:
     why = f"JobSet name is too long, {what} names generated for this JobSet will exceed {LONGEST} characters"
-    return "FieldValueInvalid", f'Invalid value: "{name}": {why}', field
+    return wrong(field, name, why)
 
 
 def _changed(jobset: Obj, old: Obj) -> Iterator[Problem]:

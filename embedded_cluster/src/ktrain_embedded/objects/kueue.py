@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ktrain_embedded.objects import resources as r
-from ktrain_embedded.objects.errors import ApiError
-from ktrain_embedded.objects.resources import Resource
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.errors import denied
+from ktrain_embedded.objects.resources import Obj, Resource
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
@@ -41,7 +38,7 @@ def validate(resource: Resource, obj: Obj, old: Obj | None) -> None:
     if not (_suspended(resource, obj) or _suspended(resource, old)):
         field = f"metadata.labels[{QUEUE_LABEL}]"
         why = f"{field}: Invalid value: {json.dumps(_queue(obj))}: field is immutable"
-        raise ApiError(403, f'admission webhook "v{resource.singular}.kb.io" denied the request: {why}')
+        raise denied(f"v{resource.singular}.kb.io", [why])
 
 
 def _queue(obj: Obj) -> str:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ktrain_embedded.objects.resources import Resource
+from ktrain_embedded.objects.resources import Obj, Resource
 from ktrain_embedded.objects.schema import parts, struct, type_of
-
-Obj = dict[str, Any]
 
 ANYTHING: Obj = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 PLAIN: dict[str, Obj] = {

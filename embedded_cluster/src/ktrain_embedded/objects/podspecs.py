@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ktrain_embedded.objects import names, quantity
-from ktrain_embedded.objects.errors import Problem
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.errors import Problem, unsupported, wrong
+from ktrain_embedded.objects.resources import Obj
 
 RESTART_POLICIES = ("Always", "Never", "OnFailure")
 NO_CONTAINERS: Obj = {"containers": []}
-
-
-def wrong(field: str, value: object, why: str) -> Problem:
-    """Return the problem of an invalid value, with the reason `why`."""
-    return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
-
-
-def unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
-    """Return the problem of an unsupported value."""
-    values = ", ".join(f'"{s}"' for s in supported)
-    return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {values}', field
 
 
 def job_problems(job: Obj) -> Iterator[Problem]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ktrain_embedded.objects.errors import ApiError
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.resources import Obj
 
 SYSTEM: tuple[Obj, ...] = tuple(
     {

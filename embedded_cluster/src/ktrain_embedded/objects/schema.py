@@ -17,10 +17,8 @@ from kubernetes.client import Configuration, models
 from ktrain_embedded.objects import crds
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError, Problem
-from ktrain_embedded.objects.resources import Resource
+from ktrain_embedded.objects.resources import Obj, Resource
 from ktrain_embedded.objects.structs import Struct
-
-Obj = dict[str, Any]
 
 #: names of the client's models by kind. For other kinds, the name is V1 and the kind.
 MODELS = {

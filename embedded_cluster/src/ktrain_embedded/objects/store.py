@@ -20,9 +20,9 @@ from ktrain_embedded.objects import defaults, priorities
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError
 from ktrain_embedded.objects.names import random_suffix
+from ktrain_embedded.objects.resources import Obj as Obj
 from ktrain_embedded.objects.resources import Resource
 
-Obj = dict[str, Any]
 Key = tuple[str, str]  # namespace ("" for cluster-scoped objects) and name
 Objects = list[Obj]  # inside Store, `list` is a method
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Store:
 
     def __init__(self) -> None:
         self._latest: defaultdict[Resource, dict[Key, Change]] = defaultdict(dict)  # each object's latest change
-        self._version = FIRST
+        self.version = FIRST  #: the latest resource version
         self._history: deque[Change] = deque(maxlen=HISTORY)
         self._oldest = FIRST  # watches from an older version fail with 410
         self._watchers: defaultdict[Resource, set[Callable[[Change], None]]] = defaultdict(set)
@@ -81,11 +81,6 @@ class Store:
         self._delivering = False
 
     # reading
-
-    @property
-    def version(self) -> int:
-        """The latest resource version of the store."""
-        return self._version
 
     @property
     def oldest(self) -> int:
@@ -96,13 +91,13 @@ class Store:
     def expire(self) -> None:
         """Clear the history. Watches and lists from older versions get 410 Expired, as after a compaction of etcd."""
         self._history.clear()
-        self._oldest = self._version
+        self._oldest = self.version
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Obj:
         """Return the object. Raise ApiError 404 if it doesn't exist."""
         found = self.find(resource, namespace, name)
         if found is None:
-            raise not_found(resource, name)
+            raise ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
         return found
 
     def find(self, resource: Resource, namespace: str | None, name: str) -> Obj | None:
@@ -266,9 +261,9 @@ class Store:
         return self._commit("DELETED", resource, obj, obj)
 
     def _commit(self, kind: ChangeType, resource: Resource, obj: Obj, previous: Obj | None) -> Obj:
-        self._version += 1
-        obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
-        change = Change(self._version, kind, resource, obj, previous)
+        self.version += 1
+        obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
+        change = Change(self.version, kind, resource, obj, previous)
         if kind == "DELETED":
             del self._latest[resource][change.key]
         else:
@@ -327,11 +322,6 @@ def _wanted(obj: Obj) -> Obj:
 def details(resource: Resource, name: str) -> Obj:
     """Return the `details` of a Status for an object."""
     return {"name": name, **({"group": resource.group} if resource.group else {}), "kind": resource.plural}
-
-
-def not_found(resource: Resource, name: str) -> ApiError:
-    """Return the API server's error 404 for an object."""
-    return ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
 
 
 def conflict(resource: Resource, name: str) -> ApiError:

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ktrain_embedded.objects.errors import ApiError, Problem
-
-Obj = dict[str, Any]
+from ktrain_embedded.objects.errors import Problem, denied
+from ktrain_embedded.objects.resources import Obj
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # label of a Job template: the step of the TrainJob
 SUPPORT = ("trainer.kubeflow.org/support", "deprecated")  # label and value of a deprecated runtime
@@ -34,9 +33,7 @@ def validator(kind: str) -> Callable[[Any, Obj, Obj | None], list[str]]:
     def validate(_: Any, runtime: Obj, old: Obj | None) -> list[str]:
         problems = list(_replicated_jobs(runtime))
         if problems:
-            what = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-            webhook = f"validator.{kind.lower()}.trainer.kubeflow.org"
-            raise ApiError(403, f'admission webhook "{webhook}" denied the request: {what}')
+            raise denied(f"validator.{kind.lower()}.trainer.kubeflow.org", problems)
         return deprecation(kind, runtime) if old is None else []
 
     return validate
@@ -57,11 +54,16 @@ def deprecation(what: str, runtime: Obj) -> list[str]:
     ]
 
 
+def step_of(replicated: Obj) -> str:
+    """The step of a replicated job: trainer, dataset-initializer, model-initializer, or ""."""
+    return str(((replicated["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR, ""))
+
+
 def _replicated_jobs(runtime: Obj) -> Iterator[str]:
     jobs = (runtime["spec"]["template"].get("spec") or {}).get("replicatedJobs") or ()
     for i, job in enumerate(jobs):
         path = f"spec.template.spec.replicatedJobs[{i}]"
-        step = ((job["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR)
+        step = step_of(job)
         if step not in CONTAINERS:
             continue
         if job.get("replicas", 1) != 1:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ktrain_embedded.objects import names
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.crds_trainer import MANAGERS
-from ktrain_embedded.objects.errors import ApiError, Problem
-from ktrain_embedded.objects.resources import Resource
-from ktrain_embedded.objects.trainingruntimes import ANCESTOR, deprecation
+from ktrain_embedded.objects.errors import Problem, denied, wrong
+from ktrain_embedded.objects.pods import containers
+from ktrain_embedded.objects.resources import Obj, Resource
+from ktrain_embedded.objects.trainingruntimes import deprecation, step_of
 
 if TYPE_CHECKING:  # only the type hints need it
     from ktrain_embedded.objects.store import Store
 
-Obj = dict[str, Any]
 
 WEBHOOK = "validator.trainjob.trainer.kubeflow.org"
 RUNTIMES = {x.kind: x for x in (r.CLUSTER_TRAINING_RUNTIME, r.TRAINING_RUNTIME)}
@@ -67,12 +67,12 @@ def _spec(spec: Obj) -> Iterator[Problem]:
     manager = spec.get("managedBy")
     if manager not in (None, *MANAGERS):
         why = f"ManagedBy must be {' or '.join(MANAGERS)} if set"
-        yield "FieldValueInvalid", f'Invalid value: "{manager}": {why}', "spec.managedBy"
+        yield wrong("spec.managedBy", manager, why)
     for part, source in (spec.get("initializer") or {}).items():
         uri = source.get("storageUri")
         if uri and not URI.fullmatch(uri):
             why = "storageUri may be empty, or it must be a valid URI (scheme://...)"
-            yield "FieldValueInvalid", f'Invalid value: "{uri}": {why}', f"spec.initializer.{part}.storageUri"
+            yield wrong(f"spec.initializer.{part}.storageUri", uri, why)
 
 
 def _immutable(job: Obj, old: Obj) -> Iterator[Problem]:
@@ -99,7 +99,7 @@ def validate(store: Store, job: Obj, old: Obj | None) -> list[str]:
         return []
     ref, kind = job["spec"]["runtimeRef"], runtime_of(job)
     if kind is None:
-        raise _denied([f"unsupported runtime: {ref['kind']}.{ref['apiGroup']}"])
+        raise denied(WEBHOOK, [f"unsupported runtime: {ref['kind']}.{ref['apiGroup']}"])
     shown = _as_go({key: ref[key] for key in ("name", "apiGroup", "kind")})
     runtime = store.find(kind, job["metadata"]["namespace"] if kind.namespaced else None, ref["name"])
     if runtime is None and old is not None:
@@ -107,20 +107,20 @@ def validate(store: Store, job: Obj, old: Obj | None) -> list[str]:
     if runtime is None:
         field = "spec.runtimeRef" if kind.namespaced else "spec.RuntimeRef"
         what = f"{kind.kind[0].lower()}{kind.kind[1:]}"
-        raise _denied([
+        raise denied(WEBHOOK, [
             f'{field}: Invalid value: {shown}: {kind.group_kind} "{ref["name"]}" not found: specified {what} must be '
             "created before the TrainJob is created"
         ])  # fmt: skip
     problems = [*_initializers(job, runtime, shown), *_mpi_nodes(job, runtime), *_environment(job, runtime)]
     problems += _patches(store, job, old)
     if problems:
-        raise _denied(problems)
+        raise denied(WEBHOOK, problems)
     return deprecation(f"Referenced {kind.kind}", runtime)
 
 
 def _initializers(job: Obj, runtime: Obj, shown: str) -> Iterator[str]:
     replicated = runtime["spec"]["template"].get("spec", {}).get("replicatedJobs") or ()
-    steps = {((x["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR) for x in replicated}
+    steps = set(map(step_of, replicated))
     for part, step in INITIALIZERS.items():
         if (job["spec"].get("initializer") or {}).get(part) is not None and step not in steps:
             why = f"must have {step} job when trainJob is configured with input {part}Config"
@@ -177,13 +177,7 @@ def _patched_containers(patches: list[Obj]) -> Iterator[Obj]:
         template = (patch.get("trainingRuntimeSpec") or {}).get("template") or {}
         for replicated in (template.get("spec") or {}).get("replicatedJobs") or ():
             pod = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
-            for key in ("initContainers", "containers"):
-                yield from (pod.get("spec") or {}).get(key) or ()
-
-
-def _denied(problems: list[str]) -> ApiError:
-    what = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-    return ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {what}')
+            yield from containers(pod.get("spec") or {})
 
 
 def _as_go(value: Any) -> str:
