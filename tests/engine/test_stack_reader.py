@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION, JobRef
@@ -15,11 +19,11 @@ from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.stacks import StackReader
+from airflow_provider_ktrain.engine.follow.stacks import SECONDS, StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.stream_budget import STREAMS
 
-from .fakekube import FakeKube, serving, stamp
+from .fakekube import FakeKube, serving, stamp, until
 from .tasks import Lines
 
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "u")
@@ -103,3 +107,80 @@ async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why:
     assert cause.summary == (
         "No step for 30 min: Worker 0 is in load_batch (data.py:41), 2 other replicas wait in all_reduce (train.py:88)"
     )
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time the test sets. None: that of the machine."""
+
+    now: float | None = None
+
+    def time(self) -> float:
+        return super().time() if self.now is None else self.now
+
+
+class SilentNodes(FakeKube):
+    """It answers no read of a node."""
+
+    node_reads = 0
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if "/nodes/" in request.path:
+            self.node_reads += 1
+            await asyncio.Event().wait()
+        return await super().handle(request)
+
+
+async def turn(condition: Callable[[], object]) -> None:
+    """Let the loop go on until the condition is true; its time may stand still."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("late", ["container that prints stacks for ever", "node that can't be read"])
+def test_error_line_waits_for_10_seconds_at_most(late: str) -> None:
+    """By the clock of the loop, which stands still until the test sets it."""
+
+    async def bounded(loop: Clock) -> None:
+        kube, frames = SilentNodes(), {("master", 0): WAITS, ("worker", 0): LOADS}
+        pods = [pod(kube, role, index) for role, index in frames]
+        for one in pods:
+            one["spec"]["nodeName"] = "gpu-7"
+        logs = {role: kube.log(f"train-{role}-{index}", "pytorch") for role, index in frames}
+        for (role, _), found in frames.items():
+            logs[role].write(stamp(1), printed_at(found)[0])
+        async with serving(kube) as api:
+            state = JobState(REF, Handover())
+            state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
+            context = FollowContext(api, state, Lines())
+            async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
+                await reader.open()
+                await until(lambda: kube.sent >= len(pods))
+                began = loop.now = loop.time()
+                explaining = asyncio.create_task(reader.explain(Cause(Category.HANG, "no step")))
+                if late.startswith("node"):
+                    for log in logs.values():
+                        log.write(stamp(2), printed_at([])[1])
+                for moment in range(100):
+                    loop.now = began + SECONDS * moment / 100
+                    if late.startswith("container"):
+                        sent = kube.sent
+                        logs["worker"].write(stamp(3), printed_at([])[0].replace('"main": true', '"main": false'))
+                        await turn(functools.partial(lambda sent: kube.sent > sent, sent))
+                    else:
+                        await turn(lambda: kube.node_reads)
+                    await asyncio.sleep(0)
+                    assert not explaining.done()
+                loop.now = began + SECONDS
+                for _ in range(1000):  # turns of the loop, in which no time passes
+                    await asyncio.sleep(0)
+                assert explaining.done()
+                cause, _ = explaining.result()
+                loop.now = None
+        assert cause.summary == (
+            "No step for 30 min: Worker 0 is in load_batch (data.py:41), Master 0 waits in all_reduce (train.py:88)"
+        )
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Clock)
+        runner.run(bounded(loop))

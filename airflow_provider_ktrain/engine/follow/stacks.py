@@ -29,7 +29,6 @@ from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 
 Object = dict[str, Any]
 MAX_REPLICAS = 64  #: whose stacks are read
-NODE_TIMEOUT_SECONDS = 5.0  #: for the node of the replica that hangs
 RETRY_SECONDS = 0.5  #: until a stream is opened again that failed
 OPEN_SECONDS = 2.0  #: in which the streams are opened before the release
 SECONDS = 10.0  #: from the release until the error line is logged in any case
@@ -89,7 +88,11 @@ class StackReader:
                     await source.opened.wait()
 
     async def explain(self, cause: Cause) -> tuple[Cause, list[str]]:
-        """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log."""
+        """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log.
+
+        All of this takes SECONDS at most, whatever the containers print and the API server answers.
+        """
+        deadline = asyncio.get_running_loop().time() + SECONDS
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SECONDS)
         found = {source.replica: source.stacks for source in self._sources if source.stacks}
@@ -97,7 +100,10 @@ class StackReader:
         hang = find_hang(found, kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
         if hang is None or self._limit is None:
             return cause, []
-        problem = await self._problem_of(hang.replica)
+        problem = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                problem = await self._problem_of(hang.replica)
         return explain_hang(cause, self._limit, self._seconds, hang, problem), [*hang.lines, *self._shown(hang)]
 
     async def _problem_of(self, replica: str) -> NodeProblem | None:
@@ -107,7 +113,7 @@ class StackReader:
             if kind.replica(pod) == replica and (name := node_of(pod)):
                 with contextlib.suppress(KtrainError):
                     path = api_paths.nodes(name)
-                    node = await get(self._api, path, missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
+                    node = await get(self._api, path, missing=(403, 404))
                     evidence = make_evidence(self._state.known_job, self._pods, nodes=[node] if node else [])
                     return problem_of_hanging(replica, evidence)
         return None
