@@ -138,6 +138,19 @@ def test_rank_that_has_left_is_named() -> None:
     assert sentence(stacks) == "rank 3 of Master 0 has left, 3 other ranks wait in all_reduce (train.py:88)"
 
 
+def test_replica_whose_pod_has_ended_has_left() -> None:
+    hang = find_hang({"Master 0": [main(WAITS)]}, 2, ["Worker 0"])
+    assert hang is not None
+    assert hang.sentence == "Worker 0 has left, Master 0 waits in all_reduce (train.py:88)"
+    assert (hang.replica, hang.read) == ("Worker 0", 2)
+
+
+def test_only_replica_that_was_read_is_named() -> None:
+    stacks = {"Master 0": [main(WAITS)]}
+    assert sentence(stacks, 2) == "Master 0, the only one that was read, waits in all_reduce (train.py:88)"
+    assert sentence(stacks, 1) == "Master 0 waits in all_reduce (train.py:88)"
+
+
 def test_rank_that_lives_elsewhere_has_not_left() -> None:
     """A script of Worker 0 may have run with the pod's own RANK before torchrun."""
     stacks = {"Master 0": [main(WAITS, "1")], "Worker 0": [main((), "1", 3, "gone"), main(WAITS, "2")]}
@@ -167,6 +180,22 @@ def test_data_loader_workers_name_their_line() -> None:
     stacks = job(3, 2) | {"Worker 2": [main(LOADS, "3"), worker, worker]}
     assert sentence(stacks, 4).startswith(
         "Worker 2 is in load_batch (data.py:41) with worker processes in read_shard (loader.py:12), "
+    )
+
+
+def test_data_loader_workers_that_wait_for_work_are_not_named() -> None:
+    """Of four, one reads. After a fork, all have the frames of the process that has started them."""
+    parent = (
+        Frame("/usr/lib/python3.11/multiprocessing/process.py", 314, "_bootstrap"),
+        Frame("/usr/lib/python3.11/multiprocessing/popen_fork.py", 71, "_launch"),
+        Frame("/ktrain/code/data.py", 41, "load_batch"),
+    )
+    loop = Frame("/v/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 240, "_worker_loop")
+    frames = [(loop, *parent), (Frame("/ktrain/code/data.py", 12, "read_shard"), loop, *parent)]
+    workers = [Stack(30 + n, "3", "worker", True, frames[n == 2]) for n in range(4)]
+    stacks = job(3, 2) | {"Worker 2": [main(LOADS, "3"), *workers]}
+    assert sentence(stacks, 4).startswith(
+        "Worker 2 is in load_batch (data.py:41) with worker processes in read_shard (data.py:12), "
     )
 
 

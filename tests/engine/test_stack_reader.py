@@ -37,9 +37,9 @@ WAITS, BARRIER = [[*TORCH, "all_reduce"], TRAIN], [[*TORCH, "barrier"], TRAIN]
 LOADS = [["/ktrain/code/data.py", 41, "load_batch"], TRAIN]
 
 
-def pod(kube: FakeKube, role: str, index: int) -> dict[str, Any]:
+def pod(kube: FakeKube, role: str, index: int, **status: Any) -> dict[str, Any]:
     labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
-    return kube.pod(f"train-{role}-{index}", containers=("pytorch",), labels=labels)
+    return kube.pod(f"train-{role}-{index}", containers=("pytorch",), labels=labels, **status)
 
 
 def printed_at(frames: list[list[Any]]) -> list[str]:
@@ -107,6 +107,23 @@ async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why:
     assert cause.summary == (
         "No step for 30 min: Worker 0 is in load_batch (data.py:41), 2 other replicas wait in all_reduce (train.py:88)"
     )
+
+
+async def test_replica_whose_pod_has_ended_has_left() -> None:
+    kube = FakeKube()
+    pods = [pod(kube, "master", 0), pod(kube, "worker", 0, state="terminated", phase="Succeeded")]
+    log = kube.log("train-master-0", "pytorch")
+    for text in printed_at(WAITS):
+        log.write(stamp(2), text)
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
+        context = FollowContext(api, state, Lines())
+        async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
+            await reader.open()
+            cause, _ = await reader.explain(Cause(Category.HANG, "no step"))
+    assert cause.summary == "No step for 30 min: Worker 0 has left, Master 0 waits in all_reduce (train.py:88)"
+    assert cause.replica == "Worker 0"
 
 
 class Clock(asyncio.SelectorEventLoop):

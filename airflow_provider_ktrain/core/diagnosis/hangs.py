@@ -6,7 +6,7 @@ The stacks only name a replica and its line. They change neither the category of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
@@ -28,6 +28,7 @@ _COLLECTIVE = re.compile(r"/(torch/distributed|horovod|mpi4py|deepspeed/comm)/")
 _LAUNCHERS = re.compile(r"/torch/distributed/(elastic|run|launch|launcher)\b")
 #: modules with the functions for collective operations, and their decorator with its helpers
 _OPERATIONS = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
+_CHILD = "process.py", "_bootstrap"  #: the outermost function of a process that multiprocessing has started
 _DECORATOR = re.compile(r"/torch/distributed/c10d_logger\.py$")
 #: packages that call the one whose line matters, if a program has no line outside of packages
 _FRAMEWORKS = {
@@ -154,11 +155,12 @@ class Hang:
 
     def _all_of(self, group: Group) -> str:
         number = len(group.processes)
-        if number == 1 and self.replicas == 1:
-            return self._clause(group, self._names(group))
+        if number == 1:
+            only = ", the only one that was read," if self.read < self.replicas else ""
+            return self._clause(group, f"{self._names(group)}{only}")
         who = f"both {self._unit}s" if number == 2 else f"all {counted(number, self._unit)}"
         read = " that were read" if self.read < self.replicas else ""
-        return self._clause(group, f"{who}{read}", many=number > 1)
+        return self._clause(group, f"{who}{read}", many=True)
 
     def _others(self, groups: Sequence[Group]) -> str:
         largest = max(groups, key=lambda group: len(group.processes))
@@ -230,11 +232,15 @@ class Hang:
         return found
 
 
-def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int) -> Hang | None:
-    """Group the processes by where they are; None if none has printed its stack."""
+def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int, ended: Iterable[str] = ()) -> Hang | None:
+    """Group the processes by where they are; None if none has printed its stack.
+
+    :param ended: replicas whose pods have ended. Default: none.
+    """
     processes = list(_processes(stacks))
     alive = {process.rank for process in processes if process.place.why != GONE}
     processes = [p for p in processes if p.place.why != GONE or p.rank not in alive]
+    processes += [Process(replica, 0, "", Place(why=GONE), ()) for replica in ended]
     if all(process.place.why for process in processes):
         return None  # a job whose ranks have all left has not hung
     groups = grouped(processes)
@@ -279,6 +285,7 @@ def _processes(stacks: Mapping[str, Sequence[Stack]]) -> Iterator[Process]:
         mains = mains or [stack for stack in found if stack.main and stack.part == LAUNCHER]
         for main in mains:
             workers = [s for s in found if s.main and s.part == WORKER and s.rank == main.rank]
+            workers = [replace(worker, frames=_of_child(worker.frames)) for worker in workers]
             threads = [s for s in found if not s.main and s.pid == main.pid]
             yield Process(
                 replica,
@@ -337,6 +344,15 @@ def _collective(frames: Sequence[Frame]) -> str:
     undecorated = [f for f in found if not _DECORATOR.search(f.path)]
     named = [f for f in undecorated if _OPERATIONS.search(f.path)] or undecorated or found
     return named[-1].function if named else ""
+
+
+def _of_child(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The frames of a process that multiprocessing has started, without those of its parent, which it has after a fork.
+
+    None of them is the program's own in a worker of a data loader that waits for work.
+    """
+    starts = (n for n, frame in enumerate(frames) if (frame.path.rpartition("/")[2], frame.function) == _CHILD)
+    return tuple(frames[: next(starts, len(frames))])
 
 
 def _own(frames: Sequence[Frame]) -> Frame | None:

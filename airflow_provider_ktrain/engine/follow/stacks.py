@@ -61,6 +61,7 @@ class StackReader:
     ) -> None:
         self._api, self._state, self._log = context.api, context.state, context.log
         self._output, self._limit, self._seconds = output, limit, seconds
+        self._ended: set[str] = set()  # replicas whose pods have ended
         self._pods, self._sources = pods, [] if limit is None else self._chosen(pods)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -97,7 +98,8 @@ class StackReader:
             await asyncio.wait(self._tasks, timeout=SECONDS)
         found = {source.replica: source.stacks for source in self._sources if source.stacks}
         kind, job = self._state.kind, self._state.known_job
-        hang = find_hang(found, kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
+        replicas = kind.size(job) - sum(kind.count(job, role) for role in kind.launchers)
+        hang = find_hang(found, replicas, sorted(self._ended - {source.replica for source in self._sources}))
         if hang is None or self._limit is None:
             return cause, []
         problem = None
@@ -128,10 +130,12 @@ class StackReader:
         for pod in pods:
             name = kind.main_container_name(job, pod)
             run = run_of(pod, str(name))
-            if not run.started or run.ended:
-                continue
             role, index = kind.role_of(pod)
             replica = kind.replica_name(role, index)
+            if run.final:
+                self._ended.add(replica)
+            if not run.started or run.ended:
+                continue
             order = (role, index) != primary, steps.get(replica, math.inf), -index
             found.append((order, _Source(pod["metadata"]["name"], str(name), replica)))
         return [source for _, source in sorted(found, key=lambda entry: entry[0])][:MAX_REPLICAS]
