@@ -230,6 +230,23 @@ def test_own_handler_runs_after_the_stacks(start: Any) -> None:
     assert functions(container.main_of())[0] == "next_batch"
 
 
+def test_decorator_of_a_collective_operation_is_named_like_the_operation(start: Any, tmp_path: Path) -> None:
+    """As in torch/distributed/c10d_logger.py, after the peers of a rank have ended."""
+    (tmp_path / "c10d_logger.py").write_text(
+        "import time\n"
+        f"def _get_msg_dict():\n    {READY}\n    time.sleep(600)\n"
+        "def logged(func):\n    def wrapper():\n        _get_msg_dict()\n        return func()\n    return wrapper\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "from c10d_logger import logged\n@logged\ndef all_reduce():\n    pass\nall_reduce()\n"
+    )
+    container = start(sys.executable, str(tmp_path / "train.py"))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert functions(container.main_of()) == ["_get_msg_dict", "all_reduce", "<module>"]
+
+
 def test_deadlock_of_two_locks_shows_both_threads(start: Any) -> None:
     program = (
         "import threading, time\n"
