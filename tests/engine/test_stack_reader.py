@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -110,8 +110,10 @@ async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why:
 
 
 async def test_replica_whose_pod_has_ended_has_left() -> None:
+    """Not one whose pod was replaced."""
     kube = FakeKube()
-    pods = [pod(kube, "master", 0), pod(kube, "worker", 0, state="terminated", phase="Succeeded")]
+    replaced = pod(kube, "master", 0, state="terminated", phase="Failed")
+    pods = [replaced, pod(kube, "master", 0), pod(kube, "worker", 0, state="terminated", phase="Succeeded")]
     log = kube.log("train-master-0", "pytorch")
     for text in printed_at(WAITS):
         log.write(stamp(2), text)
@@ -127,12 +129,20 @@ async def test_replica_whose_pod_has_ended_has_left() -> None:
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """A loop whose time the test sets. None: that of the machine."""
+    """A loop whose time stands still when the test wants it, and is set by it."""
 
     now: float | None = None
 
     def time(self) -> float:
         return super().time() if self.now is None else self.now
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[float]:
+        self.now = self.time()
+        try:
+            yield self.now
+        finally:
+            self.now = None
 
 
 class SilentNodes(FakeKube):
@@ -172,27 +182,26 @@ def test_error_line_waits_for_10_seconds_at_most(late: str) -> None:
             async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
                 await reader.open()
                 await until(lambda: kube.sent >= len(pods))
-                began = loop.now = loop.time()
-                explaining = asyncio.create_task(reader.explain(Cause(Category.HANG, "no step")))
-                if late.startswith("node"):
-                    for log in logs.values():
-                        log.write(stamp(2), printed_at([])[1])
-                for moment in range(100):
-                    loop.now = began + SECONDS * moment / 100
-                    if late.startswith("container"):
-                        sent = kube.sent
-                        logs["worker"].write(stamp(3), printed_at([])[0].replace('"main": true', '"main": false'))
-                        await turn(functools.partial(lambda sent: kube.sent > sent, sent))
-                    else:
-                        await turn(lambda: kube.node_reads)
-                    await asyncio.sleep(0)
-                    assert not explaining.done()
-                loop.now = began + SECONDS
-                for _ in range(1000):  # turns of the loop, in which no time passes
-                    await asyncio.sleep(0)
-                assert explaining.done()
-                cause, _ = explaining.result()
-                loop.now = None
+                with loop.standing() as began:
+                    explaining = asyncio.create_task(reader.explain(Cause(Category.HANG, "no step")))
+                    if late.startswith("node"):
+                        for log in logs.values():
+                            log.write(stamp(2), printed_at([])[1])
+                    for moment in range(100):
+                        loop.now = began + SECONDS * moment / 100
+                        if late.startswith("container"):
+                            sent = kube.sent
+                            logs["worker"].write(stamp(3), printed_at([])[0].replace('"main": true', '"main": false'))
+                            await turn(functools.partial(lambda sent: kube.sent > sent, sent))
+                        else:
+                            await turn(lambda: kube.node_reads)
+                        await asyncio.sleep(0)
+                        assert not explaining.done()
+                    loop.now = began + SECONDS
+                    for _ in range(1000):  # turns of the loop, in which no time passes
+                        await asyncio.sleep(0)
+                    assert explaining.done()
+                    cause, _ = explaining.result()
         assert cause.summary == (
             "No step for 30 min: Worker 0 is in load_batch (data.py:41), Master 0 waits in all_reduce (train.py:88)"
         )

@@ -59,6 +59,7 @@ _MINOR = re.compile(
     r"(?i:(\b|[a-z])warn(ing)?\b|\bretrying\b|\bretry (\d|loop|attempt)|\bwill retry\b)|"
     r"(?<!=)\b(INFO|DEBUG)\b|^\[?[WI](\d{3,4} \d\d:| \w+\.cpp:)"
 )
+#: a line of a level at which a lost peer isn't reported, while PyTorch reports it as a warning
 _INFORMATION = re.compile(r"(?<!=)\b(INFO|DEBUG)\b|^\[?I\d{3,4} \d\d:")
 _REPEATED = re.compile(r"\s*Retrying\b")  #: of huggingface_hub, after the message
 _DASHED_LINE = re.compile(r"-{20,}\s*$")
@@ -188,7 +189,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     crashes = ((line, match) for line in own if (match := _CRASH_LINE.search(line)))
     crash_line = nccl or next((match["why"] or line.strip() for line, match in crashes), "")
     child = _first_to_fail(clean)
-    last = [line for line in _since_progress(own[-MAX_QUOTED_LINES:]) if not _INFORMATION.search(line)]
+    last = [line for line in _since_progress(own[-MAX_QUOTED_LINES:]) if not _INFORMATION.search(line)] + [crash_line]
     crashed = child is not None and -child in _CRASH_SIGNALS
     # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
     exception = (causes or found or [""])[0 if has_launcher or reported else -1]
@@ -196,9 +197,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         exception=exception,
         crash_line="" if exception else crash_line,
         last_line=next((line for line in written if not _NOISE.match(line)), written[0] if written else ""),
-        is_peer_loss=not causes
-        and not crashed
-        and bool(lost if found else any(map(reports_peer_loss, (*last, crash_line)))),
+        is_peer_loss=not causes and not crashed and bool(lost if found else any(map(reports_peer_loss, last))),
         child_exit_code=child,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
         text="\n".join(own),

@@ -61,7 +61,7 @@ class StackReader:
     ) -> None:
         self._api, self._state, self._log = context.api, context.state, context.log
         self._output, self._limit, self._seconds = output, limit, seconds
-        self._ended: set[str] = set()  # replicas whose pods have ended
+        self._ended: list[str] = []  # replicas of which no pod runs any more
         self._pods, self._sources = pods, [] if limit is None else self._chosen(pods)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -99,7 +99,7 @@ class StackReader:
         found = {source.replica: source.stacks for source in self._sources if source.stacks}
         kind, job = self._state.kind, self._state.known_job
         replicas = kind.size(job) - sum(kind.count(job, role) for role in kind.launchers)
-        hang = find_hang(found, replicas, sorted(self._ended - {source.replica for source in self._sources}))
+        hang = find_hang(found, replicas, self._ended)
         if hang is None or self._limit is None:
             return cause, []
         problem = None
@@ -126,18 +126,19 @@ class StackReader:
         if STACKS_ANNOTATION not in (job["metadata"].get("annotations") or {}):
             return []
         steps, primary = self._output.training_metrics.last_steps, (kind.primary(job), 0)
-        found = []
+        found, ended = [], set()
         for pod in pods:
             name = kind.main_container_name(job, pod)
             run = run_of(pod, str(name))
             role, index = kind.role_of(pod)
             replica = kind.replica_name(role, index)
             if run.final:
-                self._ended.add(replica)
+                ended.add(replica)
             if not run.started or run.ended:
                 continue
             order = (role, index) != primary, steps.get(replica, math.inf), -index
             found.append((order, _Source(pod["metadata"]["name"], str(name), replica)))
+        self._ended = sorted(ended - {source.replica for _, source in found})
         return [source for _, source in sorted(found, key=lambda entry: entry[0])][:MAX_REPLICAS]
 
     async def _read(self, source: _Source) -> None:
