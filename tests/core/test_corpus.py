@@ -18,7 +18,7 @@ from .test_diagnosis import failed, pod
 
 CORPUS = Path(__file__).parent / "corpus"
 #: how many causes are found; docs/how-to/failures.md states the share
-FOUND = 227
+FOUND = 245
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -130,6 +130,45 @@ def test_of_two_failures_the_earlier_counts(ended: dict[str, int]) -> None:
 def test_upload_of_wandb_at_the_end_does_not_explain_an_exception(line: str) -> None:
     log = f'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: bad shard\n{line}\n'
     assert diagnose(evidence_of({"log": log})).summary == "Worker 0 failed: ValueError: bad shard (exit code 1)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO:hub:401 Client Error: Unauthorized for url: https://huggingface.co/api/whoami-v2",
+        "2026-11-26 10:00:00 DEBUG hub: 401 Client Error: Unauthorized for url: https://huggingface.co/api/whoami-v2",
+        "401 Client Error: Unauthorized for url: https://huggingface.co/api/whoami-v2\nRetrying in 1s [Retry 1/5].",
+        "503 Server Error: Service Unavailable, will retry",
+        "wandb: Network error (HTTPError), entering retry loop. 502 Server Error: Bad Gateway",
+        "INFO:pool:closed: [Errno 104] Connection reset by peer",
+        *(f"ERROR: {text}\nstep 13 loss 0.5" for text in (
+            "401 Client Error: Unauthorized", "[Errno 104] Connection reset by peer", "503 Server Error",
+            "[Errno 98] Address already in use", "[Errno 28] No space left on device", "[Errno 116] Stale file handle",
+        )),
+    ],
+)  # fmt: skip
+def test_what_a_program_has_survived_explains_no_end(line: str) -> None:
+    cause = diagnose(evidence_of({"log": f"step 12 loss 0.6\n{line}\nvalidation failed\n"}))
+    assert cause.summary == "Worker 0 failed with exit code 1. Last log line: validation failed"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ERROR: 401 Client Error: Unauthorized", "has no access to a service or to its data"),
+        ("ERROR: Connection reset by peer", "lost a peer, and no replica reports why: ERROR: Connection reset by peer"),
+        ("step 13: Connection reset by peer", "lost a peer"),
+        ("step 13: 503 Server Error", "can't download what it needs"),
+        (
+            "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+            "can't communicate with its peers over NCCL: NCCL error: unhandled",
+        ),
+        ("DefaultCPUAllocator: can't allocate memory\nstep 13 loss 0.5", "ran out of memory"),
+    ],
+)
+def test_what_a_program_has_not_survived_explains_its_end(line: str, expected: str) -> None:
+    cause = diagnose(evidence_of({"log": f"step 12 loss 0.6\n{line}\nvalidation failed\n"}))
+    assert cause.summary.startswith(f"Worker 0 {expected}")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from airflow_provider_ktrain.core.diagnosis.hangs import explain_hang, find_hang
+from airflow_provider_ktrain.core.diagnosis.hangs import LOOK_FOR_STACKS, explain_hang, find_hang
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_conditions import node_problems
@@ -28,7 +28,11 @@ LOADS = (
     Frame("/ktrain/code/data.py", 41, "load_batch"),
     Frame("/ktrain/code/train.py", 80, "train"),
 )
-HANG = Cause(Category.HANG, "PyTorchJob train reported no step for 1800 s (progress_timeout)", resolution="Look.")
+HANG = Cause(
+    Category.HANG,
+    "PyTorchJob train reported no step for 1800 s (progress_timeout)",
+    resolution=f"{LOOK_FOR_STACKS} Raise it.",
+)
 
 
 def main(frames: tuple[Frame, ...], rank: str = "", pid: int = 7, why: str = "") -> Stack:
@@ -53,12 +57,38 @@ def test_replica_in_a_data_loader_is_named() -> None:
     assert cause.summary == (
         "No step for 30 min: Worker 3 is in load_batch (data.py:41), 16 other replicas wait in all_reduce (train.py:88)"
     )
-    assert (cause.category, cause.replica, cause.resolution) == (Category.HANG, "Worker 3", "Look.")
+    assert (cause.category, cause.replica) == (Category.HANG, "Worker 3")
     assert cause.detail.splitlines()[:3] == [
         HANG.summary,
         "Where the processes were (17 of 17 replicas read):",
         "  1: data.py:41 in load_batch [Worker 3]",
     ]
+
+
+OTHER = (Frame(TORCH, 200, "barrier"), Frame("/ktrain/code/train.py", 95, "train"))
+
+
+@pytest.mark.parametrize(
+    ("odd", "others", "advice"),
+    [
+        (main(LOADS), WAITS, "Look at the named line: "),
+        (main(LOADS), LOADS, "Look at the named line: "),
+        (main((), rank="7", why="gone"), WAITS, "Find out why it has left: "),
+        (main((), why="no answer, state D"), WAITS, "Check the storage and the drivers of its node."),
+        (main((), why="no answer, state R"), WAITS, "It runs no Python code, or blocks signals: py-spy dump --native "),
+        (main(OTHER), WAITS, "Let all ranks call the same collective operations in the same order."),
+        (main(WAITS), WAITS, "No rank is behind: "),
+    ],
+)
+def test_advice_fits_what_the_stacks_show(odd: Stack, others: tuple[Frame, ...], advice: str) -> None:
+    """Without stacks, it says how to get them."""
+    hang = find_hang({"Master 0": [main(others)], "Worker 0": [odd], "Worker 1": [main(others)]}, 3)
+    assert hang is not None
+    resolution = explain_hang(HANG, Limit.PROGRESS, 1800, hang).resolution
+    assert resolution.startswith(advice)
+    assert resolution.endswith(" Raise it.")
+    assert LOOK_FOR_STACKS not in resolution
+    assert "py-spy" in HANG.resolution
 
 
 def test_broken_node_of_the_replica_that_hangs_is_named_and_the_category_stays() -> None:
@@ -108,6 +138,19 @@ def test_rank_that_has_left_is_named() -> None:
     assert sentence(stacks) == "rank 3 of Master 0 has left, 3 other ranks wait in all_reduce (train.py:88)"
 
 
+def test_replica_whose_pod_has_ended_has_left() -> None:
+    hang = find_hang({"Master 0": [main(WAITS)]}, 2, ["Worker 0"])
+    assert hang is not None
+    assert hang.sentence == "Worker 0 has left, Master 0 waits in all_reduce (train.py:88)"
+    assert (hang.replica, hang.read) == ("Worker 0", 2)
+
+
+def test_only_replica_that_was_read_is_named() -> None:
+    stacks = {"Master 0": [main(WAITS)]}
+    assert sentence(stacks, 2) == "Master 0, the only one that was read, waits in all_reduce (train.py:88)"
+    assert sentence(stacks, 1) == "Master 0 waits in all_reduce (train.py:88)"
+
+
 def test_rank_that_lives_elsewhere_has_not_left() -> None:
     """A script of Worker 0 may have run with the pod's own RANK before torchrun."""
     stacks = {"Master 0": [main(WAITS, "1")], "Worker 0": [main((), "1", 3, "gone"), main(WAITS, "2")]}
@@ -138,6 +181,58 @@ def test_data_loader_workers_name_their_line() -> None:
     assert sentence(stacks, 4).startswith(
         "Worker 2 is in load_batch (data.py:41) with worker processes in read_shard (loader.py:12), "
     )
+
+
+def test_data_loader_workers_that_wait_for_work_are_not_named() -> None:
+    """Of four, one reads. After a fork, all have the frames of the process that has started them."""
+    parent = (
+        Frame("/usr/lib/python3.11/multiprocessing/process.py", 314, "_bootstrap"),
+        Frame("/usr/lib/python3.11/multiprocessing/popen_fork.py", 71, "_launch"),
+        Frame("/ktrain/code/data.py", 41, "load_batch"),
+    )
+    loop = Frame("/v/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 240, "_worker_loop")
+    frames = [(loop, *parent), (Frame("/ktrain/code/data.py", 12, "read_shard"), loop, *parent)]
+    workers = [Stack(30 + n, "3", "worker", True, frames[n == 2]) for n in range(4)]
+    stacks = job(3, 2) | {"Worker 2": [main(LOADS, "3"), *workers]}
+    assert sentence(stacks, 4).startswith(
+        "Worker 2 is in load_batch (data.py:41) with worker processes in read_shard (data.py:12), "
+    )
+
+
+C10D = "/v/lib/python3.11/site-packages/torch/distributed"
+LOGGER = f"{C10D}/c10d_logger.py"
+FSDP = f"{C10D}/fsdp/fully_sharded_data_parallel.py"
+USER = Frame("/ktrain/code/train.py", 88, "train")
+
+
+@pytest.mark.parametrize(
+    ("called", "operation"),
+    [
+        # the peers have ended first: the operation has failed, and its decorator describes the error
+        ([Frame(LOGGER, 55, "_get_msg_dict"), Frame(LOGGER, 84, "all_reduce")], "all_reduce"),
+        ([Frame(f"{C10D}/distributed_c10d.py", 9, "get_rank"), Frame(LOGGER, 55, "_get_msg_dict"),
+          Frame(LOGGER, 84, "all_reduce")], "all_reduce"),
+        ([Frame(f"{C10D}/distributed_c10d.py", 7, "wait"), Frame(f"{C10D}/distributed_c10d.py", 5, "barrier"),
+          Frame(LOGGER, 81, "wrapper")], "barrier"),
+        ([Frame(f"{C10D}/rendezvous.py", 7, "_create_c10d_store"),
+          Frame(f"{C10D}/distributed_c10d.py", 5, "init_process_group"), Frame(LOGGER, 95, "wrapper")],
+         "init_process_group"),
+        ([Frame(f"{C10D}/distributed_c10d.py", 7, "all_gather_into_tensor"), Frame(LOGGER, 81, "wrapper"),
+          Frame(FSDP, 850, "forward"), Frame("/v/lib/python3.11/site-packages/torch/nn/modules/module.py", 1, "_call")],
+         "all_gather_into_tensor"),
+        ([Frame(FSDP, 850, "forward")], "forward"),
+        ([Frame("/v/lib/python3.11/site-packages/horovod/torch/mpi_ops.py", 9, "synchronize"),
+          Frame("/v/lib/python3.11/site-packages/horovod/torch/mpi_ops.py", 5, "allreduce")], "allreduce"),
+    ],
+)  # fmt: skip
+def test_operation_that_the_program_called_is_named_and_not_its_helpers(called: list[Frame], operation: str) -> None:
+    stacks = {"Master 0": [main((*called, USER))], "Worker 0": [main(LOADS)]}
+    assert sentence(stacks) == (f"Worker 0 is in load_batch (data.py:41), Master 0 waits in {operation} (train.py:88)")
+
+
+def test_program_that_a_library_for_collective_operations_calls_does_not_wait_in_one() -> None:
+    frames = (Frame("/ktrain/code/model.py", 7, "forward"), Frame(FSDP, 850, "forward"), USER)
+    assert sentence({"Master 0": [main(frames)]}, 1) == "Master 0 is in forward (model.py:7)"
 
 
 def test_program_that_is_installed_as_a_package() -> None:

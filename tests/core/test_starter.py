@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import TRAINJOB
-from airflow_provider_ktrain.core.logs.stacks import End, Stack, own_text, read_record
+from airflow_provider_ktrain.core.logs.stacks import MARK, End, Stack, own_text, read_record
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.start import is_starter, run_with_code, runs_function, without_start
 from tests.factories import wait_for
@@ -82,6 +83,8 @@ class Container:
         found = [record for line in err.splitlines() if (record := read_record(line)) is not None]
         self.stacks = [record for record in found if isinstance(record, Stack)]
         self.ends = [record for record in found if isinstance(record, End)]
+        records = (line.partition(MARK)[2] for line in err.splitlines() if MARK in line)
+        self.recorded = [record["seconds"] for record in map(json.loads, records) if record.get("end")]
         self.err = "\n".join(text for line in err.splitlines() if (text := own_text(line)) is not None)
         return self.process.returncode
 
@@ -231,6 +234,23 @@ def test_own_handler_runs_after_the_stacks(start: Any) -> None:
     assert container.end() == 9
     assert container.out == "saved\n"
     assert functions(container.main_of())[0] == "next_batch"
+
+
+def test_decorator_of_a_collective_operation_is_named_like_the_operation(start: Any, tmp_path: Path) -> None:
+    """As in torch/distributed/c10d_logger.py, after the peers of a rank have ended."""
+    (tmp_path / "c10d_logger.py").write_text(
+        "import time\n"
+        f"def _get_msg_dict():\n    {READY}\n    time.sleep(600)\n"
+        "def logged(func):\n    def wrapper():\n        _get_msg_dict()\n        return func()\n    return wrapper\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "from c10d_logger import logged\n@logged\ndef all_reduce():\n    pass\nall_reduce()\n"
+    )
+    container = start(sys.executable, str(tmp_path / "train.py"))
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert functions(container.main_of()) == ["_get_msg_dict", "all_reduce", "<module>"]
 
 
 def test_deadlock_of_two_locks_shows_both_threads(start: Any) -> None:
@@ -458,6 +478,40 @@ def test_grace_period_below_5_s_bounds_the_time(start: Any) -> None:
     container.stop()
     assert container.end() == 143
     assert (container.main_of().why, container.main_of().frames) == ("no answer, state R", ())
+
+
+@pytest.mark.parametrize(("grace", "bound"), [(30, 2.0), (5, 1.0)])
+def test_stacks_are_over_in_time_with_many_processes_and_threads_under_load(
+    start: Any, grace: float, bound: float
+) -> None:
+    """By what the starter itself records. If this machine is too slow, the last record is missing."""
+    program = (
+        "import os, threading, time\n"
+        "for _ in range(8):\n"
+        "    if os.fork() == 0:\n        while True: sum(range(200))\n"
+        "for _ in range(150): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n" + SLEEPS
+    )
+    container = start(*python(program), grace=grace)
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert all(seconds <= bound for seconds in container.recorded)
+
+
+def test_output_that_nobody_reads_does_not_keep_the_signal_from_the_program(start: Any, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (open('saved', 'w').close(), os._exit(0)))\n"
+        "os.set_blocking(2, False)\n"
+        "try:\n    while True: os.write(2, bytes(4096))\n"
+        "except BlockingIOError: os.set_blocking(2, True)\n" + SLEEPS
+    )
+    container = start("sh", "-c", f'cd {tmp_path}; exec {sys.executable} -c "$PROGRAM"', env={"PROGRAM": program})
+    container.wait_for()
+    container.stop()
+    wait_for("the program has got the signal", (tmp_path / "saved").exists)
+    assert container.end() == 0
+    assert container.stacks == []
 
 
 @pytest.mark.parametrize("config_map", ["config-map", None])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clean, clipped, readable_size
+from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clean, clipped, readable_size, shortened
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 NESTED = st.recursive(
@@ -73,3 +73,18 @@ def test_a_short_line_is_not_changed() -> None:
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
     assert readable_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("6 nodes are cordoned", "6 nodes are cordoned"),
+        ("6 nodes are cordoned, 1 had untolerated taints", "6 nodes are cordoned, 1..."),
+        ("6 nodes are not ready: they are cordoned", "6 nodes are not ready..."),
+        ("6 nodes had untolerated taints", "6 nodes had untolerated..."),
+        ("pods.apps/example-with-a-long-name is invalid", "pods.apps/example-with-..."),
+        ("a pods.apps/example-with-a-long-name is invalid", "a pods.apps/example-wit..."),
+    ],
+)
+def test_line_is_shortened_at_a_word(line: str, expected: str) -> None:
+    assert shortened(line, 26) == expected

@@ -1,6 +1,6 @@
 """Processes that torchrun has replaced in the same container are context: only the last ones explain its end.
 
-The logs are those of torchrun with `--max-restarts 1` (PyTorch 2.13).
+The logs are those of torchrun with `--max-restarts 1` (PyTorch 2.13). The corpus has the lines of older releases.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from .test_diagnosis import failed, logs, pod, written
 
 FIRST = "ValueError: shard 17 is damaged"
 REPLACED = written("torchrun-restart-raise").partition("generation 1")[0]
+*BEFORE, SENDING, FAILED = REPLACED.splitlines()  #: torchrun stops the peer of a process, and reports its failure
+DEATH = "W1126 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers"
 
 
 def cause_of(*texts: str, code: int = 1) -> Cause:
@@ -81,6 +83,15 @@ def test_hang_after_a_restart_is_not_explained_by_the_first_error() -> None:
         (REPLACED.splitlines(), 0),
         ((*REPLACED.splitlines(), ""), 0),
         ((*REPLACED.splitlines(), "step 1"), len(REPLACED.splitlines())),
+        # stopped without a failure of its own: others have failed or joined
+        ((*BEFORE, SENDING), 0),
+        ((*BEFORE, SENDING, "step 1"), len(BEFORE) + 1),
+        # the peer of the failed process writes when it is stopped
+        ((*BEFORE, SENDING, "saving a checkpoint", FAILED), 0),
+        ((*BEFORE, SENDING, "saving a checkpoint", FAILED, "step 1"), len(BEFORE) + 3),
+        # torchrun itself is stopped
+        ((*BEFORE, DEATH, SENDING, "saving a checkpoint"), 0),
+        ((*BEFORE, SENDING, FAILED, "step 1", DEATH, SENDING, "saving a checkpoint"), len(BEFORE) + 2),
     ],
 )
 def test_lines_are_replaced_if_others_follow(log: Sequence[str], expected: int) -> None:

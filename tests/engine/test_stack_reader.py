@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION, JobRef
@@ -15,11 +19,11 @@ from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.stacks import StackReader
+from airflow_provider_ktrain.engine.follow.stacks import SECONDS, StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.stream_budget import STREAMS
 
-from .fakekube import FakeKube, serving, stamp
+from .fakekube import FakeKube, serving, stamp, until
 from .tasks import Lines
 
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "u")
@@ -33,9 +37,9 @@ WAITS, BARRIER = [[*TORCH, "all_reduce"], TRAIN], [[*TORCH, "barrier"], TRAIN]
 LOADS = [["/ktrain/code/data.py", 41, "load_batch"], TRAIN]
 
 
-def pod(kube: FakeKube, role: str, index: int) -> dict[str, Any]:
+def pod(kube: FakeKube, role: str, index: int, **status: Any) -> dict[str, Any]:
     labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
-    return kube.pod(f"train-{role}-{index}", containers=("pytorch",), labels=labels)
+    return kube.pod(f"train-{role}-{index}", containers=("pytorch",), labels=labels, **status)
 
 
 def printed_at(frames: list[list[Any]]) -> list[str]:
@@ -103,3 +107,106 @@ async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why:
     assert cause.summary == (
         "No step for 30 min: Worker 0 is in load_batch (data.py:41), 2 other replicas wait in all_reduce (train.py:88)"
     )
+
+
+async def test_replica_whose_pod_has_ended_has_left() -> None:
+    """Not one whose pod was replaced."""
+    kube = FakeKube()
+    replaced = pod(kube, "master", 0, state="terminated", phase="Failed")
+    pods = [replaced, pod(kube, "master", 0), pod(kube, "worker", 0, state="terminated", phase="Succeeded")]
+    log = kube.log("train-master-0", "pytorch")
+    for text in printed_at(WAITS):
+        log.write(stamp(2), text)
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
+        context = FollowContext(api, state, Lines())
+        async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
+            await reader.open()
+            cause, _ = await reader.explain(Cause(Category.HANG, "no step"))
+    assert cause.summary == "No step for 30 min: Worker 0 has left, Master 0 waits in all_reduce (train.py:88)"
+    assert cause.replica == "Worker 0"
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time stands still when the test wants it, and is set by it."""
+
+    now: float | None = None
+
+    def time(self) -> float:
+        return super().time() if self.now is None else self.now
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[float]:
+        self.now = self.time()
+        try:
+            yield self.now
+        finally:
+            self.now = None
+
+
+class SilentNodes(FakeKube):
+    """It answers no read of a node."""
+
+    node_reads = 0
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if "/nodes/" in request.path:
+            self.node_reads += 1
+            await asyncio.Event().wait()
+        return await super().handle(request)
+
+
+async def turn(condition: Callable[[], object]) -> None:
+    """Let the loop go on until the condition is true; its time may stand still."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("late", ["container that prints stacks for ever", "node that can't be read"])
+def test_error_line_waits_for_10_seconds_at_most(late: str) -> None:
+    """By the clock of the loop, which stands still until the test sets it."""
+
+    async def bounded(loop: Clock) -> None:
+        kube, frames = SilentNodes(), {("master", 0): WAITS, ("worker", 0): LOADS}
+        pods = [pod(kube, role, index) for role, index in frames]
+        for one in pods:
+            one["spec"]["nodeName"] = "gpu-7"
+        logs = {role: kube.log(f"train-{role}-{index}", "pytorch") for role, index in frames}
+        for (role, _), found in frames.items():
+            logs[role].write(stamp(1), printed_at(found)[0])
+        async with serving(kube) as api:
+            state = JobState(REF, Handover())
+            state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
+            context = FollowContext(api, state, Lines())
+            async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
+                await reader.open()
+                await until(lambda: kube.sent >= len(pods))
+                with loop.standing() as began:
+                    explaining = asyncio.create_task(reader.explain(Cause(Category.HANG, "no step")))
+                    if late.startswith("node"):
+                        for log in logs.values():
+                            log.write(stamp(2), printed_at([])[1])
+                    for moment in range(100):
+                        loop.now = began + SECONDS * moment / 100
+                        if late.startswith("container"):
+                            sent = kube.sent
+                            logs["worker"].write(stamp(3), printed_at([])[0].replace('"main": true', '"main": false'))
+                            await turn(functools.partial(lambda sent: kube.sent > sent, sent))
+                        else:
+                            await turn(lambda: kube.node_reads)
+                        await asyncio.sleep(0)
+                        assert not explaining.done()
+                    loop.now = began + SECONDS
+                    for _ in range(1000):  # turns of the loop, in which no time passes
+                        await asyncio.sleep(0)
+                    assert explaining.done()
+                    cause, _ = explaining.result()
+        assert cause.summary == (
+            "No step for 30 min: Worker 0 is in load_batch (data.py:41), Master 0 waits in all_reduce (train.py:88)"
+        )
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Clock)
+        runner.run(bounded(loop))

@@ -28,6 +28,8 @@ class FailurePattern:
     :param description: predicate of the summary, as in `Worker 0 <description>: <message>`.
     :param category_with_gpus: category if the pod requests GPUs. Default: None, the same as `category`.
     :param blames_node: whether the failure is the node's, so that `avoid_failed_nodes` avoids the node. Default: False.
+    :param is_survivable: whether programs survive it, so that it isn't the cause if they make a step afterwards.
+        Default: False.
     """
 
     pattern: str
@@ -36,6 +38,7 @@ class FailurePattern:
     resolution: str
     category_with_gpus: Category | None = None
     blames_node: bool = False
+    is_survivable: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
@@ -84,6 +87,11 @@ def explain(patterns: Iterable[FailurePattern], text: str) -> FailurePattern:
 def explain_disruption(reason: str, message: str = "") -> FailurePattern | None:
     """What the reason and message mean for which Kubernetes ended a pod; None if that isn't known."""
     return first_match(_BY_MESSAGE.get(reason, ()), message) or first_match(DISRUPTIONS, reason)
+
+
+def is_survivable(line: str) -> bool:
+    """Whether a line of a log is a message of a program that programs survive."""
+    return any(known.is_survivable and re.search(known.pattern, line) for known in PROGRAM_ERRORS)
 
 
 def names_network_error(text: str) -> bool:

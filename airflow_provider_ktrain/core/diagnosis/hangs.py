@@ -6,7 +6,7 @@ The stacks only name a replica and its line. They change neither the category of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
@@ -26,10 +26,19 @@ _CONSOLE_SCRIPT = re.compile(r"/s?bin/[^/.]+$")
 #: a process in one of these waits for its peers
 _COLLECTIVE = re.compile(r"/(torch/distributed|horovod|mpi4py|deepspeed/comm)/")
 _LAUNCHERS = re.compile(r"/torch/distributed/(elastic|run|launch|launcher)\b")
+#: modules with the functions for collective operations, and their decorator with its helpers
+_OPERATIONS = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
+_CHILD = "process.py", "_bootstrap"  #: the outermost function of a process that multiprocessing has started
+_DECORATOR = re.compile(r"/torch/distributed/c10d_logger\.py$")
 #: packages that call the one whose line matters, if a program has no line outside of packages
 _FRAMEWORKS = {
     "torch", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "transformers", "mpi4py", "horovod", "numpy",
 }  # fmt: skip
+#: what to do about a hang whose stacks aren't known
+LOOK_FOR_STACKS = (
+    "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy dump in "
+    "a pod shows where it waits. A program that is sent as code prints its stacks when the job is released."
+)
 _STATES = {"D": "it waits in the kernel, for a disk, a network file system or a driver"}
 _STARTS = {
     Limit.PROGRESS: "No step for {}",
@@ -146,11 +155,12 @@ class Hang:
 
     def _all_of(self, group: Group) -> str:
         number = len(group.processes)
-        if number == 1 and self.replicas == 1:
-            return self._clause(group, self._names(group))
+        if number == 1:
+            only = ", the only one that was read," if self.read < self.replicas else ""
+            return self._clause(group, f"{self._names(group)}{only}")
         who = f"both {self._unit}s" if number == 2 else f"all {counted(number, self._unit)}"
         read = " that were read" if self.read < self.replicas else ""
-        return self._clause(group, f"{who}{read}", many=number > 1)
+        return self._clause(group, f"{who}{read}", many=True)
 
     def _others(self, groups: Sequence[Group]) -> str:
         largest = max(groups, key=lambda group: len(group.processes))
@@ -190,6 +200,22 @@ class Hang:
         return f"{who} {'are' if many else 'is'} in {place.text}{beside}"
 
     @property
+    def advice(self) -> str:
+        """What to look at."""
+        place = self.groups[0].place
+        if place.why == GONE:
+            return "Find out why it has left: all ranks must make the same number of steps."
+        if place.why:
+            if place.why[-1:] in _STATES:
+                return "Check the storage and the drivers of its node."
+            return "It runs no Python code, or blocks signals: py-spy dump --native in its pod shows more."
+        if not all(group.place.inner for group in self.groups):
+            return "Look at the named line: data that does not come, a lock, a branch that only some ranks take."
+        if len(self.groups) > 1:
+            return "Let all ranks call the same collective operations in the same order."
+        return "No rank is behind: check that all replicas run, the network between their nodes, and the GPUs."
+
+    @property
     def lines(self) -> list[str]:
         """The groups, one line each, for the detail of a cause."""
         found = [f"Where the processes were ({self.read} of {counted(self.replicas, 'replica')} read):"]
@@ -206,11 +232,15 @@ class Hang:
         return found
 
 
-def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int) -> Hang | None:
-    """Group the processes by where they are; None if none has printed its stack."""
+def find_hang(stacks: Mapping[str, Sequence[Stack]], replicas: int, ended: Iterable[str] = ()) -> Hang | None:
+    """Group the processes by where they are; None if none has printed its stack.
+
+    :param ended: replicas whose pods have ended. Default: none.
+    """
     processes = list(_processes(stacks))
     alive = {process.rank for process in processes if process.place.why != GONE}
     processes = [p for p in processes if p.place.why != GONE or p.rank not in alive]
+    processes += [Process(replica, 0, "", Place(why=GONE), ()) for replica in ended]
     if all(process.place.why for process in processes):
         return None  # a job whose ranks have all left has not hung
     groups = grouped(processes)
@@ -231,11 +261,12 @@ def grouped(processes: Sequence[Process]) -> list[Group]:
 
 
 def explain_hang(cause: Cause, limit: Limit, seconds: float, hang: Hang, problem: NodeProblem | None = None) -> Cause:
-    """The cause with where the processes were. If it names what failed already, only its detail gets them.
+    """The cause with where the processes were, and what to look at. If it names what failed, only its detail gets them.
 
     :param problem: of the node of the replica that keeps the others waiting. Default: None, none is known.
     """
     places = "\n".join(hang.lines)
+    cause = replace(cause, resolution=cause.resolution.replace(LOOK_FOR_STACKS, hang.advice))
     if cause.replica or limit not in _STARTS:
         return replace(cause, detail="\n".join(filter(None, (cause.detail, places))))
     before, node = cause.summary, "" if problem is None else f"{problem}. "
@@ -254,6 +285,7 @@ def _processes(stacks: Mapping[str, Sequence[Stack]]) -> Iterator[Process]:
         mains = mains or [stack for stack in found if stack.main and stack.part == LAUNCHER]
         for main in mains:
             workers = [s for s in found if s.main and s.part == WORKER and s.rank == main.rank]
+            workers = [replace(worker, frames=_of_child(worker.frames)) for worker in workers]
             threads = [s for s in found if not s.main and s.pid == main.pid]
             yield Process(
                 replica,
@@ -292,10 +324,35 @@ def _place(stack: Stack) -> Place:
     if not stack.frames:
         return Place(why="no answer, state S")
     own = _own(stack.frames) or _of_package(stack.frames) or stack.frames[0]
-    inner = stack.frames[0]
-    waits = any(_COLLECTIVE.search(f.path) and not _LAUNCHERS.search(f.path) for f in stack.frames)
-    called = inner.function if waits and inner != own else ""
+    called = _collective(stack.frames[: stack.frames.index(own)])
     return Place(own.function, f"{own.path.rpartition('/')[2]}:{own.line}", called)
+
+
+def _collective(frames: Sequence[Frame]) -> str:
+    """The collective operation that a program has called; empty if it hasn't.
+
+    It is the outermost function that has one: its helpers are not what the program called. Where the operation has
+    failed already, because the peers of the rank ended first, only its decorator is left, which describes the error. It
+    has the operation's name there (see `sitecustomize.py`).
+
+    :param frames: that the program's own innermost frame has called.
+    """
+    found = [f for f in frames if _COLLECTIVE.search(f.path) and not _LAUNCHERS.search(f.path)]
+    of_decorator = [number for number, f in enumerate(found) if _DECORATOR.search(f.path)]
+    if any(found[number].function.startswith("_") for number in of_decorator):
+        found = found[of_decorator[-1] :]
+    undecorated = [f for f in found if not _DECORATOR.search(f.path)]
+    named = [f for f in undecorated if _OPERATIONS.search(f.path)] or undecorated or found
+    return named[-1].function if named else ""
+
+
+def _of_child(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The frames of a process that multiprocessing has started, without those of its parent, which it has after a fork.
+
+    None of them is the program's own in a worker of a data loader that waits for work.
+    """
+    starts = (n for n, frame in enumerate(frames) if (frame.path.rpartition("/")[2], frame.function) == _CHILD)
+    return tuple(frames[: next(starts, len(frames))])
 
 
 def _own(frames: Sequence[Frame]) -> Frame | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rules
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
+from airflow_provider_ktrain.core.diagnosis.hangs import LOOK_FOR_STACKS
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of, broken_nodes
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica, find_known_message
@@ -209,15 +210,13 @@ _LIMITS = {
     Limit.LOG_STALL: (
         Category.HANG,
         "wrote no log line for {seconds} s ({limit})",
-        "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy "
-        "dump in a pod shows where it waits. Raise log_stall_timeout if the program may be silent for longer.",
+        f"{LOOK_FOR_STACKS} Raise log_stall_timeout if the program may be silent for longer.",
     ),
     Limit.PROGRESS: (
         Category.HANG,
         "reported no step{higher} for {seconds} s ({limit})",
-        "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy "
-        "dump in a pod shows where it waits. Raise progress_timeout if steps, their evaluation or the start may take "
-        'longer. The program must print lines such as KTRAIN_METRIC {"step": 120}.',
+        f"{LOOK_FOR_STACKS} Raise progress_timeout if steps, their evaluation or the start may take longer. "
+        'The program must print lines such as KTRAIN_METRIC {"step": 120}.',
     ),
 }
 

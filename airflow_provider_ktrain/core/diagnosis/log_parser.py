@@ -8,7 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.core.diagnosis.failure_patterns import PROGRAM_ERRORS, first_match, reports_peer_loss
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import (
+    PROGRAM_ERRORS,
+    first_match,
+    is_survivable,
+    reports_peer_loss,
+)
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.text.output import clipped
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -31,7 +36,8 @@ class Tail:
     :param child_exit_code: exit code of the process that torchrun or mpirun reports as the first to fail; negative for
         a signal. Default: None, no report.
     :param quoted_lines: the last MAX_QUOTED_LINES lines, limited in length: what a cause quotes.
-    :param final_text: the last PATTERN_WINDOW_LINES lines without warnings, in which known messages are searched.
+    :param final_text: the last PATTERN_WINDOW_LINES lines in which known messages are searched, without those that the
+        program has survived.
     """
 
     exception: str = ""
@@ -48,7 +54,14 @@ class Tail:
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
 #: markers for this provider, and what nslookup of an init container prints for a name that resolves
 _NOISE = re.compile(r"KTRAIN_[A-Z_]+ |(Server|Name|Address):\s+\S+$")
-_WARNING = re.compile(r"(?i)(\b|[a-z])warn(ing)?\b")  #: also UserWarning
+#: a line below the level of an error, also UserWarning and those of PyTorch, or about an attempt that is repeated
+_MINOR = re.compile(
+    r"(?i:(\b|[a-z])warn(ing)?\b|\bretrying\b|\bretry (\d|loop|attempt)|\bwill retry\b)|"
+    r"(?<!=)\b(INFO|DEBUG)\b|^\[?[WI](\d{3,4} \d\d:| \w+\.cpp:)"
+)
+#: a line of a level at which a lost peer isn't reported, while PyTorch reports it as a warning
+_INFORMATION = re.compile(r"(?<!=)\b(INFO|DEBUG)\b|^\[?I\d{3,4} \d\d:")
+_REPEATED = re.compile(r"\s*Retrying\b")  #: of huggingface_hub, after the message
 _DASHED_LINE = re.compile(r"-{20,}\s*$")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN_MESSAGES = ("During handling of the above exception", "The above exception was the direct cause")
@@ -58,7 +71,7 @@ _CRASH_SIGNALS = {4, 7, 8, 9, 11}
 _BARE_EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)|Exception|MemoryError)(:\s.*|:|)$"
 )
-_IGNORED = "Exception ignored in"  #: begins a traceback that didn't end the program
+_IGNORED = ("Exception ignored in", "Retry attempt failed")  #: begin a traceback that didn't end the program
 _CPP_WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")
 #: Exceptions that say only that NCCL failed; NCCL's own message follows `Last error:` or is in a line NCCL WARN.
 _OF_NCCL = re.compile(r"NCCL [Ee]rror( in)?\b|\bnccl\w+Error\b")
@@ -74,13 +87,16 @@ _LAUNCHER_MESSAGES = (
 )
 _WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
 #: a line of metrics or progress
-_ROUTINE = re.compile(
-    r"^\s*$|KTRAIN_(METRIC|RESULT)|\d%\||"
+_PROGRESS = re.compile(
+    r"KTRAIN_(METRIC|RESULT)|\d%\||"
     r"\b(step|epoch|iter(ation)?|batch|(train_|val_)?loss|acc(uracy)?|lr)\b\W{0,3}\d",
     re.IGNORECASE,
 )
-_LAUNCHER_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
-_OF_TORCHRUN = "torch/distributed/"  #: in each line that torchrun logs
+#: torchrun's reports that a process has failed, and that it stops the others, in torch 1.9 to 2.13
+_FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of ")
+_STOPPED = re.compile(r"(Sending|Closing) process \d+ (closing|via) signal SIG")
+_IS_STOPPED = "death signal, shutting down workers"  #: torchrun itself has got a signal, and ends
+_OF_TORCHRUN = re.compile(r"torch[./]distributed[./]")  #: in each line that torchrun logs
 #: in the traceback with which torchrun itself ends
 _TORCHRUN_FAILED = re.compile(r"torch/distributed/launcher/api\.py")
 
@@ -95,28 +111,38 @@ def in_order(lines: Sequence[tuple[str, str]]) -> list[str]:
     """
     texts = [text for _, text in lines]
     written = [time for time, text in lines if re.search(r"\w", text)]
-    if not texts or not written or not _ROUTINE.search(texts[-1]) or (end := epoch_seconds(written[-1])) is None:
+    if not texts or not written or not _is_routine(texts[-1]) or (end := epoch_seconds(written[-1])) is None:
         return texts
     start = len(lines)
     while start and (at := epoch_seconds(lines[start - 1][0])) is not None and at >= end - 1:
         start -= 1
-    return [*texts[:start], *sorted(texts[start:], key=lambda text: _ROUTINE.search(text) is None)]
+    return [*texts[:start], *sorted(texts[start:], key=lambda text: not _is_routine(text))]
+
+
+def _is_routine(text: str) -> bool:
+    return not text.strip() or _PROGRESS.search(text) is not None
 
 
 def is_end_of_processes(line: str) -> bool:
-    """Whether torchrun reports by this line that one of its processes has failed, so that it ends the others."""
-    return "failed (exitcode" in line and _LAUNCHER_REPORT.search(line) is not None
+    """Whether torchrun reports by this line that one of its processes has failed, or that it ends one."""
+    return ("failed (exitcode" in line and _FAILED.search(line) is not None) or (
+        " signal SIG" in line and _STOPPED.search(line) is not None
+    )
 
 
 def count_replaced(lines: Sequence[str]) -> int:
     """How many of the lines precede the processes that torchrun started last: it starts them again in the container.
 
-    What the earlier ones said was not the end of the program.
+    What the earlier ones said was not the end of the program. They have failed, or torchrun has stopped them without a
+    failure because others fail or join. It stops the peers of a failed process, too, which may write then, and reports
+    the failure afterwards.
     """
     ends = [number for number, line in enumerate(lines, 1) if is_end_of_processes(line)]
-    if ends and not _is_replaced(lines[ends[-1] :]):
-        del ends[-1]
-    return ends[-1] if ends else 0
+    failures = [number for number in ends if _FAILED.search(lines[number - 1])]
+    last = ends[-1] if ends else 0
+    if _is_replaced(lines[last:]) and (last in failures or not any(_IS_STOPPED in line for line in lines)):
+        return last
+    return max((number for number in failures if number < last), default=0)
 
 
 def _is_replaced(rest: Sequence[str]) -> bool:
@@ -129,7 +155,7 @@ def _is_replaced(rest: Sequence[str]) -> bool:
     own = next((i for i, line in enumerate(rest) if _TORCHRUN_FAILED.search(line)), None)
     if own is not None:
         rest = rest[: max((i for i in range(own) if rest[i].startswith(_TRACEBACK)), default=own)]
-    return any(re.search(r"\w", line) and _OF_TORCHRUN not in line for line in rest)
+    return any(re.search(r"\w", line) and not _OF_TORCHRUN.search(line) for line in rest)
 
 
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
@@ -145,7 +171,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
     text = "\n".join(clean)
     has_launcher = any(phrase in text for phrase in _LAUNCHER_MESSAGES)
-    end = next((i for i, line in enumerate(clean) if has_launcher and _LAUNCHER_REPORT.search(line)), len(clean))
+    end = next((i for i, line in enumerate(clean) if has_launcher and is_end_of_processes(line)), len(clean))
     own = clean[:end]
     exceptions = ([reported] if reported else []) + list(_exceptions(own))
     found = [e for e in exceptions if not _WRAPPER_EXCEPTIONS.search(e)]
@@ -163,7 +189,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     crashes = ((line, match) for line in own if (match := _CRASH_LINE.search(line)))
     crash_line = nccl or next((match["why"] or line.strip() for line, match in crashes), "")
     child = _first_to_fail(clean)
-    last = [*own[-MAX_QUOTED_LINES:], crash_line]
+    last = [line for line in _since_progress(own[-MAX_QUOTED_LINES:]) if not _INFORMATION.search(line)] + [crash_line]
     crashed = child is not None and -child in _CRASH_SIGNALS
     # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
     exception = (causes or found or [""])[0 if has_launcher or reported else -1]
@@ -176,7 +202,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
         text="\n".join(own),
         has_log=log is not None,
-        final_text="\n".join(line for line in _last_lines(own) if not _WARNING.search(line)),
+        final_text="\n".join(_final_lines(own, exception)),
     )
 
 
@@ -196,6 +222,27 @@ def _last_lines(lines: Sequence[str]) -> Sequence[str]:
         if count == PATTERN_WINDOW_LINES:
             return lines[start:]
     return lines
+
+
+def _since_progress(lines: Sequence[str]) -> Sequence[str]:
+    """The lines after the last one of progress: the program has survived what it logged before."""
+    progress = (
+        at
+        for at, line in enumerate(lines, 1)
+        if _PROGRESS.search(line) and not reports_peer_loss(line) and not is_survivable(line)
+    )
+    return lines[max(progress, default=0) :]
+
+
+def _final_lines(own: Sequence[str], exception: str) -> Iterator[str]:
+    """The last lines, without what libraries log and survive: a request that is repeated, or is not needed."""
+    lines = _last_lines(own)
+    survived = len(lines) - len(_since_progress(lines))
+    for at, (line, after) in enumerate(itertools.zip_longest(lines, lines[1:], fillvalue="")):
+        is_minor = _MINOR.search(line) or _REPEATED.match(after)
+        is_over = at < survived and is_survivable(line)
+        if (line.strip() and exception.startswith(line.strip())) or not (is_minor or is_over):
+            yield line
 
 
 def _first_to_fail(lines: Sequence[str]) -> int | None:

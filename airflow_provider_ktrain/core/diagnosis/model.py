@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, shown
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, shortened, shown
 
 MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text
 
@@ -89,7 +89,7 @@ class Cause:
         if len(summary) <= MAX_FIRST_LINE_CHARS:
             return replace(self, summary=summary)
         detail = "\n".join(text for text in (summary, self.detail) if text)
-        return replace(self, summary=f"{summary[: MAX_FIRST_LINE_CHARS - 3]}...", detail=detail)
+        return replace(self, summary=shortened(summary), detail=detail)
 
     def as_dict(self) -> dict[str, Any]:
         """The cause as it is stored in XComs and trigger events."""

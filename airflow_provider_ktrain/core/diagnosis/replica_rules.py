@@ -174,7 +174,9 @@ def _lost_a_peer(f: Failure) -> Cause | None:
     """The replica failed because another one was lost, and none of them shows another cause."""
     if not f.tail.is_peer_loss:
         return None
-    message = f.tail.exception or f.tail.crash_line or f.tail.last_line
+    last = reversed(f.tail.text.splitlines())
+    reported = next((line.strip() for line in last if failure_patterns.reports_peer_loss(line)), f.tail.last_line)
+    message = f.tail.exception or f.tail.crash_line or reported
     return _explained(f, failure_patterns.explain(failure_patterns.PEER_LOSSES, message), message)
 
 

@@ -144,7 +144,18 @@ def with_short_first_line(text: str) -> str:
     """
     text = shown(text)
     line = text.partition("\n")[0]
-    return text if len(line) <= MAX_FIRST_LINE_CHARS else f"{line[: MAX_FIRST_LINE_CHARS - 3]}...\n{text}"
+    return text if len(line) <= MAX_FIRST_LINE_CHARS else f"{shortened(line)}\n{text}"
+
+
+def shortened(line: str, most: int = MAX_FIRST_LINE_CHARS) -> str:
+    """The line if it fits, else its words that fit, and `...`. Where these are less than 3/4 of it, a word is cut.
+
+    :param most: characters. Default: MAX_FIRST_LINE_CHARS.
+    """
+    if len(line) <= most:
+        return line
+    words = line[: most - 2].rpartition(" ")[0]
+    return f"{words.rstrip(' ,;:') if len(words) >= most * 3 / 4 else line[: most - 3]}..."
 
 
 def ends_of_chain(text: str, most: int) -> str:
@@ -163,5 +174,4 @@ def ends_of_chain(text: str, most: int) -> str:
 
 def first_line(text: str) -> str:
     """The first line of a message as it is `shown`, at most 300 characters."""
-    line = shown(text.strip().partition("\n")[0])
-    return line if len(line) <= 300 else line[:297] + "..."
+    return shortened(shown(text.strip().partition("\n")[0]), 300)

@@ -28,7 +28,6 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 
 MAX_REPLICAS = 64  #: whose stacks are read
-NODE_TIMEOUT_SECONDS = 5.0  #: for the node of the replica that hangs
 RETRY_SECONDS = 0.5  #: until a stream is opened again that failed
 OPEN_SECONDS = 2.0  #: in which the streams are opened before the release
 SECONDS = 10.0  #: from the release until the error line is logged in any case
@@ -61,6 +60,7 @@ class StackReader:
     ) -> None:
         self._api, self._state, self._log = context.api, context.state, context.log
         self._output, self._limit, self._seconds = output, limit, seconds
+        self._ended: list[str] = []  # replicas of which no pod runs any more
         self._pods, self._sources = pods, [] if limit is None else self._chosen(pods)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,15 +88,23 @@ class StackReader:
                     await source.opened.wait()
 
     async def explain(self, cause: Cause) -> tuple[Cause, list[str]]:
-        """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log."""
+        """Wait for the stacks, and add to the cause of the limit what they show; and the stacks, as lines of a log.
+
+        All of this takes SECONDS at most, whatever the containers print and the API server answers.
+        """
+        deadline = asyncio.get_running_loop().time() + SECONDS
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SECONDS)
         found = {source.replica: source.stacks for source in self._sources if source.stacks}
         kind, job = self._state.kind, self._state.known_job
-        hang = find_hang(found, kind.size(job) - sum(kind.count(job, role) for role in kind.launchers))
+        replicas = kind.size(job) - sum(kind.count(job, role) for role in kind.launchers)
+        hang = find_hang(found, replicas, self._ended)
         if hang is None or self._limit is None:
             return cause, []
-        problem = await self._problem_of(hang.replica)
+        problem = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                problem = await self._problem_of(hang.replica)
         return explain_hang(cause, self._limit, self._seconds, hang, problem), [*hang.lines, *self._shown(hang)]
 
     async def _problem_of(self, replica: str) -> NodeProblem | None:
@@ -106,7 +114,7 @@ class StackReader:
             if kind.replica(pod) == replica and (name := node_of(pod)):
                 with contextlib.suppress(KtrainError):
                     path = api_paths.nodes(name)
-                    node = await get(self._api, path, missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
+                    node = await get(self._api, path, missing=(403, 404))
                     evidence = make_evidence(self._state.known_job, self._pods, nodes=[node] if node else [])
                     return problem_of_hanging(replica, evidence)
         return None
@@ -117,16 +125,19 @@ class StackReader:
         if STACKS_ANNOTATION not in (job["metadata"].get("annotations") or {}):
             return []
         steps, primary = self._output.training_metrics.last_steps, (kind.primary(job), 0)
-        found = []
+        found, ended = [], set()
         for pod in pods:
             name = kind.main_container_name(job, pod)
             run = run_of(pod, str(name))
-            if not run.started or run.ended:
-                continue
             role, index = kind.role_of(pod)
             replica = kind.replica_name(role, index)
+            if run.final:
+                ended.add(replica)
+            if not run.started or run.ended:
+                continue
             order = (role, index) != primary, steps.get(replica, math.inf), -index
             found.append((order, _Source(pod["metadata"]["name"], str(name), replica)))
+        self._ended = sorted(ended - {source.replica for _, source in found})
         return [source for _, source in sorted(found, key=lambda entry: entry[0])][:MAX_REPLICAS]
 
     async def _read(self, source: _Source) -> None:

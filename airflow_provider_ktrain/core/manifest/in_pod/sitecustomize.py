@@ -42,8 +42,10 @@ def _register():
                 lines.append("Thread 0x%x (most recent call first):" % ident)
                 depth = 0
                 while top is not None and depth < 60:
-                    code = top.f_code
-                    lines.append('  File "%s", line %d in %s' % (code.co_filename, top.f_lineno or 0, code.co_name))
+                    code, name = top.f_code, top.f_code.co_name
+                    if name == "wrapper" and code.co_filename.endswith("c10d_logger.py"):  # of a collective operation
+                        name = getattr(top.f_locals.get("func"), "__name__", name)
+                    lines.append('  File "%s", line %d in %s' % (code.co_filename, top.f_lineno or 0, name))
                     top, depth = top.f_back, depth + 1
             os.write(target, ("\n".join(lines) + "\nktrain-end\n").encode("utf-8", "replace"))
         except Exception:

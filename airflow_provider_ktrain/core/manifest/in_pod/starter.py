@@ -55,8 +55,7 @@ def execute(command):
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        print("%s: %s" % (command[0], error.strerror), file=sys.stderr)
-        sys.stderr.flush()
+        print("%s: %s" % (command[0], error.strerror), file=sys.stderr, flush=True)
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
@@ -142,16 +141,12 @@ class Process:
         if words[:2] != ["ktrain", "1"] or len(words) != 10 or int(words[2]) != self.pid:
             raise ValueError
         self.parent, self.target, self.main, self.forked, self.signal = map(int, words[3:8])
-        self.rank, self.local = ("" if word == "-" else word for word in words[8:])
+        self.identity = self.rank, self.local = tuple("" if word == "-" else word for word in words[8:])
         self.status = status_of(self.pid)
         self.part = RANK
         self.offset, self.changed = 0, 0
         self.text, self.how = "", ""
         self.why = "no answer, state %s" % self.status.get("State", "?")[:1]
-
-    @property
-    def identity(self):
-        return self.rank, self.local
 
     @property
     def is_open(self):
@@ -263,25 +258,21 @@ def remove_directory(directory):
 
 
 def ask(processes, began, seconds):
-    # let them write their stacks: first by Python, which can't harm them. faulthandler crashes a process whose frames
+    # Let them write their stacks: first by Python, which can't harm them. faulthandler crashes a process whose frames
     # change meanwhile, so it is used only where the main thread has got the first signal, has had time to answer, and
     # has not: then it doesn't run Python.
     first = min(0.5, seconds / 2)
     asked = [process for process in processes if process.takes(ASKED) and process.send(ASKED)]
     waiting, cpu = asked, {}
-    while waiting:
-        waiting = [process for process in waiting if not process.read().endswith("ktrain-end\n")]
-        now = time.monotonic()
-        if not cpu and now - began > first / 4:
-            cpu = {process: (now, process.cpu()) for process in waiting}
-        if now - began > first:
-            break
+    while waiting and time.monotonic() - began < first:
         time.sleep(0.01)
+        waiting = [process for process in waiting if not process.read().endswith("ktrain-end\n")]
+        if not cpu and time.monotonic() - began > first / 4:
+            cpu = {process: (time.monotonic(), process.cpu()) for process in waiting}
     for process in asked:
-        process.text = process.read()
-        process.how, process.why = "handler", ""
+        process.text, process.how, process.why = process.read(), "handler", ""
     silent = []
-    for process in waiting:
+    for process in [process for process in asked if not process.text.endswith("ktrain-end\n")]:
         taken, (since, before) = process.takes(DUMP_MAIN), cpu.get(process, (0.0, None))
         state = process.status.get("State", "?")[:1]
         process.text, process.how, process.why = "", "", "no answer, state %s" % state
@@ -329,64 +320,79 @@ def threads_of(process):
 
 def records(processes):
     # the records to print, the most important first
-    import json
-
     order = {RANK: 0, LAUNCHER: 1, WORKER: 2}
     first, rest = [], []
-    for process in sorted(processes, key=lambda p: (order[p.part], p.pid)):
+    alive = sorted((p for p in processes if p.status), key=lambda p: (order[p.part], p.pid))
+    # ranks that a launcher has started here and that have ended, unless torchrun has started them again
+    dead = {p.identity: p for p in processes if p.local and p.part is RANK and not p.status}
+    gone = [process for identity, process in sorted(dead.items()) if identity not in {p.identity for p in alive}]
+    for process in gone:
+        process.why = "gone"
+    for process in gone + alive:
         about = {"pid": process.pid, "rank": process.rank, "local": process.local, "part": process.part}
-        if process.status and process.why:
+        if process.why:
             first.append(dict(about, main=True, frames=[], why=process.why))
         for main, frames in threads_of(process):
             record = dict(about, main=main, frames=frames, how=process.how)
-            while len(json.dumps(record)) > MAX_RECORD and record["frames"]:
+            while len(encoded(record)) > MAX_RECORD and record["frames"]:
                 del record["frames"][-1]  # the outermost
             (first if main else rest).append(record)
     return first + rest
 
 
-def gone(processes):
-    # ranks that a launcher has started here and that have ended; torchrun may have started them again
-    alive = {process.identity for process in processes if process.status}
-    ended = {p.identity: p for p in processes if p.local and p.part is RANK and not p.status}
-    return [process for identity, process in sorted(ended.items()) if identity not in alive]
-
-
-def put(record, end):
-    # print one record by one write, which the pipe takes as a whole
+def encoded(record):
     import json
+
+    return (MARK + json.dumps(record) + "\n").encode()
+
+
+def put(line):
+    # print one record by one write, which the pipe takes as a whole
     import select
 
-    poll = select.poll()
-    poll.register(2, select.POLLOUT)
-    if not poll.poll(max(0, int((end - time.monotonic()) * 1000))):
-        return False
-    os.write(2, (MARK + json.dumps(record) + "\n").encode())
-    return True
+    select.select([], [2], [])
+    os.write(2, line)
+
+
+def stop_printing(number, frame):
+    raise RuntimeError
 
 
 def print_stacks(directory, root, began, seconds):
-    import json
-
-    processes = registered(directory, root, parents())
-    ask([process for process in processes if process.status], began, seconds)
-    printed, left_out = 0, 0
-    found = records(processes)
-    for process in gone(processes):
-        found.insert(0, {"pid": process.pid, "rank": process.rank, "local": process.local, "part": RANK, "main": True,
-                         "frames": [], "why": "gone"})  # fmt: skip
-    for number, record in enumerate(found):
-        size = len(json.dumps(record))
-        full = printed + size > MAX_BYTES or number >= MAX_RECORDS - 1
-        if full or not put(record, began + seconds):
-            left_out += 1
-        else:
-            printed += size
-    if found:
-        put({"end": True, "left_out": left_out}, began + seconds)
+    # This ends after these seconds wherever it is: the machine may be slow, or nobody may read the output.
+    signal.signal(signal.SIGALRM, stop_printing)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+        processes = registered(directory, root, parents())
+        ask([process for process in processes if process.status], began, seconds)
+        printed, left_out = 0, 0
+        found = records(processes)
+        for number, record in enumerate(found):
+            line = encoded(record)
+            if printed + len(line) > MAX_BYTES or number >= MAX_RECORDS - 1:
+                left_out += 1
+            else:
+                put(line)
+                printed += len(line)
+        if found:
+            put(encoded({"end": True, "left_out": left_out, "seconds": round(time.monotonic() - began, 3)}))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 # the parent
+
+
+def ended():
+    # the processes below us that have ended, with their wait status
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            yield pid, status
+    except ChildProcessError:
+        pass
 
 
 def supervise(command, directory, grace, holds):
@@ -445,13 +451,7 @@ def supervise(command, directory, grace, holds):
             except OSError:
                 if number == signal.SIGTERM:
                     os.write(2, b"ktrain: SIGTERM can't be passed on to the program, which runs as another user.\n")
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
+        for pid, status in ended():
             if pid == child:
                 code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
                 # A shell as process 1 would have ignored SIGTERM. Now it ends, and what it has started must get the
@@ -470,10 +470,7 @@ def supervise(command, directory, grace, holds):
                         except OSError:
                             pass
                 time.sleep(0.02)
-                try:
-                    while os.waitpid(-1, os.WNOHANG)[0]:
-                        pass
-                except ChildProcessError:
+                for _ in ended():
                     pass
             return code
 
