@@ -22,7 +22,7 @@ from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
 from tests.engine import fakekube
 from tests.engine.small_api import stamp
-from tests.engine.staged import NAME, Staged, staged
+from tests.engine.staged import NAME, Memory, Staged, staged
 from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until
 
 
@@ -195,6 +195,53 @@ async def test_success_during_a_suspension_that_an_earlier_process_began() -> No
         outcome = await training.follow(Options(on_finish_action=OnFinishAction.KEEP_JOB, drain_timeout=0.5))
         assert outcome.succeeded, outcome.cause
         assert "hang" not in str(training.log)
+
+
+class AnswersAtTheSecondTime(Memory):
+    """Airflow doesn't answer the first read of the conclusion."""
+
+    reads = 0
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        self.reads += 1
+        return self.stored if self.reads > 1 else None
+
+
+@pytest.mark.parametrize(
+    ("unread", "category"), [("Airflow", "hang"), ("API server", "hang"), ("nothing stored", "unknown")]
+)
+async def test_suspension_that_an_earlier_process_began_is_completed(unread: str, category: str) -> None:
+    """Nobody resumes the job, so the next process would follow it forever."""
+    async with staged() as training:
+        training.memory = AnswersAtTheSecondTime() if unread == "Airflow" else Memory()
+        training.memory.stored = {} if unread == "nothing stored" else conclusion(training.ref)
+        if unread == "API server":
+            training.api.fail("GET", "/pytorchjobs/train", 500)
+        note = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+        training.spec(**training.kind.form.suspension(True))
+        training.condition("Suspended")
+        async with asyncio.timeout(60):
+            outcome = await training.follow(Options(on_finish_action=OnFinishAction.KEEP_JOB, drain_timeout=0.5))
+        assert not outcome.succeeded
+        assert (outcome.cause or {})["category"] == category
+        assert not [line for line in training.api.writes() if line.startswith("DELETE")]
+
+
+async def test_job_that_was_resumed_after_a_suspension_is_followed() -> None:
+    """A user has resumed it, and the annotation is left: no cause is stored, and it trains."""
+    async with staged() as training:
+        note = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+        training.pod(0)
+        training.running()
+        following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
+        await fakekube.until(lambda: " is Running" in str(training.log))
+        await fakekube.until(lambda: any("/pytorchjobs/train" in line for line in training.api.requests))
+        assert training.api.writes() == []
+        training.pod(0, "Succeeded")
+        training.ended()
+        assert (await following).succeeded
 
 
 async def test_job_that_somebody_else_suspends_is_followed_to_its_end() -> None:
