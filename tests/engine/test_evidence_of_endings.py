@@ -18,10 +18,11 @@ from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.client import ApiUnavailable
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
+from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
 from tests.engine import fakekube
-from tests.engine.small_api import stamp
+from tests.engine.small_api import connected, stamp
 from tests.engine.staged import NAME, Memory, Staged, staged
 from tests.engine.tasks import MeddledApi, Sink, Task, TrainTask, api_of, follow, host_of, owner_in, until
 
@@ -226,6 +227,30 @@ async def test_suspension_that_an_earlier_process_began_is_completed(unread: str
         assert not outcome.succeeded
         assert (outcome.cause or {})["category"] == category
         assert not [line for line in training.api.writes() if line.startswith("DELETE")]
+
+
+@pytest.mark.parametrize("action", [OnFinishAction.DELETE_JOB, OnFinishAction.KEEP_JOB])
+async def test_limit_is_the_cause_if_the_response_to_its_release_is_lost(action: OnFinishAction) -> None:
+    """`airflow dags test` and `ktrain run` store no conclusion: what this process has done, it knows itself."""
+    async with staged() as training:
+        training.condition("Created")
+        training.pod(0, "Pending", since=40.0)
+        training.api.pause("after (DELETE|PATCH) .*/pytorchjobs/")
+        host = Host(seconds=3.5)
+        async with connected(training.url) as api, owner_in(api, host, training.log) as owner:
+            options = Options(limits=Limits(startup=30.0), on_finish_action=action, drain_timeout=0.5)
+            following = asyncio.ensure_future(owner.follow(training.ref, options))
+            await training.api.paused.wait()
+            training.api.pause("")
+            training.api.away = True
+            training.api.away = False
+            if action is OnFinishAction.KEEP_JOB:
+                training.api.remove("pods", f"{NAME}-worker-0")  # as the operator does
+            async with asyncio.timeout(120):
+                outcome = await following
+        assert isinstance(outcome, Outcome)
+        assert "startup_timeout" in (outcome.cause or {})["summary"]
+        assert not outcome.release_error
 
 
 async def test_job_that_was_resumed_after_a_suspension_is_followed() -> None:
