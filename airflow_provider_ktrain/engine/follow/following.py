@@ -253,9 +253,11 @@ class Following:
 
     async def still_holds(self, noticed: Noticed) -> bool | None:
         """Whether the rule that was noticed holds on what was observed last. None: a further read has failed."""
-        rested, self._not_before = self._not_before, {}
+        now, rested, self._not_before = time.time(), self._not_before, {}
         try:
             match noticed.event:
+                case Event.QUEUE_VERDICT | Event.STARTUP_RULE if self._observer.recovered_at(now) > now:
+                    return False  # a start that nobody could report is reported now
                 case Event.LIMIT:
                     return await self._still_passed(noticed)
                 case Event.RESTARTS:
