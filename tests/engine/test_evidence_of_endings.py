@@ -6,19 +6,30 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Situation, Successor, decide
-from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, JobRef, OnFinishAction
+from airflow_provider_ktrain.core.ending import Action, Event, Mode, Ownership, Situation, Successor, decide
+from airflow_provider_ktrain.core.identity.names import (
+    OWNER_ANNOTATION,
+    SUSPENDED_ANNOTATION,
+    JobRef,
+    OnFinishAction,
+    Owner,
+)
+from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.client import ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, read_training
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.release import release, release_now
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
 from tests.engine import fakekube
@@ -336,3 +347,61 @@ async def test_success_is_concluded_without_a_diagnosis() -> None:
         with_broken_diagnosis(training)
         training.ended("Succeeded")
         assert (await training.follow(Options(drain_timeout=0.5))).succeeded
+
+
+def another_try(training: Staged) -> None:
+    """A later try adopts the job."""
+
+    def adopt(job: dict[str, Any]) -> None:
+        notes = job["metadata"]["annotations"]
+        owner = Owner.of(job)
+        assert owner is not None
+        notes[OWNER_ANNOTATION] = replace(owner, try_number=2, ti_id="ti-2").annotation()
+
+    training.api.change(training.kind.plural, NAME, adopt)
+
+
+@pytest.mark.parametrize("in_seconds", [False, True], ids=["with time", "in seconds"])
+async def test_queued_job_that_another_try_has_adopted_is_not_paused(in_seconds: bool) -> None:
+    """The Workload doesn't change when a try adopts the job: the mark on the job is what is fenced."""
+    async with staged() as training, connected(training.url) as api:
+        training.pod(0)
+        training.running()
+        training.workload(Admitted=("True", "Admitted", ""))
+        read = await read_training(api, training.ref)
+        assert read.job is not None
+        (workload,) = training.api.objects["workloads"].values()
+        another_try(training)
+        late = release_now(api, training.ref, Mode.SUSPEND, read.job, timeout=60.0, workload=workload)
+        with pytest.raises(JobChanged):
+            await (late if in_seconds else release(api, training.ref, Mode.SUSPEND, read))
+        late.close()
+        assert [one["spec"]["active"] for one in training.api.objects["workloads"].values()] == [True]
+        (job,) = training.api.objects[training.kind.plural].values()
+        assert SUSPENDED_ANNOTATION not in job["metadata"]["annotations"]
+
+
+async def test_job_that_another_try_has_adopted_gets_no_note() -> None:
+    """A note that its success is incomplete would let the later try train again."""
+    async with staged() as training, training.owner() as owner:
+        owner.job.ref = training.ref
+        read = await owner.job.read()
+        another_try(training)
+        _, why = await owner.job.annotate(read, {INCOMPLETE_ANNOTATION: "Worker 0 was evicted"}, 60.0)
+        assert "409" in why
+        (job,) = training.api.objects[training.kind.plural].values()
+        assert INCOMPLETE_ANNOTATION not in job["metadata"]["annotations"]
+
+
+async def test_kill_after_the_end_leaves_the_job_to_the_try_that_has_adopted_it() -> None:
+    """This process has seen that the job failed. A later try owns it now, in which it may train again."""
+    async with staged() as training, connected(training.url) as api:
+        training.pod(0)
+        training.ended("Failed")
+        read = await read_training(api, training.ref)
+        assert read.job is not None
+        async with owner_in(api, host_of(state="failed"), training.log) as owner:
+            owner.job.take(api, Submitted(training.ref, read.job, created=False))
+            another_try(training)
+            await owner.stop()
+        assert training.api.writes() == []
