@@ -29,7 +29,7 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.release import release, release_now
-from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted, find_own
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
 from tests.engine import fakekube
@@ -405,3 +405,49 @@ async def test_kill_after_the_end_leaves_the_job_to_the_try_that_has_adopted_it(
             another_try(training)
             await owner.stop()
         assert training.api.writes() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "found"),
+    [
+        (1, {}, False),  # it has the id of another task instance: another Airflow submits the same DAG
+        (2, {}, True),
+        (2, {"deployment": "staging"}, False),
+        (2, {"run_id": "another"}, False),
+    ],
+)
+async def test_interrupted_submission_finds_no_job_of_another_task(
+    number: int, key: Mapping[str, Any], found: bool
+) -> None:
+    """A kill during the submission releases the job that it finds under the name."""
+    async with staged() as training, connected(training.url) as api:
+        (job,) = training.api.objects[training.kind.plural].values()
+        owner = Owner.of(job)
+        assert owner is not None
+        me = Owner(replace(owner.key, **key), number, "ti-of-the-killed-try")
+        ref = training.ref
+        own = await find_own(api, training.kind, ref.version, ref.namespace, ref.name, me)
+        assert (own is not None) is found
+
+
+async def test_cause_of_a_release_that_was_not_made_is_not_the_cause_of_the_end() -> None:
+    """The pod starts while the release is sent: the job is followed on, and somebody else deletes it later."""
+    async with staged() as training:
+        training.condition("Created")
+        training.pod(0, "Pending", since=40.0)
+        stored = list[bool]()
+
+        def on_request(line: str) -> None:
+            if line.startswith("DELETE") and not stored:
+                stored.append(bool(training.memory.stored))
+                training.pod(0)
+                training.running()
+
+        training.api.on_request = on_request
+        following = asyncio.ensure_future(training.follow(Options(limits=Limits(startup=30.0), drain_timeout=0.5)))
+        await fakekube.until(lambda: stored and training.memory.stored is None)
+        training.memory.stored = {}  # Airflow answers that there is none
+        training.api.remove("pytorchjobs", NAME)
+        outcome = await following
+        assert stored == [True]
+        assert "startup_timeout" not in (outcome.cause or {})["summary"]
