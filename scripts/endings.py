@@ -40,6 +40,7 @@ FLAGS = {
     ("hurried", True): "only seconds are left",
     ("fresh", True): "just created",
     ("cause_stored", True): "the cause is stored",
+    ("suspended", True): "this try has suspended it",
     ("restarts", True): "its operator may train it again",
 }
 #: the decorators that run a test with jobs of each kind

@@ -150,6 +150,7 @@ class Situation:
     :param fresh: whether this process has just created the job, and has not followed it or has no right to. Default:
         False.
     :param cause_stored: whether an earlier process has stored why it released this job. Default: False.
+    :param suspended: whether a process of this try has suspended the job, which nobody resumes then. Default: False.
     :param restarts: whether the operator may train the failed job again, unless it is suspended. Default: False.
     """
 
@@ -163,6 +164,7 @@ class Situation:
     hurried: bool = False
     fresh: bool = False
     cause_stored: bool = False
+    suspended: bool = False
     restarts: bool = False
 
 
@@ -174,8 +176,8 @@ class Rule:
     :param action: what the owner does.
     :param text: the sentence that the user reads. `{job}`, `{command}`, `{next}` and `{why}` are replaced: the job, the
         command that deletes it, who continues with it, and the result of `why_ended`.
-    :param event, seen, owner, task, successor, holds, may_wait, hurried, fresh, cause_stored, restarts: the values of
-        the `Situation` to which the rule applies. Default: None, any value.
+    :param event, seen, owner, task, successor, holds, may_wait, hurried, fresh, cause_stored, suspended, restarts: the
+        values of the `Situation` to which the rule applies. Default: None, any value.
     """
 
     name: str
@@ -191,6 +193,7 @@ class Rule:
     hurried: bool | None = None
     fresh: bool | None = None
     cause_stored: bool | None = None
+    suspended: bool | None = None
     restarts: bool | None = None
 
     def matches(self, situation: Situation) -> bool:
@@ -326,6 +329,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "release is under way", Action.CONCLUDE_STORED, "{job} is being released by an earlier process of this try.",
         event=_of(Event.BEING_DELETED), cause_stored=True,
+    ),
+    Rule(
+        "suspended before", Action.CONCLUDE_STORED,
+        "{job} was suspended by an earlier process of this try, and it isn't known why.",
+        event=_of(Event.BEING_DELETED), seen=ALIVE, suspended=True,
     ),
     Rule(
         "no longer holds", Action.FOLLOW, "{job} has changed meanwhile, and is still followed.",

@@ -30,7 +30,7 @@ from airflow_provider_ktrain.core.ending import (
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.status import Seen, seen_in
+from airflow_provider_ktrain.core.state.status import Seen, seen_in, wants_suspension
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
@@ -209,6 +209,7 @@ class OwnedJob:
         """
         if seen is None:
             seen = Seen.NOTHING if read is None else seen_in(read.job, read.pods)
+        job = {} if read is None else read.job or {}
         return Situation(
             event,
             seen,
@@ -216,6 +217,7 @@ class OwnedJob:
             successor=self._host.successor,
             hurried=self._host.seconds is not None and event in HURRIED,
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
+            suspended=self.ref is not None and self.ref.has_suspended(job) and wants_suspension(job),
             restarts=seen is Seen.FAILED and kind_of(self.known_ref.kind).behavior.restarts_failed_jobs,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.identity.names import JobRef
@@ -21,24 +22,25 @@ class ConclusionStore:
     def __init__(self, sink: StatusSink | None, log: Log) -> None:
         self.found: Cause | None = None  #: why an earlier process of this try has released the job
         self._sink, self._log = sink, log
+        self._put: dict[str, Any] = {}  # by this process; a sink stores it for the next one, too
         self._unanswered_since: float | None = None  # when Airflow did not answer
 
     async def put(self, ref: JobRef, noticed: Noticed, cause: Cause) -> None:
         """Store why the job is released. GPUs come first: the wait is short."""
-        if self._sink is None:
-            return
         conclusion = Conclusion(
             ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
             summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
             limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
         )  # fmt: skip
-        if not await self._sink.conclude(conclusion.to_dict()):
+        self._put = conclusion.to_dict()
+        if self._sink is not None and not await self._sink.conclude(self._put):
             self._log.warning(
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
             )
 
     def retract(self) -> None:
         """The job was not released after all."""
+        self._put = {}
         if self._sink is not None:
             self._sink.retract()
 
@@ -47,7 +49,7 @@ class ConclusionStore:
 
         :return: None: Airflow doesn't answer, and is to be asked again.
         """
-        document = {} if self._sink is None else await self._sink.concluded()
+        document = self._put if self._sink is None else await self._sink.concluded()
         if document is None:
             self._unanswered_since = self._unanswered_since or time.monotonic()
             return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False

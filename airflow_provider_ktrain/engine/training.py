@@ -48,6 +48,7 @@ RETRY_SECONDS = 5.0  #: between two attempts to follow a job
 #: of following after which an error starts the patience again; following itself retries a rejected watch for 600 s
 PATIENCE_RESET_SECONDS = 1200.0
 REST_SECONDS = 1.0  #: until a rule that a read didn't confirm is looked at again
+DELETION_REST_SECONDS = 60.0  #: until a job that is being deleted, and is still followed, is looked at again
 UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its deferral or release has failed
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
 MARK_SECONDS = 60.0  #: to write on a job that its success is incomplete, before its pods are released
@@ -254,6 +255,9 @@ class Training:
     ) -> Outcome | Handover | _StartOver | None:
         self._looks_again = rule.action is Action.LOOK_AGAIN
         match rule.action:
+            case Action.FOLLOW if noticed.event is Event.BEING_DELETED:
+                following.rest(noticed, DELETION_REST_SECONDS)
+                return None
             case Action.FOLLOW | Action.LOOK_AGAIN:
                 following.rest(noticed, UNREAD_REST_SECONDS if read is None else REST_SECONDS)
                 return None
@@ -349,14 +353,15 @@ class Training:
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
     ) -> Outcome | Handover | _StartOver | None:
         """An earlier process of this try has released the job, or has begun to: complete that."""
-        cause = noticed.cause or self._store.found or await following.closing.cause_of_end()
+        job = self.job
+        cause = noticed.cause or self._store.found or Cause(Category.UNKNOWN, job.text(rule, noticed.event))
         try:
-            result = await self.job.write(rule, read)
+            result = await job.write(rule, read)
         except JobChanged:
             return await self._settle(following, noticed)
         following.closing.report_failure(cause)
         outcome = await following.closing.outcome(cause, released=_text(result))
-        self.job.let_go()
+        job.let_go()
         return _with_release(outcome, result)
 
     async def _release_running(self, following: Following, noticed: Noticed) -> Outcome | Handover | _StartOver:

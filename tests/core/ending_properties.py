@@ -31,7 +31,7 @@ from airflow_provider_ktrain.core.state.status import Seen
 CONCLUDES = {Action.CONCLUDE, Action.CONCLUDE_SUSPENDED}
 #: events that end nothing
 HARMLESS = {Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD}
-FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored")
+FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored", "suspended")
 DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
 #: events after which a read that shows a running job is proof enough for its release
 PROVEN_BY_READ = {
@@ -77,7 +77,7 @@ def live_job_is_deleted_on_proof_only(s: Situation, rule: Rule) -> bool:
     if s.event in TROUBLE:
         return s.fresh and s.successor is Successor.NOBODY
     if s.event is Event.BEING_DELETED:
-        return s.cause_stored
+        return s.cause_stored or s.suspended
     return s.event in PROVEN_BY_READ or (s.event is Event.CODE_REFUSED and s.holds)
 
 
@@ -295,6 +295,8 @@ SCENARIOS = (
     Scenario("somebody deleted the job", Event.MISSING, Action.CONCLUDE, "somebody else", {"seen": Seen.GONE}),
     Scenario("the triggerer died during a limit's release", Event.BEING_DELETED, Action.CONCLUDE_STORED,
              facts={"cause_stored": True, **MINE_RUNS}),
+    Scenario("a triggerer died after a limit's suspension, and Airflow has no cause", Event.BEING_DELETED,
+             Action.CONCLUDE_STORED, "it isn't known why", {"suspended": True, **MINE_RUNS}),
     Scenario("the pod has started meanwhile", Event.STARTUP_RULE, Action.FOLLOW, "has changed meanwhile",
              {"holds": False, **MINE_RUNS}),
     Scenario("a limit just before the job's condition", Event.LIMIT, Action.LOOK_AGAIN, "program",

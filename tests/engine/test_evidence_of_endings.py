@@ -6,24 +6,36 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Situation, Successor, decide
-from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, JobRef, OnFinishAction
+from airflow_provider_ktrain.core.ending import Action, Event, Mode, Ownership, Situation, Successor, decide
+from airflow_provider_ktrain.core.identity.names import (
+    OWNER_ANNOTATION,
+    SUSPENDED_ANNOTATION,
+    JobRef,
+    OnFinishAction,
+    Owner,
+)
+from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import job_control
 from airflow_provider_ktrain.engine.api.client import ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, read_training
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.release import release, release_now
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted, find_own
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.clusters import TestCluster
 from tests.engine import fakekube
-from tests.engine.small_api import stamp
-from tests.engine.staged import NAME, Staged, staged
+from tests.engine.small_api import connected, stamp
+from tests.engine.staged import NAME, Memory, Staged, staged
 from tests.engine.tasks import (
     STUBBORN,
     MeddledApi,
@@ -225,6 +237,77 @@ async def test_success_during_a_suspension_that_an_earlier_process_began() -> No
         assert "hang" not in str(training.log)
 
 
+class AnswersAtTheSecondTime(Memory):
+    """Airflow doesn't answer the first read of the conclusion."""
+
+    reads = 0
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        self.reads += 1
+        return self.stored if self.reads > 1 else None
+
+
+@pytest.mark.parametrize(
+    ("unread", "category"), [("Airflow", "hang"), ("API server", "hang"), ("nothing stored", "unknown")]
+)
+async def test_suspension_that_an_earlier_process_began_is_completed(unread: str, category: str) -> None:
+    """Nobody resumes the job, so the next process would follow it forever."""
+    async with staged() as training:
+        training.memory = AnswersAtTheSecondTime() if unread == "Airflow" else Memory()
+        training.memory.stored = {} if unread == "nothing stored" else conclusion(training.ref)
+        if unread == "API server":
+            training.api.fail("GET", "/pytorchjobs/train", 500)
+        note = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+        training.spec(**training.kind.form.suspension(True))
+        training.condition("Suspended")
+        async with asyncio.timeout(60):
+            outcome = await training.follow(Options(on_finish_action=OnFinishAction.KEEP_JOB, drain_timeout=0.5))
+        assert not outcome.succeeded
+        assert (outcome.cause or {})["category"] == category
+        assert not [line for line in training.api.writes() if line.startswith("DELETE")]
+
+
+@pytest.mark.parametrize("action", [OnFinishAction.DELETE_JOB, OnFinishAction.KEEP_JOB])
+async def test_limit_is_the_cause_if_the_response_to_its_release_is_lost(action: OnFinishAction) -> None:
+    """`airflow dags test` and `ktrain run` store no conclusion: what this process has done, it knows itself."""
+    async with staged() as training:
+        training.condition("Created")
+        training.pod(0, "Pending", since=40.0)
+        training.api.pause("after (DELETE|PATCH) .*/pytorchjobs/")
+        host = Host(seconds=3.5)
+        async with connected(training.url) as api, owner_in(api, host, training.log) as owner:
+            options = Options(limits=Limits(startup=30.0), on_finish_action=action, drain_timeout=0.5)
+            following = asyncio.ensure_future(owner.follow(training.ref, options))
+            await training.api.paused.wait()
+            training.api.pause("")
+            training.api.away = True
+            training.api.away = False
+            if action is OnFinishAction.KEEP_JOB:
+                training.api.remove("pods", f"{NAME}-worker-0")  # as the operator does
+            async with asyncio.timeout(120):
+                outcome = await following
+        assert isinstance(outcome, Outcome)
+        assert "startup_timeout" in (outcome.cause or {})["summary"]
+        assert not outcome.release_error
+
+
+async def test_job_that_was_resumed_after_a_suspension_is_followed() -> None:
+    """A user has resumed it, and the annotation is left: no cause is stored, and it trains."""
+    async with staged() as training:
+        note = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+        training.pod(0)
+        training.running()
+        following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
+        await fakekube.until(lambda: " is Running" in str(training.log))
+        await fakekube.until(lambda: any("/pytorchjobs/train" in line for line in training.api.requests))
+        assert training.api.writes() == []
+        training.pod(0, "Succeeded")
+        training.ended()
+        assert (await following).succeeded
+
+
 async def test_job_that_somebody_else_suspends_is_followed_to_its_end() -> None:
     """A user or a queue may suspend a running job: nothing is changed, and it succeeds after it was resumed."""
     async with staged() as training:
@@ -292,3 +375,107 @@ async def test_success_is_concluded_without_a_diagnosis() -> None:
         with_broken_diagnosis(training)
         training.ended("Succeeded")
         assert (await training.follow(Options(drain_timeout=0.5))).succeeded
+
+
+def another_try(training: Staged) -> None:
+    """A later try adopts the job."""
+
+    def adopt(job: dict[str, Any]) -> None:
+        notes = job["metadata"]["annotations"]
+        owner = Owner.of(job)
+        assert owner is not None
+        notes[OWNER_ANNOTATION] = replace(owner, try_number=2, ti_id="ti-2").annotation()
+
+    training.api.change(training.kind.plural, NAME, adopt)
+
+
+@pytest.mark.parametrize("in_seconds", [False, True], ids=["with time", "in seconds"])
+async def test_queued_job_that_another_try_has_adopted_is_not_paused(in_seconds: bool) -> None:
+    """The Workload doesn't change when a try adopts the job: the mark on the job is what is fenced."""
+    async with staged() as training, connected(training.url) as api:
+        training.pod(0)
+        training.running()
+        training.workload(Admitted=("True", "Admitted", ""))
+        read = await read_training(api, training.ref)
+        assert read.job is not None
+        (workload,) = training.api.objects["workloads"].values()
+        another_try(training)
+        late = release_now(api, training.ref, Mode.SUSPEND, read.job, timeout=60.0, workload=workload)
+        with pytest.raises(JobChanged):
+            await (late if in_seconds else release(api, training.ref, Mode.SUSPEND, read))
+        late.close()
+        assert [one["spec"]["active"] for one in training.api.objects["workloads"].values()] == [True]
+        (job,) = training.api.objects[training.kind.plural].values()
+        assert SUSPENDED_ANNOTATION not in job["metadata"]["annotations"]
+
+
+async def test_job_that_another_try_has_adopted_gets_no_note() -> None:
+    """A note that its success is incomplete would let the later try train again."""
+    async with staged() as training, training.owner() as owner:
+        owner.job.ref = training.ref
+        read = await owner.job.read()
+        another_try(training)
+        _, why = await owner.job.annotate(read, {INCOMPLETE_ANNOTATION: "Worker 0 was evicted"}, 60.0)
+        assert "409" in why
+        (job,) = training.api.objects[training.kind.plural].values()
+        assert INCOMPLETE_ANNOTATION not in job["metadata"]["annotations"]
+
+
+async def test_kill_after_the_end_leaves_the_job_to_the_try_that_has_adopted_it() -> None:
+    """This process has seen that the job failed. A later try owns it now, in which it may train again."""
+    async with staged() as training, connected(training.url) as api:
+        training.pod(0)
+        training.ended("Failed")
+        read = await read_training(api, training.ref)
+        assert read.job is not None
+        async with owner_in(api, host_of(state="failed"), training.log) as owner:
+            owner.job.take(api, Submitted(training.ref, read.job, created=False))
+            another_try(training)
+            await owner.stop()
+        assert training.api.writes() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "found"),
+    [
+        (1, {}, False),  # it has the id of another task instance: another Airflow submits the same DAG
+        (2, {}, True),
+        (2, {"deployment": "staging"}, False),
+        (2, {"run_id": "another"}, False),
+    ],
+)
+async def test_interrupted_submission_finds_no_job_of_another_task(
+    number: int, key: Mapping[str, Any], found: bool
+) -> None:
+    """A kill during the submission releases the job that it finds under the name."""
+    async with staged() as training, connected(training.url) as api:
+        (job,) = training.api.objects[training.kind.plural].values()
+        owner = Owner.of(job)
+        assert owner is not None
+        me = Owner(replace(owner.key, **key), number, "ti-of-the-killed-try")
+        ref = training.ref
+        own = await find_own(api, training.kind, ref.version, ref.namespace, ref.name, me)
+        assert (own is not None) is found
+
+
+async def test_cause_of_a_release_that_was_not_made_is_not_the_cause_of_the_end() -> None:
+    """The pod starts while the release is sent: the job is followed on, and somebody else deletes it later."""
+    async with staged() as training:
+        training.condition("Created")
+        training.pod(0, "Pending", since=40.0)
+        stored = list[bool]()
+
+        def on_request(line: str) -> None:
+            if line.startswith("DELETE") and not stored:
+                stored.append(bool(training.memory.stored))
+                training.pod(0)
+                training.running()
+
+        training.api.on_request = on_request
+        following = asyncio.ensure_future(training.follow(Options(limits=Limits(startup=30.0), drain_timeout=0.5)))
+        await fakekube.until(lambda: stored and training.memory.stored is None)
+        training.memory.stored = {}  # Airflow answers that there is none
+        training.api.remove("pytorchjobs", NAME)
+        outcome = await following
+        assert stored == [True]
+        assert "startup_timeout" not in (outcome.cause or {})["summary"]

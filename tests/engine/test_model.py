@@ -159,7 +159,9 @@ class Interleaving:
             if not (suspends or interrupted or replaces or process.has_stored_outcome):
                 raise Broken(f"{process} deletes a job that is {phase} before its outcome was stored")
             return
-        if process.me.conclusion is not None and job["metadata"]["annotations"].get(SUSPENDED_ANNOTATION):
+        if job["metadata"]["annotations"].get(SUSPENDED_ANNOTATION) == process.me.owner.ti_id and (
+            process.me.conclusion is not None or wants_suspension(job)
+        ):
             return  # an earlier process of this try has suspended it
         released_before = isinstance(process.me.event, Outcome) and bool(process.me.event.release_error)
         if process.kill_is_proved or process.submitting or process.failed_for_good or process.has_stored_outcome:

@@ -309,6 +309,21 @@ async def unwritable(training: Staged, case: Case) -> None:
         case.healthy(training)
 
 
+async def unreported(training: Staged, case: Case) -> None:
+    """As `unwritable`, until the read of a later decision.
+
+    A kubelet has pulled the image meanwhile, and reports that some seconds after it can.
+    """
+    reads: list[str] = []
+    path = f"/{training.kind.plural}/{NAME}"
+    training.api.fail("GET", path, 503, 1)
+    training.api.on_request = lambda line: reads.append(line) if line.endswith(path) else None
+    await until(lambda: len(reads) > 1, 120)
+    await asyncio.sleep(AWAY / 2)
+    if not training.api.writes():
+        case.healthy(training)
+
+
 FAULTS = (away, late_jobs, late_pods, all_late, late_and_unread, late_and_unlisted)
 
 
@@ -373,6 +388,13 @@ async def test_healthy_job_is_never_ended(kind: Kind, cases: Mapping[str, Case])
 async def test_job_whose_state_can_not_be_written_in_time_is_never_ended(kind: Kind) -> None:
     cases = {name: case for name, case in LIMITS.items() if name not in ("log stall", "progress")}
     runs = {name: outcome_of_healthy(kind, case, unwritable) for name, case in cases.items()}
+    found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+@of_each_kind
+async def test_start_that_can_not_be_reported_in_time_is_no_failed_start(kind: Kind) -> None:
+    runs = {name: outcome_of_healthy(kind, case, unreported) for name, case in RULES.items()}
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
@@ -76,6 +77,27 @@ async def test_subscription_gets_the_list_and_then_changes() -> None:
         assert (event.deleted, event.object["metadata"]["uid"]) == (True, gone["metadata"]["uid"])
         assert subscription.objects == {}
         assert event.object["spec"] == {"x": 1}
+
+
+class Maintained(FakeKube):
+    """A proxy answers the first request with a page about hours of maintenance."""
+
+    answered = False
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.answered:
+            return await super().handle(request)
+        self.answered = True
+        return web.Response(status=503, headers={"Retry-After": "7200"}, text="<html>Maintenance</html>")
+
+
+async def test_watch_does_not_wait_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job would end meanwhile, and nobody would notice."""
+    monkeypatch.setattr(informer, "MAX_RETRY_AFTER_SECONDS", 0.1)
+    async with serving(Maintained()) as api, shared_informer(api, PODS).subscribe() as subscription:
+        async with asyncio.timeout(240):
+            await changed(subscription)
+        assert subscription.synced
 
 
 async def test_changed_returns_after_an_empty_list() -> None:

@@ -205,6 +205,10 @@ class JobRef:
         """The command with which a user deletes the job."""
         return delete_command(kind_of(self.kind), self.namespace, self.name)
 
+    def has_suspended(self, job: Mapping[str, Any]) -> bool:
+        """Whether a release by the try that owns the job has suspended it."""
+        return bool(self.owner) and annotation(job, SUSPENDED_ANNOTATION) == self.owner
+
     def to_dict(self) -> dict[str, str]:
         """A form that fits into trigger kwargs and the task store."""
         return asdict(self)

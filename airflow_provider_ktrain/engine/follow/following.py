@@ -70,7 +70,7 @@ class Following:
         self._output = JobOutput(context)
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
-        self._suspension_noticed = self._deletion_noticed = False
+        self._suspension_noticed = False
         self._noted = 0, 0  # versions of the pods of which the job's annotation is complete
         self._stack = contextlib.AsyncExitStack()
 
@@ -142,8 +142,7 @@ class Following:
         if state.phase.ended:
             event = Event.MISSING if state.gone else Event.ENDED
             return None if self._rests(event) else Noticed(event)
-        if state.is_being_released and not self._deletion_noticed:
-            self._deletion_noticed = True
+        if state.is_being_released and not self._rests(Event.BEING_DELETED):
             return Noticed(Event.BEING_DELETED)
         was, self._suspension_noticed = self._suspension_noticed, state.phase is Phase.SUSPENDED
         if self._suspension_noticed and not was:
@@ -254,9 +253,11 @@ class Following:
 
     async def still_holds(self, noticed: Noticed) -> bool | None:
         """Whether the rule that was noticed holds on what was observed last. None: a further read has failed."""
-        rested, self._not_before = self._not_before, {}
+        now, rested, self._not_before = time.time(), self._not_before, {}
         try:
             match noticed.event:
+                case Event.QUEUE_VERDICT | Event.STARTUP_RULE if self._observer.recovered_at(now) > now:
+                    return False  # a start that nobody could report is reported now
                 case Event.LIMIT:
                     return await self._still_passed(noticed)
                 case Event.RESTARTS:

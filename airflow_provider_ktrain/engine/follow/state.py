@@ -10,14 +10,14 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, Owner, annotation
+from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import ended_at, incomplete_note, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import UNKNOWN, Amounts
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
-from airflow_provider_ktrain.core.state.pods.objects import created
+from airflow_provider_ktrain.core.state.pods.objects import created, is_being_deleted
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
@@ -139,9 +139,7 @@ class JobState:
     @property
     def is_being_released(self) -> bool:
         """Whether somebody has requested the deletion of the job, or a process of this try has suspended it."""
-        meta = self.known_job["metadata"]
-        suspended_by = (meta.get("annotations") or {}).get(SUSPENDED_ANNOTATION)
-        return "deletionTimestamp" in meta or bool(suspended_by and suspended_by == self.ref.owner)
+        return is_being_deleted(self.known_job) or self.ref.has_suspended(self.known_job)
 
     @property
     def has_run(self) -> bool:

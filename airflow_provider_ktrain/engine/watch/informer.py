@@ -44,6 +44,7 @@ RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
 SILENCE_TIMEOUT_SECONDS = 150.0  #: time without a byte after which a watch counts as dead; bookmarks come every minute
 LINGER_SECONDS = 10.0  #: how long an informer runs on without subscriptions
 BACKOFF_SECONDS = (0.05, 30.0)  #: first and longest pause after a failure
+MAX_RETRY_AFTER_SECONDS = 60.0  #: a proxy's page about maintenance names hours; Kubernetes names seconds
 STABLE_STREAM_SECONDS = 1.0  #: a stream that ends earlier counts as a failure, so that the informer pauses
 RELIST_AFTER_FAILURES = 5  #: failures in a row after which it lists again: the server may have been replaced
 MAX_OUTAGES = 64  #: that are remembered
@@ -322,7 +323,7 @@ class SharedInformer:
         self._failures += 1
         if self._failures >= RELIST_AFTER_FAILURES:
             self.version = ""
-        return max(pause_after(self._failures, *BACKOFF_SECONDS), wait or 0)
+        return max(pause_after(self._failures, *BACKOFF_SECONDS), min(wait or 0.0, MAX_RETRY_AFTER_SECONDS))
 
     def _stream_was_stable(self) -> bool:
         return self._opened is not None and time.monotonic() - self._opened >= STABLE_STREAM_SECONDS
