@@ -1,8 +1,7 @@
 """The state of a pod in a few words, as `kubectl get pods` prints it in the column STATUS.
 
-There are four differences: a pod without a node has the scheduler's reason instead of Pending, if there is one; a pod
-that has succeeded is Succeeded instead of Completed; a pod whose node doesn't report is NodeNotReady; and a pod that
-waits for another replica says so.
+There are four differences: a pod without a node has the scheduler's reason instead of Pending, if there is one; the
+state is Succeeded instead of Completed, and NodeNotReady if the node doesn't report; and it names an awaited replica.
 """
 
 from __future__ import annotations
