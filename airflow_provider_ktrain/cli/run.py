@@ -34,6 +34,7 @@ from airflow_provider_ktrain.engine.submit.code_directory import read_code
 
 KIND = "PyTorchJob"  #: of a job without a file
 WORKERS = 1  #: of a job without a file, beside its Master
+AMPLE = str(10**18)  #: of each resource that the job requests and that isn't an accelerator, on an embedded node
 LOCAL_IMAGE = "local:latest"  #: of a job without a file in an embedded cluster, which runs it in the working directory
 
 
@@ -113,7 +114,9 @@ def _run(args: argparse.Namespace) -> int:
     if wrong := _conflict(args):
         console.error(wrong)
         return ExitCode.INVALID
-    before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
+    # signals that would end the process without cleaning up; SIGINT raises KeyboardInterrupt, and nohup ignores SIGHUP
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _terminate) for number in numbers}
     try:
         prepared, code = load(args, console)
         local = _local_cluster(args, prepared.manifest, console) if args.local else None
@@ -130,12 +133,6 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ending_signals() -> list[signal.Signals]:
-    """The signals that would end the process without cleaning up; SIGINT raises KeyboardInterrupt."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -167,30 +164,27 @@ def _conflict(args: argparse.Namespace) -> str:
 def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], console: Console) -> Iterator[Target]:
     """A new embedded cluster."""
     from airflow_provider_ktrain import embedded
-    from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, gpu_resources_of_job
+    from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, resources_of_job
 
     real, requested = embedded.number_of_gpus(), accelerators_of_job(manifest)
-    gpus = gpu_resources_of_job(manifest) or {DEFAULT_RESOURCE}
+    names = resources_of_job(manifest)
+    gpus = {name for name in names if accelerator_of(name) == GPU} or {DEFAULT_RESOURCE}
     default = requested[GPU] if DEFAULT_RESOURCE in gpus else 0
     number = next(n for n in (args.gpus_per_node, real or None, default) if n is not None)
     others = dict.fromkeys(sorted(gpus - {DEFAULT_RESOURCE}), requested[GPU])  # GPUs of other vendors
     others |= {name: requested[name] for name in ordered(requested) if name != GPU}
     images = {"*": os.getcwd(), **dict(args.image)}
     offered = [counted(number, "GPU" if real else "simulated GPU")] if number or not others else []
-    offered += [f"{amount:,} simulated {unit_of(name)[amount != 1]}{_named(name)}" for name, amount in others.items()]
+    offered += [f"{n:,} simulated {unit_of(name)[n != 1]}{f' ({name})' * (name in gpus)}" for name, n in others.items()]
     kind = "Other containers" if any(directory and name != "*" for name, directory in args.image) else "Containers"
     where = "" if args.code is not None else f" {kind} run in {images['*']}."
     console.info(f"Starting an embedded cluster: 1 node, {', '.join(offered)}.{where}")
     mpi_api = embedded.mpi_api_for(str(manifest.get("apiVersion")))
-    resources = {name: str(amount) for name, amount in others.items()}
+    resources = dict.fromkeys(names - gpus, AMPLE) | {name: str(amount) for name, amount in others.items()}
     with embedded.running(images, gpus_per_node=number, resources=resources, mpi_api=mpi_api) as cluster:
         args.kubeconfig = str(cluster.kubeconfig)
         yield kubeconfig.target(args)
         console.info("Stopping the embedded cluster.")
-
-
-def _named(resource: str) -> str:
-    return f" ({resource})" if accelerator_of(resource) == GPU else ""
 
 
 # the job

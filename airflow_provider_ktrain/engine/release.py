@@ -158,8 +158,9 @@ async def release(
     ended = bool(pods) and all(map(has_ended, pods))
     freed = "" if ended else f"{describe_freed(pods, verify, claims)}{f' ({seconds:.1f} s)' * verify}"
     _, shared = _held(pods, claims, pods)
-    others = f"Other pods still use the devices of {counted(shared, 'ResourceClaim')}." if shared else ""
-    notes = filter(None, (why, others, "" if gone else STILL_DELETED))
+    if shared:
+        freed = f"{freed}\nOther pods still use the devices of {counted(shared, 'ResourceClaim')}.".lstrip()
+    notes = filter(None, (why, "" if gone else STILL_DELETED))
     text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
     return Released(round(seconds, 3), text, freed)
 

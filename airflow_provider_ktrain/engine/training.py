@@ -475,7 +475,7 @@ def _with_release(outcome: Outcome, result: Result, *, kept: JobRef | None = Non
     released, error = result
     return replace(
         outcome,
-        released=_text(result),
+        released=_text(result) if kept is None or released is None else f"{kept} has ended. {released.freed}".rstrip(),
         release_error=error,
         kept=None if kept is None else kept.to_dict(),
         metrics={**outcome.metrics, **({} if released is None else {"seconds.release": released.seconds})},

@@ -138,6 +138,16 @@ def test_a_forgotten_separator_is_explained(words: str, line: str, capsys: pytes
     assert f"If they belong to the command of the replicas, put -- before it: {line}\n" in capsys.readouterr().err
 
 
+def test_run_suggests_the_name_of_a_misspelled_resource(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, file = pytorchjob(), tmp_path / "job.yaml"
+    container = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"nvida.com/gpu": 1}}
+    file.write_text(yaml.safe_dump(manifest))
+    assert main(["run", str(file), "--kubeconfig", str(tmp_path / "absent")]) == ExitCode.CLUSTER
+    assert "resource-name at $" in (warning := capsys.readouterr().out)
+    assert "did you mean nvidia.com/gpu?" in warning
+
+
 @pytest.mark.parametrize("words", ["run --unknown", "check job.yaml --unknown", "rbac -n x --unknown"])
 def test_an_unknown_option_prints_the_usage_of_its_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -46,6 +46,16 @@ def test_containers_run_in_the_working_directory(ktrain: Start, tmp_path: Path, 
     assert not list(temporary.iterdir())
 
 
+def test_requests_that_exceed_this_machine_are_granted(ktrain: Start, tmp_path: Path) -> None:
+    manifest = job("echo trained here")
+    (container,) = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    container["resources"] = {"limits": {"cpu": 5000, "memory": "500Ti", "rdma/hca": 1}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    command = ktrain("run", "--local", "job.yaml", "--timeout", "10m")
+    assert command.end() == 0, command.output
+    assert "[Master 0] trained here" in command.output
+
+
 def test_gpus_are_units_of_the_default_accelerator(ktrain: Start) -> None:
     env = {"AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "google.com/tpu"}
     command = ktrain("run", "--local", "--gpus", "2", "--", "true", env=env)

@@ -1,4 +1,4 @@
-"""The state of a pod in one word, as kubectl prints it."""
+"""The state of a pod in a few words, as kubectl prints it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ DELETED: dict[str, Any] = {"metadata": {"deletionTimestamp": "2026-11-22T10:00:0
 SIDECAR: dict[str, Any] = {
     "spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]}
 }
+STARTED = {"startedAt": "2026-11-22T10:00:00Z"}
 PROXY = container("proxy", running={}) | {"started": True}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("Pending", {}),
@@ -52,6 +53,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("CreateContainerConfigError", pod("Pending", waits("CreateContainerConfigError"))),
     ("Init:0/1", pod("Pending", waits("PodInitializing"), init=(container("fetch", running={}),))),
     ("Init:0/1", pod("Pending", waits("PodInitializing"), init=(waits("PodInitializing", "fetch"),))),
+    ("Init:0/1 (waits for Master 0)", pod("Pending", init=(container("init-pytorch", running=STARTED),))),
+    ("Init:0/1", pod("Pending", init=(waits("PodInitializing", "init-pytorch"),))),
+    ("Init:Error", pod("Pending", init=(ended("init-pytorch", 1, "Error"),))),
     ("Init:1/2", pod("Pending", init=(ended("a", 0), container("b", running={})))),
     ("Init:1/2", pod("Pending", init=(PROXY, container("fetch", running={})), **SIDECAR)),
     ("Init:CrashLoopBackOff", pod("Pending", waits("PodInitializing"), init=(waits("CrashLoopBackOff", "fetch"),))),

@@ -46,9 +46,10 @@ def test_a_replica_with_a_problem_is_named(reason: str) -> None:
 
 
 def test_replicas_that_start_are_counted() -> None:
-    initializing = {"phase": "Pending", "initContainerStatuses": [{"name": "init-pytorch", "state": {"running": {}}}]}
+    waits = {"name": "init-pytorch", "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}
+    initializing = {"phase": "Pending", "initContainerStatuses": [waits]}
     pods = [pod("master", 0, waiting("ContainerCreating")), pod("worker", 0, initializing)]
-    assert line(*pods) == "0/4 Running · 1 ContainerCreating · 1 Init:0/1 · 2 not created"
+    assert line(*pods) == "0/4 Running · 1 ContainerCreating · 1 Init:0/1 (waits for Master 0) · 2 not created"
 
 
 def test_replicas_with_the_same_problem_share_an_entry() -> None:

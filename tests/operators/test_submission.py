@@ -285,13 +285,12 @@ def test_short_job_does_not_defer(instance: Instance, monkeypatch: pytest.Monkey
     assert not instance.jobs()
 
 
-def test_a_failed_job_raises_its_category(instance: Instance) -> None:
-    with pytest.raises(
-        TrainingUserCodeError,
-        match=r"Master 0 failed with exit code 3(.|\n)*kept without running pods",
-    ):
-        instance.execute(command=["sh", "-c", "exit 3"], deferrable=False)
-    assert not instance.jobs()
+@pytest.mark.parametrize(("action", "kept"), [("delete_job", False), ("keep_job", True)])
+def test_a_failed_job_raises_its_category(instance: Instance, action: str, kept: bool) -> None:
+    with pytest.raises(TrainingUserCodeError, match=r"^Master 0 failed with exit code 3") as raised:
+        instance.execute(command=["sh", "-c", "exit 3"], deferrable=False, on_finish_action=action)
+    assert ("kept without running pods" in str(raised.value)) is kept
+    assert bool(instance.jobs()) is kept
 
 
 @of_each_kind

@@ -423,6 +423,19 @@ def test_event_is_withheld_until_airflow_accepts_it(instance: Instance) -> None:
     assert not instance.jobs()
 
 
+def test_dags_test_gets_the_outcome_when_the_job_has_ended(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs the trigger without a scheduler, for which the event of an outcome would be withheld."""
+    monkeypatch.setattr("airflow_provider_ktrain.triggers.training.EARLIEST_EVENT", 3600.0)
+    trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 5"]), instance)
+    trigger.task_instance = None
+
+    async def event() -> TriggerEvent:
+        async with asyncio.timeout(240):
+            return await anext(aiter(trigger.run()))
+
+    assert asyncio.run(event()).payload["outcome"]["succeeded"]
+
+
 @of_each_kind
 def test_worker_lost_after_the_event_does_not_repeat_the_training(
     instance: Instance, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.state.accelerators import Amounts, stored
-from airflow_provider_ktrain.core.state.pods.devices import gpu_resources, requested_by_all
+from airflow_provider_ktrain.core.state.pods.devices import requested_by_all, resource_names
 
 
 def gpus_of(source: object) -> int:
@@ -30,10 +30,10 @@ def accelerators_of_job(job: Mapping[str, Any]) -> Amounts:
     return requested_by_all((kind.count(job, role), pod_of(spec)) for role, spec in kind.replicas(job).items())
 
 
-def gpu_resources_of_job(job: Mapping[str, Any]) -> set[str]:
-    """The names under which the replicas of a job request GPUs, such as `amd.com/gpu`."""
+def resources_of_job(job: Mapping[str, Any]) -> set[str]:
+    """The resources that the replicas of a job request, such as `cpu` and `amd.com/gpu`."""
     replicas = kind_of(job.get("kind")).replicas(job)
-    return {name for spec in replicas.values() for name in gpu_resources(pod_of(spec))}
+    return {name for spec in replicas.values() for name in resource_names(pod_of(spec))}
 
 
 def pod_of(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.state.accelerators import (
-    GPU,
     UNKNOWN,
     Amounts,
     accelerator_of,
@@ -87,9 +86,9 @@ def requests_gpus(spec: Mapping[str, Any]) -> bool:
     return any(is_gpu(resource) and number for resource, number in _of_all_containers(spec))
 
 
-def gpu_resources(spec: Mapping[str, Any]) -> set[str]:
-    """The resources that a pod requests and that are counted as GPU: their names depend on the vendor."""
-    return {name for name, number in _of_all_containers(spec) if accelerator_of(name) == GPU and number}
+def resource_names(spec: Mapping[str, Any]) -> set[str]:
+    """The resources that a pod requests, such as `cpu` and `amd.com/gpu`."""
+    return {name for name, _ in _of_all_containers(spec)}
 
 
 def _of_all_containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -78,10 +78,6 @@ class PodGroups:
             self.silent.pop(uid, None)
             self._leave(uid)
 
-    def state_of(self, pod: Pod) -> str:
-        """The state of a pod in `pods`: see `state_of_pod`."""
-        return self.shown[pod["metadata"]["uid"]]
-
     def examples(self) -> list[Pod]:
         """One pod of each group: the one that was created first, or if the pods have nodes, scheduled first."""
         return [self.pods[group.oldest()] for group in self._groups.values()]

@@ -1,7 +1,7 @@
-"""The state of a pod in one word, as `kubectl get pods` prints it in the column STATUS.
+"""The state of a pod in a few words, as `kubectl get pods` prints it in the column STATUS.
 
-There are three differences: a pod without a node has the scheduler's reason instead of Pending, if there is one; a
-pod that has succeeded is Succeeded instead of Completed; and a pod whose node doesn't report is NodeNotReady.
+There are four differences: a pod without a node has the scheduler's reason instead of Pending, if there is one; the
+state is Succeeded instead of Completed, and NodeNotReady if the node doesn't report; and it names an awaited replica.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def state_of_pod(pod: Json, kind: Kind) -> str:
     if objects.silent_since(pod):
         return SILENT
     if waits := _unscheduled(pod) or (_init_state(pod) if phase == PENDING else ""):
-        return waits
+        only_waits = objects.only_waits(pod, kind.behavior.waiting_container)
+        return f"{waits} (waits for {kind.replica_name(kind.primaries[0], 0)})" if only_waits else waits
     reasons = (str(objects.state_of(container, "waiting").get("reason") or CREATING) for container in main)
     problem = next((reason for reason in reasons if reason not in _STARTS), "")
     if problem or phase != PENDING:

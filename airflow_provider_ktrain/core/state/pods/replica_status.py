@@ -31,8 +31,8 @@ class ReplicaStatus:
 def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> ReplicaStatus:
     """The status of a job's replicas."""
     found: dict[str, list[Json]] = {}
-    for pod in pods.pods.values():
-        found.setdefault(pods.state_of(pod), []).append(pod)
+    for uid, pod in pods.pods.items():
+        found.setdefault(pods.shown[uid], []).append(pod)
     present = len(pods.pods)
     wanted = max(kind.size(job), present)
     running = len(found.pop(RUNNING, ()))
