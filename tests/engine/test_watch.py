@@ -578,29 +578,3 @@ class Story:
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_no_event_is_missed_or_delivered_twice(seed: int, actions: int) -> None:
     asyncio.run(Story(seed).run(actions))
-
-
-async def test_exception_of_a_signal_handler_does_not_end_a_watch() -> None:
-    """It can reach the task of the watch, which would be silent from then on (apache/airflow#73395)."""
-
-    class Terminated(BaseException): ...
-
-    raised: list[Terminated] = []
-
-    def note() -> None:
-        if armed and not raised:
-            raised.append(Terminated())
-            raise raised[0]
-
-    kube, armed = FakeKube(), False
-    async with serving(kube) as api, shared_informer(api, PODS).subscribe(news=Noting(note)) as subscription:
-        kube.put("a", OURS)
-        assert [s.name for s in await changed(subscription)] == ["a"]
-        armed = True
-        kube.put("b", OURS)
-        await until(lambda: bool(raised))
-        kube.put("c", OURS)
-        seen: set[str] = set()
-        async with asyncio.timeout(60):
-            while "c" not in seen:
-                seen |= {s.name for s in await changed(subscription)}

@@ -259,17 +259,10 @@ class SharedInformer:
             self._lingering.cancel()
             self._lingering = None
         if self._task is None:
-            self._run_task()
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"watch {self._path}", context=Context()
+            )
             self._detach = self._api.at_close(self.close)
-
-    def _run_task(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"watch {self._path}", context=Context())
-        self._task.add_done_callback(self._task_ended, context=Context())
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Watch on: what a signal handler raises can end the task of a watch instead of the main one."""
-        if task is self._task and not task.cancelled() and task.exception() is not None:
-            self._run_task()
 
     async def close(self) -> None:
         """Stop watching; subscriptions get ApiUnavailable."""
