@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -252,6 +253,27 @@ async def test_rejection_reaches_subscriptions_and_is_retried() -> None:
             await until(lambda: subscription.synced)
             assert [s.deleted for s in await anext_after_errors(subscription)] == [False]
             assert pods.failure is None
+
+
+async def test_watch_goes_on_if_its_lines_can_not_be_logged() -> None:
+    """Hundreds of jobs may depend on it. A log handler, or Airflow's masker of secrets, may raise an error."""
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raise RuntimeError("this line can't be logged")
+
+    kube = FakeKube()
+    kube.put("a")
+    kube.refusal = (403, "Forbidden")
+    informer.log.addFilter(refuse)
+    try:
+        async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+            with pytest.raises(RuntimeError, match="can't be logged"):
+                await changed(subscription)
+            kube.refusal = None
+            async with asyncio.timeout(60):
+                await until(lambda: subscription.synced)
+    finally:
+        informer.log.removeFilter(refuse)
 
 
 async def anext_after_errors(subscription: Subscription) -> list[Change]:
