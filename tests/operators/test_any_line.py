@@ -315,7 +315,8 @@ class Sweep:
         before = signal.signal(signal.SIGUSR1, on_signal)
         slowest = 0.0
         try:
-            for number, kind in zip(itertools.count(first, stride), itertools.cycle(kinds), strict=False):
+            numbers = itertools.chain([0], itertools.count(first, stride))  # first none: that imports all modules
+            for number, kind in zip(numbers, itertools.cycle(kinds), strict=False):
                 made.created = made.deleted_alive = 0
                 made.api.objects.clear()
                 made.api.requests.clear()
@@ -329,10 +330,10 @@ class Sweep:
                     slowest = max(slowest, time.monotonic() - began)
                 if slowest > LONGEST_SECONDS:
                     problem += f" took {slowest:.0f} s"
-                if problem == "end":
+                if problem == "end" and number:
                     print(f"{moments.count} moments, {number // stride} exceptions, {slowest:.1f} s the slowest run")
                     return
-                if problem:
+                if problem and number:
                     yield f"{kind.name} at {number}: {moments.hit}: {problem}"
         finally:
             signal.signal(signal.SIGUSR1, before)
