@@ -258,7 +258,8 @@ class Run:
         final = isinstance(error, AirflowFailException | AirflowTaskTerminated)
         if error is None:
             return "" if result == RESULT else f"another result: {result}"
-        if final and not killed:
+        began = self.operator.created or not self.moments.of_lines  # else there may be no host yet
+        if final and not killed and began:
             return f"a retry is forbidden: {error!r}"
         if killed:
             return self._left(text)
