@@ -1,4 +1,4 @@
-"""Runs the owner of a training in a worker: one event loop and its signals."""
+"""Runs the owner of a training in a worker: one event loop in a thread, and the signals of the main thread."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log
+from airflow_provider_ktrain.engine.api.threads import LoopThread
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -50,9 +51,7 @@ class WorkerHost:
         ask = None if ti is None else functools.partial(ask_state, ti, log)
         host = Host(STOP_SECONDS, ask, successor, status_sink=sink)
         self._training = Training(hook.api, host, log, self._stop)
-        self._runner = asyncio.Runner()
-        self._main: asyncio.Task[Any] | None = None
-        self._is_closed = False
+        self._loop: LoopThread | None = None
 
     @classmethod
     def connected(cls, operator: Any, ti: Any = None) -> Self:
@@ -79,8 +78,6 @@ class WorkerHost:
             self._end(error)
             self._close()
             self._end(None)  # a kill that came while this was closed: no other process would release the job
-        except TrainingKilledError:
-            raise
         except BaseException as raised:
             self._end(raised)
             raise
@@ -88,10 +85,10 @@ class WorkerHost:
             self._close()
 
     def _close(self) -> None:
-        if not self._is_closed:
+        if self._loop is not None:
             self._run(self._training.close())
-            self._is_closed = True  # also if an exception cuts this off
-            self._runner.close()
+            loop, self._loop = self._loop, None  # also if an exception cuts this off
+            loop.close()
 
     def _end(self, error: BaseException | None) -> None:
         """Decide what happens to the job if this execution ends before its training.
@@ -122,22 +119,11 @@ class WorkerHost:
                 self._run(self._training.interrupted(Event.KILL))
 
     def _run(self, work: Awaitable[T]) -> T:
-        """Run a coroutine. One that an exception has interrupted from outside is canceled first."""
-
-        async def main() -> T:
-            interrupted, self._main = self._main, asyncio.current_task()
-            if interrupted is not None and not interrupted.done():
-                interrupted.cancel()
-                await asyncio.wait([interrupted])
-            return await work
-
-        if self._is_closed:
-            self._runner, self._main, self._is_closed = asyncio.Runner(), None, False
-        loop = self._runner.get_loop()
-        loop.stop()  # the last run may have asked for that and been cut off: the loop must not stop in the next one
-        loop.run_forever()
+        """Run a coroutine in the event loop, which is opened again after `_close`."""
+        if self._loop is None:
+            self._loop = LoopThread()
         try:
-            return self._runner.run(main())
+            return self._loop.run(work)
         except Stopped as e:
             self._killed = TrainingKilledError(str(e))
             raise self._killed from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -98,7 +100,7 @@ def test_kill_after_the_deferral_looks_for_the_job(error: type[BaseException] | 
 
 
 class CutOffHook(NoClusterHook):
-    """While its client and the event loop are closed, an exception of a signal handler leaves the loop.
+    """While its client and the event loop are closed, a signal comes, whose handler raises an exception.
 
     :param rounds: of the loop until then.
     """
@@ -106,35 +108,44 @@ class CutOffHook(NoClusterHook):
     def __init__(self, rounds: int) -> None:
         super().__init__()
         self._rounds = rounds
+        self.raised = threading.Event()
 
     @contextlib.asynccontextmanager
     async def api(self, ref: JobRef | None = None) -> AsyncIterator[Any]:
         yield None
-        loop = asyncio.get_running_loop()
+        loop, main = asyncio.get_running_loop(), threading.main_thread().ident or 0
 
         def wait_or_raise() -> None:
             self._rounds -= 1
             if self._rounds == 0:
-                raise SystemExit
+                signal.pthread_kill(main, signal.SIGUSR1)
+                assert self.raised.wait(60)
             if self._rounds > 0:
                 loop.call_soon(wait_or_raise)
 
         loop.call_soon(wait_or_raise)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'BaseEventLoop:RuntimeWarning")
 @pytest.mark.parametrize("rounds", range(1, 9))
 def test_exception_while_the_event_loop_is_closed_does_not_keep_the_job(rounds: int) -> None:
-    """It may come when the loop is about to stop: the run that looks for the job must not stop instead."""
-    submission = FailingSubmission()
-    host = WorkerHost(CutOffHook(rounds), logging.getLogger(__name__), Ti("run", 1, 1))
+    """The run that looks for the job opens the loop again if it must."""
+    submission, hook = FailingSubmission(), CutOffHook(rounds)
+    host = WorkerHost(hook, logging.getLogger(__name__), Ti("run", 1, 1))
     host.expect(submission, OnFinishAction.DELETE_JOB)
+
+    def on_signal(*_: object) -> None:
+        hook.raised.set()
+        raise SystemExit
 
     async def open_client(api: Any, namespace: str) -> None: ...
 
-    host.call(open_client)
-    ends = pytest.raises((SystemExit, TaskDeferred))
-    with supervised(Supervisor(TaskInstanceState.FAILED)), ends as ended, host:
-        raise TaskDeferred(trigger=None, method_name="execute_complete")
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        host.call(open_client)
+        ends = pytest.raises((SystemExit, TaskDeferred))
+        with supervised(Supervisor(TaskInstanceState.FAILED)), ends as ended, host:
+            raise TaskDeferred(trigger=None, method_name="execute_complete")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert submission.searched == (ended.type is SystemExit)  # the last rounds come after the loop is closed
     assert submission.searched or rounds > 1

@@ -191,13 +191,13 @@ class LockedOutput(io.StringIO):
         self.text, self.lock, self.deadlocks = text, threading.Lock(), 0
 
     def write(self, text: str) -> int:
-        if not self.lock.acquire(timeout=1):
+        if not self.lock.acquire(timeout=30):
             self.deadlocks += 1
             return 0
         try:
             if self.text in text:
                 self.text = "\0"
-                signal.raise_signal(signal.SIGUSR1)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             return super().write(text)
         finally:
             self.lock.release()
@@ -213,6 +213,26 @@ def test_kill_while_a_line_is_logged(
     with supervised(Supervisor(TaskInstanceState.FAILED)), monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", output)
         with pytest.raises(TrainingKilledError):
+            task.execute(command=PROGRAM, deferrable=False)
+    assert output.text == "\0", "the signal was not sent"
+    assert not output.deadlocks
+    assert not operator.alive()
+
+
+def test_timeout_while_a_line_of_the_training_is_logged(
+    task: Instance, operator: Operator, interrupt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow's signal handler logs that `execution_timeout` has passed, and would wait for ever for its own lock."""
+
+    def handle_timeout() -> None:
+        sys.stdout.write("Process timed out\n")
+        _raise_timeout()
+
+    interrupt(handle_timeout)
+    output = LockedOutput("is Running")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
+        with pytest.raises(AirflowTaskTimeout):
             task.execute(command=PROGRAM, deferrable=False)
     assert output.text == "\0", "the signal was not sent"
     assert not output.deadlocks

@@ -254,17 +254,10 @@ class SharedInformer:
             self._lingering.cancel()
             self._lingering = None
         if self._task is None:
-            self._run_task()
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"watch {self._path}", context=Context()
+            )
             self._detach = self._api.at_close(self.close)
-
-    def _run_task(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"watch {self._path}", context=Context())
-        self._task.add_done_callback(self._task_ended, context=Context())
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Watch on: what a signal handler raises can end the task of a watch instead of the main one."""
-        if task is self._task and not task.cancelled() and task.exception() is not None:
-            self._run_task()
 
     async def close(self) -> None:
         """Stop watching; subscriptions get ApiUnavailable."""
@@ -286,11 +279,15 @@ class SharedInformer:
         self._synced = False
         self.version = ""
         self._objects.clear()
-        self._broadcast(lambda subscription: subscription.fail(ApiUnavailable(f"the watch of {self._path} was closed")))
+        self._fail(ApiUnavailable(f"the watch of {self._path} was closed"))
 
     async def _run(self) -> None:
         while True:
-            pause = await self._cycle()
+            try:
+                pause = await self._cycle()
+            except Exception as error:  # as where a line can't be logged: all jobs of a triggerer depend on this watch
+                self._fail(error)
+                pause = BACKOFF_SECONDS[0]
             await asyncio.sleep(pause)
 
     async def _cycle(self) -> float:
@@ -342,7 +339,7 @@ class SharedInformer:
         if self.failure is None:
             log.log(self._refusal_level, "Watch of %s was rejected. Trying again.\n%s", self._path, error)
         self.failure = error
-        self._broadcast(lambda subscription: subscription.fail(error))
+        self._fail(error)
 
     def _note_reached(self) -> None:
         """Log the end of an outage that was logged."""
@@ -387,8 +384,9 @@ class SharedInformer:
         self.version = page["metadata"]["resourceVersion"]
         self._resync_at = time.monotonic() + RESYNC_SECONDS * random.uniform(0.9, 1.1)
         self._synced = True
+        for subscription in self._subscribed(list(self._subscriptions)):
+            subscription.sync()
         self._note_reached()
-        self._broadcast(Subscription.sync)
 
     async def _watch(self) -> None:
         """Follow changes until the stream ends, at the latest when the next list is due."""
@@ -437,10 +435,9 @@ class SharedInformer:
         for key in keys:
             yield from self._subscriptions.get(key, ())
 
-    def _broadcast(self, notify: Callable[[Subscription], None]) -> None:
-        for subscriptions in list(self._subscriptions.values()):
-            for subscription in subscriptions:
-                notify(subscription)
+    def _fail(self, error: Exception) -> None:
+        for subscription in self._subscribed(list(self._subscriptions)):
+            subscription.fail(error)
 
 
 async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

@@ -58,7 +58,7 @@ class StopSignal:
         self.reason = reason
         if self._waiting is not None:
             loop, wakeup = self._waiting
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop, in another thread, is closed
                 loop.call_soon_threadsafe(wakeup.set)
 
     async def wait(self, timeout: float | None = None) -> bool:
