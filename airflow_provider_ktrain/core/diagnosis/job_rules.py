@@ -133,8 +133,12 @@ def find_startup_cause(evidence: Evidence, waited_seconds: float, *, has_run: bo
     :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS.
     :param has_run: whether the job is known to have run before. Default: False, its conditions and pods show it.
     """
+    if "Running" in evidence.conditions or evidence.failed_condition:
+        return None
     evidence = replace(evidence, waited_seconds=waited_seconds)
-    cause = startup_rules.find_startup_failure(evidence, has_run=has_run)
+    cause = startup_rules.find_blocked_container(evidence)
+    if cause is None and not has_run and not startup_rules.has_run(evidence):
+        cause = next((refusal for rule in startup_rules.REFUSALS if (refusal := rule(evidence))), None)
     return None if cause is None else _with_failed_nodes(cause, evidence)
 
 
