@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rules
+from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of, broken_nodes
@@ -104,17 +105,14 @@ def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
     return _with_failed_nodes(found.with_summary(lambda why: f"{summary}: {why}"), evidence)
 
 
-def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence, *, of_pods: bool = False) -> Cause:
-    """The cause if a crash loop ended the job: that of the last failure.
-
-    :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
-    """
-    evidence = replace(evidence, include_recovered=True)
-    if of_pods:
+def diagnose_crash_loop(loop: CrashLoop, evidence: Evidence) -> Cause:
+    """The cause if a crash loop ended the job: that of the last failure."""
+    evidence, replica = replace(evidence, include_recovered=True), loop.replica
+    if loop.of_pods:
         own = (pod for pod in evidence.pods if evidence.kind.replica(pod) == replica)
         ousted = (pod for pod in own if objects.disruption_of(pod)[0])
         evidence = replace(evidence, pods=sorted(ousted, key=objects.created)[-1:])
-    often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
+    often = f"{replica} failed {loop.failures} times in a row, each within 10 minutes of its start"
     last = diagnose_replica(evidence) or Cause(
         Category.USER_CODE, _NO_FAILURE_LEFT, replica=replica, resolution=f"Read the log of {replica}."
     )
