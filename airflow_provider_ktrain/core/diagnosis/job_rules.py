@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rul
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of, broken_nodes
+from airflow_provider_ktrain.core.diagnosis.node_rules import broken_nodes, first_problem, named
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica, find_known_message
 from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -281,7 +281,7 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
     summary = f"{replica} was deleted or killed from outside, which failed the job"
     resolution = "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node."
     cause = Cause(Category.INFRASTRUCTURE, summary, failed.message, resolution, replica)
-    return blame_node_of(cause, node, evidence)
+    return named(cause, first_problem(evidence, lambda problem: problem.node == node), replica)
 
 
 def _failed_without_evidence(evidence: Evidence) -> Cause | None:
