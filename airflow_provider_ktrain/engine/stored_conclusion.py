@@ -30,7 +30,7 @@ class ConclusionStore:
         conclusion = Conclusion(
             ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
             summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
-            limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
+            limit=str(noticed.limit or ""), failed_nodes=cause.failed_nodes,
         )  # fmt: skip
         if not await self._sink.conclude(conclusion.to_dict()):
             self._log.warning(
