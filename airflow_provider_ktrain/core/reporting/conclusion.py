@@ -1,7 +1,7 @@
 """The conclusion: why a job that has not ended is released, stored in the status XCom before the release.
 
 If the process dies after the release, the job is gone. The next process of the same try reads the cause here.
-docs/reference/formats.md describes the fields.
+docs/reference/status.md describes the fields.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ IDENTITY = ("uid", "owner", "submission")  #: fields that are never shortened
 
 @dataclass(frozen=True)
 class Conclusion:
-    """Why a job that has not ended is released.
-
-    :param owner: `JobRef.owner`, the id of the task instance that concludes.
-    :param event: name of the event that ended the job, for example `limit`. Default: "".
-    :param summary: what happened, in one line, without quoted log lines. Default: "".
-    :param limit: name of the parameter whose limit was reached. Default: "", none.
-    :param failed_nodes: nodes that failed, by name, each with the reason, the latest last. Default: none.
-    """
+    """Why a job that has not ended is released. `failed_nodes` has the latest node last."""
 
     uid: str
     owner: str
