@@ -146,18 +146,13 @@ def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyT
     newest: dict[tuple[str, int], Pod] = {}
     for pod in sorted(pods, key=created):
         newest[kind.role_of(pod)] = pod
-
-    def rank(replica: tuple[str, int]) -> tuple[int, str, int]:
-        role, index = replica
-        return (kind.roles.index(role) if role in kind.roles else len(kind.roles), role, index)
-
     amounts = {
         id(pod): of_pod[GPU] if of_pod.keys() <= {GPU} else of_pod
         for pod, of_pod in amounts_of(newest.values(), claims)
     }
     return [
         [role, index, name_of(pod), node_of(pod), amounts[id(pod)], state_of_pod(pod, kind), sum(restarts_of(pod))]
-        for role, index in sorted(newest, key=rank)
+        for role, index in sorted(newest, key=lambda replica: (kind.rank(replica[0]), replica))
         for pod in [newest[role, index]]
     ]
 
