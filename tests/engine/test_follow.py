@@ -388,7 +388,8 @@ async def test_a_crash_loop_ends_the_job(task: Task) -> None:
         "KeyError: 'label_map' (exit code 1)"
     )
     restarts = [line.partition(" Back-off")[0] for line in task.log.messages if "restarted" in line]
-    assert restarts == [f"{replica} restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
+    expected = [f"{replica} restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd", "3rd")]
+    assert restarts in (expected[:2], expected), "the kubelet may start it once more before the job is released"
     warnings = [line for line in task.log.messages if "restarted" in line or line.startswith(f"{replica} failed")]
     assert warnings[-1].startswith(f"{replica} failed"), "the restarts come before the end"
     assert await task.job() is None
