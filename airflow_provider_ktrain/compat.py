@@ -411,18 +411,11 @@ def set_xcom(ti_key: TaskInstanceId, key: str, value: Any) -> None:
     XCom.set(key=key, value=value, **asdict(ti_key))
 
 
-def gauge(name: str, value: float, **tags: str) -> None:
-    """Set a gauge of Airflow's metrics."""
+def metrics() -> Any:
+    """Airflow's metrics, with the methods `gauge` and `incr`."""
     from airflow.sdk.observability.stats import Stats
 
-    Stats.gauge(name, value, tags=tags)
-
-
-def count(name: str, value: int, **tags: str) -> None:
-    """Add to a counter of Airflow's metrics."""
-    from airflow.sdk.observability.stats import Stats
-
-    Stats.incr(name, value, tags=tags)
+    return Stats
 
 
 def trigger_log_hint() -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.ending import RULES, Event, Successor, why_ended
@@ -219,7 +220,7 @@ def limits() -> Iterator[str]:
     for limit, pods, amount in itertools.product(Limit, ([], [pod]), (1, 86400)):
         if limit is not Limit.CRASH_LOOP:
             yield diagnose_limit(limit, amount, make_evidence(job, pods)).summary
-    yield diagnose_crash_loop("Worker 999", 12, make_evidence(job, [pod])).summary
+    yield diagnose_crash_loop(CrashLoop("Worker 999", 12), make_evidence(job, [pod])).summary
 
 
 def releases() -> Iterator[str]:

@@ -165,17 +165,14 @@ def function_task(
 
     :param python_callable: the function; None returns the decorator.
     """
-    decorate = functools.partial(_decorate, operator, options)
+
+    def decorate(function: Callable[..., Any]) -> TaskDecorator:
+        # it is checked here, so that `.expand()` also fails when the DAG is parsed
+        if callable(function):  # otherwise Airflow reports the error
+            definition_of(function, operator.custom_operator_name)
+        return task_decorator_factory(python_callable=function, decorated_operator_class=operator, **options)
+
     return cast("TaskDecorator", decorate if python_callable is None else decorate(python_callable))
-
-
-def _decorate(
-    operator: type[FunctionOperator], options: Mapping[str, Any], python_callable: Callable[..., Any]
-) -> TaskDecorator:
-    """Decorate the function. It is checked here, so that `.expand()` also fails when the DAG is parsed."""
-    if callable(python_callable):  # otherwise Airflow reports the error
-        definition_of(python_callable, operator.custom_operator_name)
-    return task_decorator_factory(python_callable=python_callable, decorated_operator_class=operator, **options)
 
 
 def definition_of(function: Callable[..., Any], decorator: str) -> Definition:

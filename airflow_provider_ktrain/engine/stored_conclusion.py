@@ -30,7 +30,7 @@ class ConclusionStore:
         conclusion = Conclusion(
             ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
             summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
-            limit=str(noticed.limit or ""), decided_at=time.time(), failed_nodes=cause.failed_nodes,
+            limit=str(noticed.limit or ""), failed_nodes=cause.failed_nodes,
         )  # fmt: skip
         self._put = conclusion.to_dict()
         if self._sink is not None and not await self._sink.conclude(self._put):

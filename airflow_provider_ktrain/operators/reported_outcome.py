@@ -21,8 +21,9 @@ def count(outcome: Outcome, context: Context) -> None:
     if outcome.superseded:
         return
     ti, cause = context["ti"], None if outcome.succeeded else outcome.cause or UNKNOWN_CAUSE
+    task = {"dag_id": ti.dag_id, "task_id": ti.task_id}
     for name, value, tags in counts(outcome.usage, cause):
-        compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+        compat.metrics().incr(f"{PREFIX}{name}", int(value), tags=task | tags)
 
 
 def push(outcome: Outcome, context: Context, *, all_xcoms: bool) -> None:
@@ -36,9 +37,9 @@ def push(outcome: Outcome, context: Context, *, all_xcoms: bool) -> None:
     for key, fields in xcoms.items():
         if fields:
             compat.push(context, key, fields)
-    ti = context["ti"]
+    task = {"dag_id": context["ti"].dag_id, "task_id": context["ti"].task_id}
     for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
-        compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+        compat.metrics().gauge(f"{PREFIX}{name}", value, tags=task | tags)
 
 
 def fit(outcome: Outcome, operator: BaseOperator) -> Outcome:

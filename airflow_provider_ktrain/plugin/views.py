@@ -160,11 +160,7 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
 
 
 def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
-    found = []
-    for pair in _list(read.get("phases")):
-        if isinstance(pair, list | tuple) and len(pair) == 2 and (at := _number(pair[1])) is not None:
-            found.append((_text(pair[0]), at))
-    return found
+    return [(_text(name), at) for name, began in _pairs(read.get("phases")) if (at := _number(began)) is not None]
 
 
 def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[str, Any]]:
@@ -234,8 +230,8 @@ def _series(read: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """Points for the curves: `[steps, values]` of each metric; values that are not finite stay text."""
     found = {}
     for name, points in mapping(read.get("series")).items():
-        pairs = [pair for pair in _list(points) if isinstance(pair, list | tuple) and len(pair) == 2]
-        found[_text(name)] = [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+        pairs = _pairs(points)
+        found[_text(name)] = [[step for step, _ in pairs], [value for _, value in pairs]]
     return found
 
 
@@ -250,17 +246,13 @@ def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
     if now is not None and written_at is not None and gpus and read.get("phase") == Phase.QUEUED:
         since_then = gpus * max(now - written_at, 0)
         used |= {name: (_number(used.get(name)) or 0) + since_then for name in ("queued", "requested")}
-    units = _text(unit_of(str(used.get("resource") or GPU))[1])
-    found = {
-        label.format(units): seconds
-        for name, label in USAGE.items()
-        if (seconds := _number(used.get(name))) is not None
-    }
-    shown = [(label, format_duration(seconds)) for label, seconds in found.items()] if any(found.values()) else []
-    for resource, other in mapping(used.get("others")).items():
-        noun = _text(unit_of(str(resource))[1])
-        amounts = {label.format(noun): _number(mapping(other).get(name)) for name, label in USAGE.items()}
-        shown += [(f"{label}: {noun}", format_duration(s)) for label, s in amounts.items() if s is not None]
+    shown = []
+    for resource, amounts in ((None, used), *mapping(used.get("others")).items()):
+        noun = _text(unit_of(str(resource or used.get("resource") or GPU))[1])
+        found = {label.format(noun): _number(mapping(amounts).get(name)) for name, label in USAGE.items()}
+        if resource or any(found.values()):
+            of = f": {noun}" if resource else ""
+            shown += [(label + of, format_duration(s)) for label, s in found.items() if s is not None]
     if claims := _number(used.get("unknown_claims")):
         shown.append(("ResourceClaims that are not counted", str(int(claims))))
     return shown + _repeated(used)
@@ -351,6 +343,10 @@ def _line(value: Any) -> str:
     """A log line; the status has its first MAX_LINE_CHARS characters."""
     cut = isinstance(value, str) and len(value) >= MAX_LINE_CHARS
     return _text(value) + ("…" if cut else "")
+
+
+def _pairs(value: Any) -> list[Sequence[Any]]:
+    return [pair for pair in _list(value) if isinstance(pair, list | tuple) and len(pair) == 2]
 
 
 def _list(value: Any) -> Sequence[Any]:

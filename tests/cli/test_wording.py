@@ -8,6 +8,7 @@ import re
 import pytest
 
 from airflow_provider_ktrain.cli.wording import for_run
+from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -65,7 +66,7 @@ def test_timeout_names_its_option() -> None:
 
 def test_crash_loop_names_no_parameter() -> None:
     record = recording("32c-mpi-launcher-fails-default")
-    cause = diagnose_crash_loop("Launcher 0", 6, make_evidence(record["job"], record["pods"]))
+    cause = diagnose_crash_loop(CrashLoop("Launcher 0", 6), make_evidence(record["job"], record["pods"]))
     assert for_run(cause.summary).startswith(
         "Launcher 0 failed 6 times in a row, each within 10 minutes of its start: "
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import (
     diagnose,
@@ -111,7 +112,7 @@ def test_node_of_a_crash_loop() -> None:
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": time(9)}
     running["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
-    cause = diagnose_crash_loop("Worker 0", 6, make_evidence(job, [running], (), traceback(ECC)))
+    cause = diagnose_crash_loop(CrashLoop("Worker 0", 6), make_evidence(job, [running], (), traceback(ECC)))
     assert cause.failed_nodes == {"n1": "Worker 0 has a broken GPU"}
 
 

@@ -24,7 +24,6 @@ CONCLUSION = Conclusion(
     resolution="ask for fewer GPUs",
     replica="Worker 1",
     limit="schedule_timeout",
-    decided_at=12.5,
     failed_nodes={"node": "Xid 79"},
 )
 texts = st.text(max_size=3000) | st.sampled_from(["x" * 2048, "\u0451" * 2048, "\U0001f600" * 2048, "\ud800\0" * 1024])
@@ -82,7 +81,7 @@ def test_without_a_job_it_is_no_conclusion(nothing: Any) -> None:
 @pytest.mark.parametrize("other", [None, 3, ["text"], {"any": "thing"}, float("nan")])
 def test_other_types_are_read_as_defaults(other: Any) -> None:
     names = ("owner", "submission", "event", "category", "summary", "resolution", "replica", "limit")
-    data = {"uid": "uid", **dict.fromkeys(names, other), "decided_at": str(other), "failed_nodes": [other]}
+    data = {"uid": "uid", **dict.fromkeys(names, other), "failed_nodes": [other]}
     assert Conclusion.from_dict(data) == Conclusion("uid", "", "")
 
 

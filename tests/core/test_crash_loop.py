@@ -99,7 +99,7 @@ def crashes(
                 "Master 0 restarted (2nd time) after exit code 1. Back-off 14 s.",
             ],
         ),
-        ("09-pt-exitcode-130", ["Master 0 restarted (1st time) after exit code 130 (SIGINT)."]),
+        ("09-pt-exitcode-130", ["Master 0 restarted (1st time) after exit code 130, SIGINT."]),
     ],
 )
 @pytest.mark.parametrize("handed_over", [False, True])
@@ -139,7 +139,7 @@ def test_a_restart_names_the_kubelets_reason() -> None:
     history = History(PYTORCHJOB)
     oom = run(100, 105, 137) | {"reason": "OOMKilled"}
     assert described(history.see(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
-        "Master 0 restarted (1st time) after OOMKilled, exit code 137 (SIGKILL)."
+        "Master 0 restarted (1st time) after OOMKilled, exit code 137, SIGKILL."
     ]
 
 
@@ -151,8 +151,8 @@ def test_a_recreated_pod_is_a_restart() -> None:
         lines += described(history.see(job(), by_uid(failed)))
         lines += described(history.mark_deleted(failed))
     assert lines == [
-        "Master 0 restarted (1st time) after exit code 130 (SIGINT).",
-        "Master 0 restarted (2nd time) after exit code 130 (SIGINT).",
+        "Master 0 restarted (1st time) after exit code 130, SIGINT.",
+        "Master 0 restarted (2nd time) after exit code 130, SIGINT.",
     ]
     assert history.crash_loop(3)
 

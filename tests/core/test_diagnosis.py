@@ -817,7 +817,7 @@ def test_long_lines_are_clipped_before_they_are_parsed() -> None:
     """Parsing runs in the event loop, for every replica that failed."""
     for log, message in (["x" * HUGE] * 50, ""), ([], "x" * HUGE):
         tail = read_tail(log, message)
-        assert len(tail.text) <= 50 * (MAX_LINE_CHARS + 1)
+        assert len(tail.final_text) <= 50 * (MAX_LINE_CHARS + 1)
         assert all(len(line) <= MAX_LINE_CHARS for line in (*tail.quoted_lines, tail.last_line))
     assert len(read_tail([], json.dumps({"message": f"KeyError: {'x' * HUGE}"})).exception) <= MAX_LINE_CHARS
 

@@ -560,7 +560,7 @@ def test_pods_that_are_replaced_without_end_are_a_crash_loop(name: str, replica:
     loop = known.restarts.crash_loop(limit)
     assert loop is not None
     assert (loop.replica, loop.failures, loop.of_pods) == (replica, limit, True)
-    cause = diagnose_crash_loop(loop.replica, loop.failures, known.evidence, of_pods=loop.of_pods)
+    cause = diagnose_crash_loop(loop, known.evidence)
     assert cause.summary.startswith(f"{replica} failed 3 times in a row, each within 10 minutes of its start (crash_")
     assert why in cause.summary + cause.detail
     assert known.pods.restarts >= limit - 1, "max_restarts counts those that were replaced"

@@ -83,3 +83,9 @@ def test_times_are_no_change() -> None:
     one, two = (replica_status(PYTORCHJOB, JOB, pods, now) for now in (NOW, later))
     assert one.states == two.states
     assert two.line == "0/4 Running · Master 0 ImagePullBackOff 5 min · 3 not created"
+
+
+def test_a_replica_that_the_line_does_not_name_is_no_change() -> None:
+    unschedulable = [pod("worker", n, {"phase": "Pending"}, "False", "Unschedulable") for n in range(6)]
+    one, two = (PodGroups(PYTORCHJOB, pods) for pods in (unschedulable[:5], [*unschedulable[:4], unschedulable[5]]))
+    assert replica_status(PYTORCHJOB, JOB, one, NOW).states == replica_status(PYTORCHJOB, JOB, two, NOW).states

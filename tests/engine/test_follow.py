@@ -387,7 +387,8 @@ async def test_a_crash_loop_ends_the_job(task: Task) -> None:
         "KeyError: 'label_map' (exit code 1)"
     )
     restarts = [line.partition(" Back-off")[0] for line in task.log.messages if "restarted" in line]
-    assert restarts == [f"{replica} restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
+    expected = [f"{replica} restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd", "3rd")]
+    assert restarts in (expected[:2], expected), "the kubelet may start it once more before the job is released"
     warnings = [line for line in task.log.messages if "restarted" in line or line.startswith(f"{replica} failed")]
     assert warnings[-1].startswith(f"{replica} failed"), "the restarts come before the end"
     assert await task.job() is None
@@ -404,7 +405,7 @@ async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> 
     restarts = [line for line in task.log.messages if "restarted" in line]
     assert restarts
     for line in restarts:  # one line for two restarts that were seen together
-        assert re.fullmatch(r"Master 0 restarted \(.*\) after exit code 130 \(SIGINT\)\.", line)
+        assert re.fullmatch(r"Master 0 restarted \(.*\) after exit code 130, SIGINT\.", line)
 
 
 @of_each_kind

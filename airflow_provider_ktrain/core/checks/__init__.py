@@ -76,13 +76,9 @@ def _identity(root: Field, expected_kind: str | None) -> Iterator[Problem]:
     kind, version = root["kind"], root["apiVersion"]
     kinds = [expected_kind] if expected_kind else sorted(KINDS)
     if kind.text not in kinds:
-        hint = (
-            f"use {kind.text}Operator for it" if kind.text in KINDS else did_you_mean(kind.text) or "use a training job"
-        )
-        found = repr(kind.value) if kind.present else "nothing"
-        yield Problem(
-            ERROR, "kind", kind.path, "unsupported kind", found, " or ".join(kinds), hint or "use a training job"
-        )
+        hint = f"use {kind.text}Operator for it" if kind.text in KINDS else did_you_mean(kind.text)
+        found, expected = repr(kind.value) if kind.present else "nothing", " or ".join(kinds)
+        yield Problem(ERROR, "kind", kind.path, "unsupported kind", found, expected, hint or "use a training job")
     elif version.text not in KINDS[kind.text].api_versions:
         expected = " or ".join(KINDS[kind.text].api_versions)
         found = repr(version.value) if version.present else "nothing"

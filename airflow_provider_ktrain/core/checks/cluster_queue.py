@@ -27,16 +27,21 @@ def judge_cluster_queue(
     :param manifest: of the job. What only its runtime requests is not counted.
     """
     spec = queue.get("spec") or {}
-    policy = spec.get("stopPolicy") or "None"
-    if policy != "None":
-        message = f"ClusterQueue {name} is stopped (stopPolicy {policy}): the job waits until it is resumed"
-        hint = "resume the queue, or use another one"
-        yield Problem(WARNING, "queue", at.path, message, at.text, "stopPolicy None", hint)
+    yield from stopped(at, f"ClusterQueue {name}", queue)
     if not _selects(spec.get("namespaceSelector"), namespace_labels):
         message = f"ClusterQueue {name} admits no jobs of this namespace (namespaceSelector)"
         hint = "use another queue, or ask an administrator to label the namespace"
         yield Problem(ERROR, "queue", at.path, message, at.text, "a queue for this namespace", hint)
     yield from _quota(at, name, spec, requests_of(manifest))
+
+
+def stopped(at: Field, title: str, queue: Object) -> Iterator[Problem]:
+    """A LocalQueue or ClusterQueue is stopped."""
+    policy = (queue.get("spec") or {}).get("stopPolicy") or "None"
+    if policy != "None":
+        message = f"{title} is stopped (stopPolicy {policy}): the job waits until it is resumed"
+        hint = "resume the queue, or use another one"
+        yield Problem(WARNING, "queue", at.path, message, at.text, "stopPolicy None", hint)
 
 
 def requests_of(manifest: Object) -> dict[str, Amounts]:

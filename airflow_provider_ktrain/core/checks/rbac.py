@@ -76,13 +76,9 @@ def objects(
 ) -> list[dict[str, Any]]:
     """A Role, and the objects that belong to it.
 
+    The switches are options of `ktrain rbac`.
+
     :param service_account: `NAMESPACE:NAME`, or a name in `namespace`: adds bindings. Default: none.
-    :param cluster_runtimes: add a ClusterRole that reads ClusterTrainingRuntimes. Default: False.
-    :param kueue: with the rights on Kueue's Workloads and LocalQueues, and a ClusterRole that reads ClusterQueues and
-        WorkloadPriorityClasses, for `ktrain check --server` and why a queue is inactive. Default: False.
-    :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
-    :param nodes: add a ClusterRole that reads nodes, for causes of failures that only they show. Default: False.
-    :param dra: with the right to get ResourceClaims, whose devices are counted. Default: False.
     """
     made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code, dra=dra))]
     if cluster_runtimes:

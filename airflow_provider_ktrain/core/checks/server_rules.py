@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue
+from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue, stopped
 from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import ERROR, NAMESPACE, NAMESPACE_FORMAT, WARNING, Problem
 from airflow_provider_ktrain.core.checks.rbac import CODE_RULES
@@ -178,14 +178,10 @@ def _old_trainer(at: Field, kueue: Answer | None) -> Iterator[Problem]:
 
 def _inactive(at: Field, queue: Mapping[str, Any]) -> Iterator[Problem]:
     """The LocalQueue admits jobs."""
-    policy = (queue.get("spec") or {}).get("stopPolicy") or "None"
-    if policy != "None":
-        message = f"the LocalQueue is stopped (stopPolicy {policy}): the job waits until it is resumed"
-        hint = "resume the queue, or use another one"
-        yield Problem(WARNING, "queue", at.path, message, at.text, "stopPolicy None", hint)
-        return
+    found = list(stopped(at, "the LocalQueue", queue))
+    yield from found
     active = condition_of(queue, "Active")
-    if active.get("status") == "False":
+    if active.get("status") == "False" and not found:
         reason = active.get("message") or active.get("reason") or "no reason given"
         message = f"the LocalQueue does not admit jobs now: {reason}"
         hint = "wait until it does, or use another one"

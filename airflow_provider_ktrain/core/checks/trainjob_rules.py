@@ -9,6 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Problem
 from airflow_provider_ktrain.core.kinds import TRAINJOB
+from airflow_provider_ktrain.core.kinds.trainjob.form import TRAINER_FIELDS
 from airflow_provider_ktrain.core.kinds.trainjob.kind import LAUNCHER
 from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     ENV_FIELDS,
@@ -43,10 +44,7 @@ MAX_NAME = 48
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/.+")
 #: what to do about fields of a pod or container that a patch can't set; others belong to the runtime's author
 _INSTEAD = {
-    "command": "for container node, set spec.trainer.command",
-    "args": "for container node, set spec.trainer.args",
-    "image": "for container node, set spec.trainer.image",
-    "resources": "for container node, set spec.trainer.resourcesPerNode",
+    **{key: f"for container {NODE}, set spec.trainer.{field}" for key, field in TRAINER_FIELDS.items()},
     "priorityClassName": "set it in the runtime; under Kueue, use the label kueue.x-k8s.io/priority-class",
 }
 SLOW_SECONDS = 60  #: a program that fails at once, but whose job takes longer to fail, is reported

@@ -21,6 +21,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
+from airflow_provider_ktrain.core.diagnosis.pod_failures import describe_exit_code
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
@@ -88,8 +89,7 @@ class Restart:
             return tail.exception.rstrip(".")
         reasons = [] if reason in ("", "Error", "Completed") else [reason]
         if code is not None:
-            name = objects.signal_name(code)
-            reasons.append(f"exit code {code}" + (f" ({name})" if name else ""))
+            reasons.append(describe_exit_code(code))
         last = f"last log line: {tail.last_line.rstrip('.')}" if tail.last_line else ""
         return "; ".join(text for text in (", ".join(reasons), last) if text)
 

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem
 from airflow_provider_ktrain.core.logs.stacks import LAUNCHER, RANK, WORKER, Frame, Stack
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.text.output import counted, listed
+from airflow_provider_ktrain.core.text.output import counted, format_duration, listed
 
 MAX_NAMED = 3  #: processes that a sentence names
 MAX_LISTED = 16  #: processes of one group that the detail names
@@ -271,7 +271,7 @@ def explain_hang(cause: Cause, limit: Limit, seconds: float, hang: Hang, problem
         return replace(cause, detail="\n".join(filter(None, (cause.detail, places))))
     before, node = cause.summary, "" if problem is None else f"{problem}. "
     cause = replace(
-        cause.with_summary(lambda _: f"{_STARTS[limit].format(_duration(seconds))}: {node}{hang.sentence}"),
+        cause.with_summary(lambda _: f"{_STARTS[limit].format(format_duration(seconds))}: {node}{hang.sentence}"),
         replica=hang.replica,
         detail="\n".join(filter(None, (before, places, cause.detail))),
     )
@@ -376,8 +376,3 @@ def _is_library(path: str) -> bool:
         or _STANDARD_LIBRARY.search(path) is not None
         or _CONSOLE_SCRIPT.search(path) is not None
     )
-
-
-def _duration(seconds: float) -> str:
-    """Such as `30 min`, or `90 s`."""
-    return f"{seconds / 60:.0f} min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:.0f} s"

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rules
+from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.hangs import LOOK_FOR_STACKS
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node_of, broken_nodes
+from airflow_provider_ktrain.core.diagnosis.node_rules import broken_nodes, first_problem, named
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica, find_known_message
 from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -105,17 +106,14 @@ def with_obstacle(cause: Cause, summary: str, evidence: Evidence) -> Cause:
     return _with_failed_nodes(found.with_summary(lambda why: f"{summary}: {why}"), evidence)
 
 
-def diagnose_crash_loop(replica: str, failures_in_a_row: int, evidence: Evidence, *, of_pods: bool = False) -> Cause:
-    """The cause if a crash loop ended the job: that of the last failure.
-
-    :param of_pods: whether its pods were rejected or evicted by their node. Default: False, its program failed.
-    """
-    evidence = replace(evidence, include_recovered=True)
-    if of_pods:
+def diagnose_crash_loop(loop: CrashLoop, evidence: Evidence) -> Cause:
+    """The cause if a crash loop ended the job: that of the last failure."""
+    evidence, replica = replace(evidence, include_recovered=True), loop.replica
+    if loop.of_pods:
         own = (pod for pod in evidence.pods if evidence.kind.replica(pod) == replica)
         ousted = (pod for pod in own if objects.disruption_of(pod)[0])
         evidence = replace(evidence, pods=sorted(ousted, key=objects.created)[-1:])
-    often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
+    often = f"{replica} failed {loop.failures} times in a row, each within 10 minutes of its start"
     last = diagnose_replica(evidence) or Cause(
         Category.USER_CODE, _NO_FAILURE_LEFT, replica=replica, resolution=f"Read the log of {replica}."
     )
@@ -134,8 +132,12 @@ def find_startup_cause(evidence: Evidence, waited_seconds: float, *, has_run: bo
     :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS.
     :param has_run: whether the job is known to have run before. Default: False, its conditions and pods show it.
     """
+    if "Running" in evidence.conditions or evidence.failed_condition:
+        return None
     evidence = replace(evidence, waited_seconds=waited_seconds)
-    cause = startup_rules.find_startup_failure(evidence, has_run=has_run)
+    cause = startup_rules.find_blocked_container(evidence)
+    if cause is None and not has_run and not startup_rules.has_run(evidence):
+        cause = next((refusal for rule in startup_rules.REFUSALS if (refusal := rule(evidence))), None)
     return None if cause is None else _with_failed_nodes(cause, evidence)
 
 
@@ -278,7 +280,7 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
     summary = f"{replica} was deleted or killed from outside, which failed the job"
     resolution = "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node."
     cause = Cause(Category.INFRASTRUCTURE, summary, failed.message, resolution, replica)
-    return blame_node_of(cause, node, evidence)
+    return named(cause, first_problem(evidence, lambda problem: problem.node == node), replica)
 
 
 def _failed_without_evidence(evidence: Evidence) -> Cause | None:

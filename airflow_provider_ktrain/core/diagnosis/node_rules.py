@@ -27,10 +27,10 @@ def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
         if cause.category is not Category.INFRASTRUCTURE:
             return cause
         return named(cause, problem_of_hanging(cause.replica, evidence), cause.replica)
-    own = _first(evidence, lambda p: p.node == failure.node and _explains(p, failure, cause))
+    own = first_problem(evidence, lambda p: p.node == failure.node and _explains(p, failure, cause))
     if not failure.tail.is_peer_loss or cause.category is not Category.INFRASTRUCTURE:
         return named(cause, own, failure.replica)
-    peers = _first(evidence, lambda p: p.node != failure.node and p.fault is not Fault.SHORTAGE)
+    peers = first_problem(evidence, lambda p: p.node != failure.node and p.fault is not Fault.SHORTAGE)
     if peers is None:
         return named(cause, own, failure.replica)
     pod = next(pod for pod in evidence.pods if objects.node_of(pod) == peers.node)
@@ -40,12 +40,7 @@ def blame_node(cause: Cause, failure: Failure, evidence: Evidence) -> Cause:
 def problem_of_hanging(replica: str, evidence: Evidence) -> NodeProblem | None:
     """The problem of a node that explains why its replica hangs; None if there is none."""
     nodes = {objects.node_of(pod) for pod in evidence.pods if evidence.kind.replica(pod) == replica}
-    return _first(evidence, lambda p: p.node in nodes and p.fault in _BROKEN)
-
-
-def blame_node_of(cause: Cause, node: str, evidence: Evidence) -> Cause:
-    """The cause of a pod that somebody deleted, or the problem of its node."""
-    return named(cause, _first(evidence, lambda p: p.node == node), cause.replica)
+    return first_problem(evidence, lambda p: p.node in nodes and p.fault in _BROKEN)
 
 
 def named(cause: Cause, problem: NodeProblem | None, replica: str) -> Cause:
@@ -116,7 +111,8 @@ def broken_nodes(evidence: Evidence) -> Iterator[tuple[str, str]]:
             yield problem.node, problem.text
 
 
-def _first(evidence: Evidence, wanted: Callable[[NodeProblem], bool]) -> NodeProblem | None:
+def first_problem(evidence: Evidence, wanted: Callable[[NodeProblem], bool]) -> NodeProblem | None:
+    """The first problem of a node that is wanted and began while the job ran; None if there is none."""
     return next((problem for problem in evidence.node_problems if problem.is_new and wanted(problem)), None)
 
 

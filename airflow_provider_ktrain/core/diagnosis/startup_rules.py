@@ -46,17 +46,7 @@ SANDBOX_EVENT_SECONDS = 120.0
 LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
 
 
-def find_startup_failure(evidence: Evidence, *, has_run: bool) -> Cause | None:
-    """Why a job will never start; None while it may still start: see `find_startup_cause`."""
-    if "Running" in evidence.conditions or evidence.failed_condition:
-        return None
-    cause = find_blocked_container(evidence)
-    if cause is None and not has_run and not _has_run(evidence):
-        cause = next((refusal for rule in _REFUSALS if (refusal := rule(evidence))), None)
-    return cause
-
-
-def _has_run(evidence: Evidence) -> bool:
+def has_run(evidence: Evidence) -> bool:
     """Whether the job was Running, or its primary replica has run for long.
 
     An operator that can't create all pods writes no status, although the first pods run (recording 21c).
@@ -187,7 +177,7 @@ def find_refused_resources(evidence: Evidence) -> Cause | None:
     return None
 
 
-_REFUSALS = (find_operator_rejection, find_refused_pods, find_refused_resources)
+REFUSALS = (find_operator_rejection, find_refused_pods, find_refused_resources)
 #: reasons of events, and what could not be created
 _CREATION_FAILURES = {"TrainJobResourcesCreationFailed": "JobSet", "JobCreationFailed": "Jobs"}
 _CREATION_ERRORS = (

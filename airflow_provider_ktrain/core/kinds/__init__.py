@@ -6,16 +6,13 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
-from airflow_provider_ktrain.core.kinds.operators import JOB_NAME_LABEL, OPERATOR_LABEL
 from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
 from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINJOB
 from airflow_provider_ktrain.core.text.output import SUGGESTION
 
 __all__ = [
-    "JOB_NAME_LABEL",
     "KINDS",
     "MPIJOB",
-    "OPERATOR_LABEL",
     "PYTORCHJOB",
     "TRAINJOB",
     "Kind",

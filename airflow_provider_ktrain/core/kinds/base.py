@@ -161,6 +161,10 @@ class Kind:
         """Whether jobs of this kind may have pods of this role."""
         return role in self.roles
 
+    def rank(self, role: str) -> int:
+        """The place of a role in the order of the kind's roles; others come last."""
+        return self.roles.index(role) if role in self.roles else len(self.roles)
+
     def replica_name(self, role: str, index: int) -> str:
         """A replica as messages name it: `Worker 3`, or `Launcher`, of which there is only one."""
         return role if role in self.single_roles else f"{role} {index}"

@@ -202,13 +202,10 @@ def _time(nanoseconds: int) -> str:
 
 
 class _Row(NamedTuple):
-    """A position as integers. The newest window is left out: a resume needs only `base`.
+    """A position as integers: see docs/reference/log-cursor.md. Of the windows, a resume needs only `base`.
 
-    :param last: when the last line was written, in nanoseconds since 1970; 0 without lines.
-    :param before: from the first line until the last one, in milliseconds. It is rounded down: if the first line seems
-        too late, a rotation in that millisecond is missed, but none is reported falsely.
-    :param second: from the beginning of the base window until the last line, in seconds.
-    :param offset: from the beginning of the base window until its first line, in nanoseconds; -1 if that is unknown.
+    `before` is rounded down: if the first line seems too late, a rotation in that millisecond is missed, but none is
+    reported falsely.
     """
 
     key: int

@@ -142,10 +142,7 @@ def _joined(held: str) -> tuple[Any, str]:
     count = next((part.total for part in parts.values()), 0)
     if not count or len(parts) < count:
         return None, f"{LEFT_OUT}{count - len(parts)} of its {count} numbered lines are missing or damaged"
-    text = "".join(parts[number].text for number in sorted(parts))
-    if text.startswith(NOT_RETURNED):
-        return None, f"{LEFT_OUT}{text}"
-    return _parsed(text, "the return value")
+    return _parsed("".join(parts[number].text for number in sorted(parts)), "the return value")
 
 
 def _parsed(text: str, where: str) -> tuple[Any, str]:

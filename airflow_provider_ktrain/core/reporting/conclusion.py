@@ -1,13 +1,12 @@
 """The conclusion: why a job that has not ended is released, stored in the status XCom before the release.
 
 If the process dies after the release, the job is gone. The next process of the same try reads the cause here.
-docs/reference/formats.md describes the fields.
+docs/reference/status.md describes the fields.
 """
 
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -23,15 +22,7 @@ IDENTITY = ("uid", "owner", "submission")  #: fields that are never shortened
 
 @dataclass(frozen=True)
 class Conclusion:
-    """Why a job that has not ended is released.
-
-    :param owner: `JobRef.owner`, the id of the task instance that concludes.
-    :param event: name of the event that ended the job, for example `limit`. Default: "".
-    :param summary: what happened, in one line, without quoted log lines. Default: "".
-    :param limit: name of the parameter whose limit was reached. Default: "", none.
-    :param decided_at: epoch seconds. Default: 0, unknown.
-    :param failed_nodes: nodes that failed, by name, each with the reason, the latest last. Default: none.
-    """
+    """Why a job that has not ended is released. `failed_nodes` has the latest node last."""
 
     uid: str
     owner: str
@@ -42,7 +33,6 @@ class Conclusion:
     resolution: str = ""
     replica: str = ""
     limit: str = ""
-    decided_at: float = 0.0
     failed_nodes: Mapping[str, str] = field(default_factory=dict)
 
     def belongs_to(self, ref: JobRef) -> bool:
@@ -72,12 +62,11 @@ class Conclusion:
         """
         known = known_fields(cls, data)
         texts = {f.name: known[f.name] for f in fields(cls) if f.type == "str" and isinstance(known.get(f.name), str)}
-        at, nodes = known.get("decided_at"), mapping(known.get("failed_nodes"))
+        nodes = mapping(known.get("failed_nodes"))
         if not texts.get("uid"):
             return None
         return cls(
             **{**dict.fromkeys(IDENTITY, ""), **texts},
-            decided_at=float(at) if isinstance(at, int | float) and math.isfinite(at) else 0.0,
             failed_nodes={name: reason for name, reason in nodes.items() if isinstance(reason, str)},
         )
 

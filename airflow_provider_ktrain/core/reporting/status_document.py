@@ -1,7 +1,7 @@
 """The XCom `ktrain_status`: what the training page shows about one try of a task.
 
 Whoever follows the job writes it, worker or trigger. Its size is limited, because Airflow stores it in its database and
-each write costs the triggerer time. docs/reference/formats.md describes its fields.
+each write costs the triggerer time. docs/reference/status.md describes its fields.
 """
 
 from __future__ import annotations
@@ -48,20 +48,12 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """The state of a training at one moment.
+    """The state of a training at one moment. Most of its fields are those of the document.
 
-    :param job: `kind`, `namespace`, `name` and `uid`; `code`, the hash of its code, if it has any.
-    :param written_at: epoch seconds.
-    :param host: `worker` or `trigger`: who follows the job.
     :param phases: phase and epoch seconds since when, oldest first.
     :param rows: of the replicas: see COLUMNS. `gpus` is a number of GPUs, or amounts of other accelerators.
     :param last_lines: last log line by replica, most important replica first. Default: none.
-    :param usage: device-seconds so far: see `core.state.usage`. Default: empty.
-    :param limits: the running limits: `name`, `due` in epoch seconds, `seconds`. Default: none.
-    :param queue: what the queue does with the job, in one sentence. Default: "".
-    :param notice: what somebody should know about the nodes of the job. Default: "".
     :param requested: the accelerators that the job asks for; none if not known. Default: none.
-    :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
     """
 
     job: Mapping[str, str]
@@ -154,18 +146,13 @@ def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyT
     newest: dict[tuple[str, int], Pod] = {}
     for pod in sorted(pods, key=created):
         newest[kind.role_of(pod)] = pod
-
-    def rank(replica: tuple[str, int]) -> tuple[int, str, int]:
-        role, index = replica
-        return (kind.roles.index(role) if role in kind.roles else len(kind.roles), role, index)
-
     amounts = {
         id(pod): of_pod[GPU] if of_pod.keys() <= {GPU} else of_pod
         for pod, of_pod in amounts_of(newest.values(), claims)
     }
     return [
         [role, index, name_of(pod), node_of(pod), amounts[id(pod)], state_of_pod(pod, kind), sum(restarts_of(pod))]
-        for role, index in sorted(newest, key=rank)
+        for role, index in sorted(newest, key=lambda replica: (kind.rank(replica[0]), replica))
         for pod in [newest[role, index]]
     ]
 

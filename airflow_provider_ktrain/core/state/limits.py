@@ -37,17 +37,9 @@ class Limit(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a task, in seconds unless noted. None, the default of each, means no limit.
+    """The limits of a task, which docs/how-to/failures.md describes: seconds, or a number of restarts or failures.
 
-    :param queue: the job is suspended: a queue such as Kueue has not admitted it.
-    :param schedule: a pod has no node, or can't be created because of a quota.
-    :param startup: a pod has a node but its containers don't run yet (image pull, mounts, init containers), or no
-        operator has reconciled the job.
-    :param partial_start: some pods hold accelerators while others have no node; see `partial_start.py`.
-    :param log_stall: the job runs, and no replica writes a log line.
-    :param progress: the job runs, and no replica reports a higher step; see `progress.py`.
-    :param max_restarts: number of restarts of containers, and of pods recreated after a failure (ExitCode).
-    :param crash_loop: number of failures of one container in a row, each after a short run; see `crash_loop.py`.
+    None, the default of each, means no limit.
     """
 
     queue: float | None = None

@@ -292,8 +292,7 @@ class Following:
     async def _cause_of_running_job(self, noticed: Noticed) -> Cause:
         evidence = await self.closing.evidence_of_running_job()
         if noticed.loop is not None:
-            loop = noticed.loop
-            return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, evidence, of_pods=loop.of_pods)
+            return diagnosis.diagnose_crash_loop(noticed.loop, evidence)
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
         cause = diagnosis.diagnose_limit(limit, noticed.amount, evidence, step=step, replicas=self._replicas.line)

@@ -90,10 +90,7 @@ class TrainJob(Kind):
         listed = [str(entry.get("name")) for entry in _jobs_status(job)] or _noted(job, ROLES_ANNOTATION)
         given = (job.get("spec") or {}).get("initializer") or {}
         initializers = [role for role in INITIALIZERS if role.partition("-")[0] in given]
-        return sorted(listed, key=self._rank) if listed else [NODE, *initializers]
-
-    def _rank(self, role: str) -> int:
-        return self.roles.index(role) if role in self.roles else len(self.roles)
+        return sorted(listed, key=self.rank) if listed else [NODE, *initializers]
 
     # ---- status
 

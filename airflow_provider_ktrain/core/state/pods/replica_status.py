@@ -20,10 +20,10 @@ MAX_NAMED_REPLICAS = 3  #: with the same problem
 class ReplicaStatus:
     """The replicas at one moment.
 
-    :param states: what changes, without times: two equal ones need one line.
+    :param states: the parts of the line without times: two equal ones need one line.
     """
 
-    states: tuple[tuple[str, tuple[str, ...]], ...]
+    states: tuple[str, ...]
     line: str
     all_run: bool
 
@@ -36,24 +36,20 @@ def replica_status(kind: Kind, job: Json, pods: PodGroups, now: datetime) -> Rep
     present = len(pods.pods)
     wanted = max(kind.size(job), present)
     running = len(found.pop(RUNNING, ()))
-    others: list[str] = []
-    states: list[tuple[str, tuple[str, ...]]] = [(RUNNING, (str(running), str(wanted)))]
+    parts = [(f"{running}/{wanted} Running", "")]  # each with the time for which its pods have waited
     for state, replicas in sorted(found.items(), key=lambda entry: (passes_by_itself(entry[0]), entry[0])):
         if passes_by_itself(state):
-            others.append(f"{len(replicas)} {state}")
-            states.append((state, (str(len(replicas)),)))
+            parts.append((f"{len(replicas)} {state}", ""))
         else:
-            roles = sorted(kind.role_of(pod) for pod in replicas)
-            names = tuple(kind.replica_name(*role) for role in roles)
+            names = [kind.replica_name(*role) for role in sorted(map(kind.role_of, replicas))]
             oldest = parse_timestamp(min(filter(None, map(_waiting_since, replicas)), default=None))
             waited = "" if oldest is None else f" {_age(max((now - oldest).total_seconds(), 0))}"
-            others.append(f"{listed(names, MAX_NAMED_REPLICAS)} {state}{waited}")
-            states.append((state, names))
+            parts.append((f"{listed(names, MAX_NAMED_REPLICAS)} {state}", waited))
     if wanted > present:
-        others.append(f"{wanted - present} not created")
+        parts.append((f"{wanted - present} not created", ""))
     done = running + len(found.get(SUCCEEDED, ()))
-    line = " · ".join((f"{running}/{wanted} Running", *others))
-    return ReplicaStatus(tuple(states), line, done == wanted > 0)
+    line = " · ".join(text + waited for text, waited in parts)
+    return ReplicaStatus(tuple(text for text, _ in parts), line, done == wanted > 0)
 
 
 def _age(seconds: float) -> str:

@@ -343,7 +343,7 @@ def _deactivated(workload: Workload) -> tuple[QueuePhase, str]:
     """Who made the Workload inactive: Kueue announces and explains it by conditions; everybody else sets `active`."""
     cause, message = _announced(workload)
     if cause in DEACTIVATIONS_BY_KUEUE:
-        return QueuePhase.GIVEN_UP, _rejected(message) if cause == _CHECKS else DEACTIVATIONS_BY_KUEUE[cause]
+        return QueuePhase.GIVEN_UP, _why_given_up(cause, message)
     return QueuePhase.DEACTIVATED, "somebody set spec.active of its Workload to false"
 
 
@@ -358,11 +358,11 @@ def _announced(workload: Workload) -> tuple[str, str]:
     return "", ""
 
 
-def _rejected(message: str) -> str:
-    """That an admission check rejected the job: which one, and its reason."""
-    check = _CHECK.search(message)
+def _why_given_up(cause: str, message: str) -> str:
+    """Why Kueue gave up on the job; of an admission check which one rejected it, and its reason."""
+    check = _CHECK.search(message) if cause == _CHECKS else None
     if check is None:
-        return DEACTIVATIONS_BY_KUEUE[_CHECKS]
+        return DEACTIVATIONS_BY_KUEUE[cause]
     return f"Kueue gave up on the job: admission check {check['name']} rejected it{_said(check)}"
 
 
@@ -418,7 +418,7 @@ def _eviction_why(workload: Workload) -> str:
         cause = condition_of(workload, "Preempted").get("reason")
         return f"preempted: {PREEMPTIONS.get(str(cause), 'another job needs the quota')}"
     if by_kueue := _BY_KUEUE.fullmatch(reason):
-        return _rejected(message) if by_kueue["cause"] == _CHECKS else DEACTIVATIONS_BY_KUEUE[by_kueue["cause"]]
+        return _why_given_up(by_kueue["cause"], message)
     if check := _CHECK.search(message):
         return f"admission check {check['name']} asks to try again later{_said(check)}"
     return EVICTIONS.get(reason) or message or reason

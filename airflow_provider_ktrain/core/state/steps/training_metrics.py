@@ -98,15 +98,10 @@ class TrainingMetrics:
         self.step: Number | None = None  #: highest step, or percentage, that was reported
         self.progress_at: float | None = None  #: when it was, in epoch seconds
         self._progress_from = ""  # the replica that did
-        self._steps: dict[str, Number] = {}  # last step of each replica
+        self.last_steps: dict[str, Number] = {}  #: of the replicas that have reported one, by their names
         self.omitted: tuple[str, ...] = ()  #: names beyond MAX_NAMES
         self.steps = ReportedSteps.from_dict(given.get("steps"))  #: of lines of the log
         self._read(given)
-
-    @property
-    def last_steps(self) -> Mapping[str, Number]:
-        """The last step of each replica that has reported one, by the replica's name."""
-        return self._steps
 
     def __bool__(self) -> bool:
         return bool(self._series)
@@ -227,7 +222,7 @@ class TrainingMetrics:
         self.progress_at = _as_number(given.get("progress_at"))
         self._progress_from = str(given.get("progress_from") or "")
         if self.step is not None:
-            self._steps[self._progress_from] = self.step
+            self.last_steps[self._progress_from] = self.step
 
     def _note_progress(self, source: str, step: Number, at: float) -> None:
         """A step that is higher than all, or that isn't the replica's last one, is progress.
@@ -236,8 +231,8 @@ class TrainingMetrics:
         lower than the highest one, which another replica may have reported. A replica that hangs may still log, but
         repeats its step.
         """
-        last = self._steps.get(source)
-        self._steps[source] = step
+        last = self.last_steps.get(source)
+        self.last_steps[source] = step
         if self.step is None or step > self.step or source == self._progress_from:
             self.step, self._progress_from, is_progress = step, source, step != self.step
         else:
