@@ -46,6 +46,7 @@ class Tail:
     is_peer_loss: bool = False
     child_exit_code: int | None = None
     quoted_lines: tuple[str, ...] = ()
+    text: str = ""
     has_log: bool = False
     final_text: str = ""
 
@@ -199,6 +200,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         is_peer_loss=not causes and not crashed and bool(lost if found else any(map(reports_peer_loss, last))),
         child_exit_code=child,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
+        text="\n".join(own),
         has_log=log is not None,
         final_text="\n".join(_final_lines(own, exception)),
     )
