@@ -64,8 +64,8 @@ class TrainingJobOperator(JobParameters):
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode, or a restart
         of the JobSet), over all pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
-        start, after which the job fails. Failures count once every replica has run; elastic jobs are exempt. None
-        means no limit. Default: 6.
+        start, after which the job fails. Failures count once every replica has run, or waits for the Master that
+        fails; elastic jobs are exempt. None means no limit. Default: 6.
     :param image: image of the main container. Templated. Default: the manifest's.
     :param command: command of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.
     :param args: arguments of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.

@@ -211,6 +211,25 @@ def test_failures_before_every_replica_has_run_do_not_count() -> None:
     assert history.crash_loop(1)
 
 
+def waiting(replica: str, *, runs: bool = True) -> Any:
+    """A pod whose init container waits for the Master, or has not started."""
+    state = {"running": {"startedAt": at(0)}} if runs else {"waiting": {}}
+    return pod(replica, phase="Pending", initContainerStatuses=[{"name": "init-pytorch", "state": state}])
+
+
+def test_master_for_which_all_workers_wait_is_in_a_crash_loop() -> None:
+    history = History(PYTORCHJOB)
+    crashes(history, 6, waiting("worker-0"), waiting("worker-1"))
+    assert history.crash_loop(6)
+
+
+def test_master_for_which_not_all_workers_wait_yet_may_fail() -> None:
+    history = History(PYTORCHJOB)
+    crashes(history, 20, waiting("worker-0"), waiting("worker-1", runs=False))
+    crashes(history, 20, waiting("worker-0"), of=job(2))
+    assert history.crash_loop(1) is None
+
+
 def test_long_runs_are_not_a_crash_loop() -> None:
     history = History(PYTORCHJOB)
     crashes(history, 20, lasts=SHORT_RUN_SECONDS)

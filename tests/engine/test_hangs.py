@@ -184,7 +184,7 @@ async def test_sixteen_replicas_are_read_although_one_is_followed(task: Task) ->
 
 async def test_broken_node_of_the_replica_that_hangs_is_named(task: Task) -> None:
     submitted = await start(task, LOADER, ["python3", "train.py"], workers=2)
-    following = asyncio.ensure_future(ended(task, submitted, Limits(log_stall=8)))
+    following = asyncio.ensure_future(ended(task, submitted, Limits(log_stall=20)))
 
     async def has_started() -> bool:
         return str(task.log).count("started") >= 3
@@ -200,16 +200,16 @@ async def test_broken_node_of_the_replica_that_hangs_is_named(task: Task) -> Non
         found = cause(await following)
     finally:
         await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": before}})
-    assert found["summary"].startswith(f"No log line for 8 s: Node {name}: AcceleratedHardwareReady is False since")
+    assert found["summary"].startswith(f"No log line for 20 s: Node {name}: AcceleratedHardwareReady is False since")
     assert "Worker 0 is in next_batch (train.py:5)" in found["summary"]
     assert (found["category"], found["replica"]) == ("hang", "Worker 0"), "stacks and nodes change only the text"
 
 
 async def test_torchrun_names_the_rank_that_has_left(task: Task) -> None:
     submitted = await start(task, LEAVES, torchrun(3), workers=0)
-    found = cause(await ended(task, submitted, Limits(log_stall=8)))
+    found = cause(await ended(task, submitted, Limits(log_stall=20)))
     assert found["summary"] == (
-        "No log line for 8 s: rank 2 of Master 0 has left, 2 other ranks are in wait_for_peers (train.py:6)"
+        "No log line for 20 s: rank 2 of Master 0 has left, 2 other ranks are in wait_for_peers (train.py:6)"
     )
 
 

@@ -81,7 +81,7 @@ async def test_pods_add_few_objects_for_the_garbage_collector() -> None:
         for _ in range(2 * size // 50):
             await job.handled()
         gc.collect()
-        assert (len(gc.get_objects()) - before) / size < 11
+        assert (len(gc.get_objects()) - before) / size < 12  # 11.6 with Python 3.14
 
 
 async def test_the_first_list_of_a_large_job_is_processed_in_slices() -> None:

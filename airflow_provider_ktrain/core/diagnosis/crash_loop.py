@@ -6,7 +6,7 @@ and `finishedAt` of containers.
 
 Only the container in which the operator trains counts, if its name is known: a failing sidecar does not end a training.
 Failures count only after every replica has run at least once: until then, workers may fail because the master still
-pulls its image. When a replica loses its pod to an eviction, a preemption, a lost node or a deletion, its peers fail
+pulls its image. Those of a master count before that if all workers wait for it in their init container. When a replica loses its pod to an eviction, a preemption, a lost node or a deletion, its peers fail
 too, so all counts start again when that replica runs again. Elastic jobs expect failures and are exempt.
 
 Pods that their node rejects or evicts count apart, from the beginning: an operator replaces them at once and without
@@ -153,6 +153,7 @@ class RestartHistory:
         self._running_since: dict[str, float] = {}  # by replica, in epoch seconds
         self._lost: set[str] = set()  # replicas whose current pod was disrupted or deleted
         self._is_elastic = False
+        self._expected = 0  # replicas; 0 if the job is elastic
         self._ousted: dict[str, None] = {}  # uids of pods that count as rejected or evicted by their node
         self._last_run: dict[str, tuple[int, Json]] = {}  # the last ended run of each container, with its number
 
@@ -172,13 +173,14 @@ class RestartHistory:
                 self._note_loss(pod, gone=True)
         changed = sorted(pods.values(), key=created)
         self._is_elastic = self._kind.scaling.is_elastic(job)
+        self._expected = 0 if self._is_elastic else self._kind.size(job)
         for pod in changed:
             self._count_ousted(pod)
         restarts = [restart for pod in changed for restart in self._replace(pod)]
         for pod in changed:
             self._note_loss(pod)
             self._note_first_run(pod)
-        self._start_counting(job)
+        self._start_counting()
         for pod in changed:
             restarts += self._note_runs(pod)
         return restarts
@@ -295,11 +297,15 @@ class RestartHistory:
                 began.append(before)
             self._running_since[replica] = min(began)
 
-    def _start_counting(self, job: Json) -> None:
-        if self._since is None and not self._kind.scaling.is_elastic(job):
-            expected = self._kind.size(job)
-            if 0 < expected <= len(self._running_since):
-                self._since = max(self._running_since.values())
+    def _start_counting(self) -> None:
+        if self._since is None and 0 < self._expected <= len(self._running_since):
+            self._since = max(self._running_since.values())
+
+    def _is_awaited(self, pod: Json) -> bool:
+        """Whether all other replicas wait for this one, so that it doesn't fail because of them."""
+        init_container = self._kind.behavior.waiting_container
+        waiting = {name for name, other in self._pods.items() if objects.only_waits(other, init_container)}
+        return bool(waiting) and 0 < self._expected <= len({self._kind.replica(pod), *waiting})
 
     def _reset(self) -> None:
         """The job is suspended: its pods are deleted, and created again when it is resumed."""
@@ -364,7 +370,8 @@ class RestartHistory:
     def _count(self, container: _Container, pod: Json, run: Json) -> None:
         """Count a run that failed early. A longer run or a success resets the count."""
         started, finished = epoch_seconds(run.get("startedAt")), epoch_seconds(run.get("finishedAt"))
-        if self._since is None or finished is None or finished < self._since:
+        since = 0.0 if self._since is None and self._is_awaited(pod) else self._since
+        if since is None or finished is None or finished < since:
             return
         if objects.was_ended_by_deletion(run, pod) or _ended_around_deletion(run, pod):
             return
