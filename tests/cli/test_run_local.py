@@ -203,5 +203,5 @@ def test_hanging_example_names_replica_function_and_line(ktrain: Start) -> None:
     words = ["--code", ROOT / "examples/hang", "--workers", "1", "--timeout", "90s", "--", *program]
     command = ktrain("run", "--local", *words)
     assert command.end() == 124, command.output
-    line = "Not finished after 90 s: rank 2 of Worker 0 is in load_batch (train.py:17), "
+    line = "Not finished after 1 min 30 s: rank 2 of Worker 0 is in load_batch (train.py:17), "
     assert line + "3 other ranks wait in all_reduce (train.py:27)" in command.output

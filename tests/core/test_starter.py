@@ -463,7 +463,9 @@ def test_rank_that_has_left_is_reported(start: Any, tmp_path: Path) -> None:
         "ranks[1].wait()\nprint('left', flush=True)\ntime.sleep(600)\n"
     )
     container = start(sys.executable, "-c", launch, str(script))
-    assert sorted(container.wait_for("").strip() for _ in range(3)) == ["left", "ready", "ready"]
+    printed = ""  # by three processes at the same time, so that lines may be joined
+    while printed.count("ready") < 2 or "left" not in printed:
+        printed += container.wait_for("")
     container.stop()
     container.end()
     mains = {stack.rank: stack.why for stack in container.stacks if stack.main and stack.part == "rank"}

@@ -6,8 +6,9 @@ and `finishedAt` of containers.
 
 Only the container in which the operator trains counts, if its name is known: a failing sidecar does not end a training.
 Failures count only after every replica has run at least once: until then, workers may fail because the master still
-pulls its image. Those of a master count before that if all workers wait for it in their init container. When a replica loses its pod to an eviction, a preemption, a lost node or a deletion, its peers fail
-too, so all counts start again when that replica runs again. Elastic jobs expect failures and are exempt.
+pulls its image. Those of a master count before that if all workers wait for it in their init container. When a replica
+loses its pod to an eviction, a preemption, a lost node or a deletion, its peers fail too, so all counts start again
+when that replica runs again. Elastic jobs expect failures and are exempt.
 
 Pods that their node rejects or evicts count apart, from the beginning: an operator replaces them at once and without
 end (recordings 101d, 107, 107d: up to 3 pods a second).
