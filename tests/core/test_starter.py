@@ -114,7 +114,8 @@ def start() -> Iterator[Any]:
     yield run
     for container in started:
         container.kill()
-        shutil.rmtree(f"/dev/shm/{container.stacks_name}", ignore_errors=True)
+        if container.stacks_name:  # without it, this would be the whole /dev/shm of the machine
+            shutil.rmtree(f"/dev/shm/{container.stacks_name}", ignore_errors=True)
 
 
 def functions(stack: Stack) -> list[str]:
@@ -482,10 +483,8 @@ def test_grace_period_below_5_s_bounds_the_time(start: Any) -> None:
     assert (container.main_of().why, container.main_of().frames) == ("no answer, state R", ())
 
 
-@pytest.mark.parametrize(("grace", "bound"), [(30, 2.0), (5, 1.0)])
-def test_stacks_are_over_in_time_with_many_processes_and_threads_under_load(
-    start: Any, grace: float, bound: float
-) -> None:
+@pytest.mark.parametrize("grace", [30, 5])
+def test_stacks_are_over_in_time_with_many_processes_and_threads_under_load(start: Any, grace: float) -> None:
     """By what the starter itself records. If this machine is too slow, the last record is missing."""
     program = (
         "import os, threading, time\n"
@@ -497,7 +496,7 @@ def test_stacks_are_over_in_time_with_many_processes_and_threads_under_load(
     container.wait_for()
     container.stop()
     assert container.end() == 143
-    assert all(seconds <= bound for seconds in container.recorded)
+    assert all(seconds <= grace / 5 for seconds in container.recorded)
 
 
 def test_output_that_nobody_reads_does_not_keep_the_signal_from_the_program(start: Any, tmp_path: Path) -> None:

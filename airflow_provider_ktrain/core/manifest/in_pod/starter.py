@@ -346,36 +346,37 @@ def encoded(record):
     return (MARK + json.dumps(record) + "\n").encode()
 
 
-def put(line):
-    # print one record by one write, which the pipe takes as a whole
+def put(line, end):
+    # print one record by one write, which the pipe takes as a whole; False if nobody has read enough until then
     import select
 
-    select.select([], [2], [])
-    os.write(2, line)
+    free = select.select([], [2], [], max(0.0, end - time.monotonic()))[1]
+    return bool(free and os.write(2, line))
 
 
-def stop_printing(number, frame):
+def out_of_time(number, frame):
     raise RuntimeError
 
 
-def print_stacks(directory, root, began, seconds):
-    # This ends after these seconds wherever it is: the machine may be slow, or nobody may read the output.
-    signal.signal(signal.SIGALRM, stop_printing)
+def print_stacks(directory, root, began, seconds, most):
+    # It waits for these seconds. On a machine without free CPU it takes longer: it ends after `most`, wherever it is.
+    signal.signal(signal.SIGALRM, out_of_time)
     try:
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+        signal.setitimer(signal.ITIMER_REAL, max(most, 0.01))
         processes = registered(directory, root, parents())
         ask([process for process in processes if process.status], began, seconds)
         printed, left_out = 0, 0
         found = records(processes)
         for number, record in enumerate(found):
             line = encoded(record)
-            if printed + len(line) > MAX_BYTES or number >= MAX_RECORDS - 1:
+            full = printed + len(line) > MAX_BYTES or number >= MAX_RECORDS - 1
+            if full or not put(line, began + seconds):
                 left_out += 1
             else:
-                put(line)
                 printed += len(line)
         if found:
-            put(encoded({"end": True, "left_out": left_out, "seconds": round(time.monotonic() - began, 3)}))
+            end = {"end": True, "left_out": left_out, "seconds": round(time.monotonic() - began, 3)}
+            put(encoded(end), began + seconds)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -438,7 +439,7 @@ def supervise(command, directory, grace, holds):
                 began = time.monotonic()
                 seconds = min(SECONDS, grace / 5.0)
                 try:
-                    print_stacks(directory, root, began, seconds)
+                    print_stacks(directory, root, began, seconds, grace / 5.0)
                 except Exception:
                     pass
                 if holds:  # mpirun would end the ranks of the Workers, which print meanwhile
