@@ -357,7 +357,7 @@ async def test_reading_does_not_wait_for_a_log_that_is_not_read(
     monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
     kube, seen = FakeKube(), [0]
     kube.pod("p")
-    write(kube.log("p"), 0, 3000)
+    write(kube.log("p"), 0, MANY)
     supervisor.connect()
     supervisor.fill()
 
@@ -372,16 +372,16 @@ async def test_reading_does_not_wait_for_a_log_that_is_not_read(
             inspector=lambda source: count,
         ) as follower,
     ):
-        await until(lambda: seen[0] == 3000)
+        await until(lambda: seen[0] == MANY)
         await turns(loop, 50)
         assert follower.report().total.late > 1000
-        await supervisor.read_until(lambda: f"[Worker 0] line {2999}" in supervisor.lines[-1:])
-        write(kube.log("p"), 3000, 3010, begin=60)
-        await supervisor.read_until(lambda: f"[Worker 0] line {3009}" in supervisor.lines[-1:])
+        await supervisor.read_until(lambda: f"[Worker 0] line {MANY - 1}" in supervisor.lines[-1:])
+        write(kube.log("p"), MANY, MANY + 10, begin=60)
+        await supervisor.read_until(lambda: f"[Worker 0] line {MANY + 9}" in supervisor.lines[-1:])
         report = follower.report()
-    assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, 3010)]
-    assert (report.total.lines, report.total.late) == (3010, 0)
-    assert seen == [3010]
+    assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, MANY + 10)]
+    assert (report.total.lines, report.total.late) == (MANY + 10, 0)
+    assert seen == [MANY + 10]
 
 
 async def test_lines_that_are_not_logged_in_time_are_counted(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
