@@ -27,7 +27,7 @@ from .log_following import following, numbered, write
 from .log_wire import Loop, Wire, turns, wire
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what is unread")
-MANY = 10_000  # short lines, more than the socket holds however they are joined and the kernel counts them
+MANY = 10_000  # short lines, more than a queue takes, which is a whole chunk of a response: up to some 3,000
 TASK: ContextVar[str] = ContextVar("TASK", default="")
 
 
@@ -424,15 +424,15 @@ async def test_container_that_restarts_while_its_lines_wait(supervisor: Wire, mo
     monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
     kube = FakeKube()
     kube.pod("p")
-    write(kube.log("p"), 0, 1500)
+    write(kube.log("p"), 0, MANY)
     supervisor.connect()
     supervisor.fill()
     async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
         await until(lambda: follower.report().total.late > 500)
         kube.log("p").end()
         follower.observe(kube.pod("p", restart=1))
-        write(kube.log("p", restart=1), 1500, 2000, begin=100)
-        await supervisor.read_until(lambda: f"[Worker 0] line {1999}" in supervisor.lines[-1:])
+        write(kube.log("p", restart=1), MANY, MANY + 500, begin=100)
+        await supervisor.read_until(lambda: f"[Worker 0] line {MANY + 499}" in supervisor.lines[-1:])
         report = follower.report()
-    assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, 2000)]
+    assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, MANY + 500)]
     assert report.total.late == 0
