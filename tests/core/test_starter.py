@@ -499,6 +499,21 @@ def test_stacks_are_over_in_time_with_many_processes_and_threads_under_load(star
     assert all(seconds <= grace / 5 for seconds in container.recorded)
 
 
+def test_stacks_that_can_not_be_read_do_not_keep_the_signal_from_the_program(start: Any) -> None:
+    """Whatever blocks the starter, it passes the signal on after a fifth of the grace period."""
+    program = (
+        "import os\n"
+        "files = os.path.join(os.environ['PYTHONPATH'].split(os.pathsep)[0], 'files')\n"
+        "namespace = ''.join(filter(str.isdigit, os.readlink('/proc/self/ns/pid')))\n"
+        "os.mkfifo(os.path.join(files, '%d.%s.fifo' % (os.getpid(), namespace)))\n" + SLEEPS
+    )
+    container = start(*python(program), grace=5)
+    container.wait_for()
+    container.stop()
+    assert container.end() == 143
+    assert container.stacks == []
+
+
 def test_output_that_nobody_reads_does_not_keep_the_signal_from_the_program(start: Any, tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"

@@ -149,10 +149,6 @@ class SmallApi:
     def watched(self, resource: str) -> bool:
         return any(f"/{resource}?" in line and "watch=true" in line for line in self.requests)
 
-    def is_open(self, path: str) -> bool:
-        """Whether a request is being answered whose path contains this."""
-        return any(path in request.path for request in self._open.values())
-
     # the store
 
     def put(self, resource: str, obj: Object) -> Object:

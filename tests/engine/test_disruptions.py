@@ -536,18 +536,6 @@ async def test_master_that_is_created_after_the_end_is_released(name: str) -> No
         assert running_pods(training) == []
 
 
-async def test_result_of_a_master_after_the_end_is_not_the_training_s() -> None:
-    async with replaying(LATE_MASTER) as (training, recorded):
-        following = asyncio.ensure_future(training.follow(Options(drain_timeout=3)))
-        await until(lambda: training.api.watched("pods"))
-        await recorded.go_slowly(succeeds)
-        await until(lambda: not training.api.is_open("/run-master-0/log"))
-        recorded.go(lambda change: change["t"] > 32.4)
-        training.api.logs["run-master-0"] += [(precise_stamp(), "late line"), (precise_stamp(), RESULT)]
-        outcome = await asyncio.wait_for(following, 60)
-        assert (outcome.succeeded, outcome.result) == (False, None)
-
-
 # a failure that is not final
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import signal
 import sys
 import threading
@@ -105,18 +106,22 @@ def test_interrupted_work_is_canceled_before_the_next_work_begins(loop: LoopThre
     assert events == ["canceled", "begun"]
 
 
-def test_work_has_the_context_of_its_caller_and_raises_its_error_there(loop: LoopThread) -> None:
+@pytest.mark.parametrize("error", [ValueError, queue.Empty])
+def test_work_has_the_context_of_its_caller_and_raises_its_error_there(
+    loop: LoopThread, error: type[Exception]
+) -> None:
     name = ContextVar("name", default="")
 
     async def fail() -> None:
         assert name.get() == "of the caller"
-        raise ValueError("of the work")
+        raise error("of the work")
 
     name.set("of the caller")
-    with pytest.raises(ValueError, match="of the work"):
+    with pytest.raises(error, match="of the work"):
         loop.run(fail())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_loop_that_has_ended_is_not_waited_for() -> None:
     async def end() -> None:
         asyncio.get_running_loop().call_soon(sys.exit)

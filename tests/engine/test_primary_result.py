@@ -71,13 +71,16 @@ def printed_lines(value: Any) -> list[str]:
     return [f"{PART_MARKER}{zlib.crc32(line.encode()):08x} {line}" for line in rest]
 
 
-def result_of(logs: Any, handover: Handover = LEFT_OUT, log: str = READ_TO_THE_END, pods: int = 1) -> PrimaryResult:
+def result_of(
+    logs: Any, handover: Handover = LEFT_OUT, log: str = READ_TO_THE_END, pods: int = 1, job: Any = None
+) -> PrimaryResult:
     """The result of a PyTorchJob.
 
     :param log: how much of the log of the Master's newest pod was read.
     :param pods: how many Masters there were, one after the other.
     """
     state, cursor = JobState(JobRef("PyTorchJob", "v1", "ns", "train", "uid"), handover), Cursor({})
+    state.job = job
     labels = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
     for number in range(pods):
         created = {"uid": str(number), "creationTimestamp": f"2026-11-22T08:4{number}:00Z"}
@@ -116,6 +119,16 @@ async def test_newer_line_wins() -> None:
     result = result_of(Logs("KTRAIN_RESULT 1\n"), pods=2)
     result.take(SOURCE, "KTRAIN_RESULT 2", "2026-11-22T08:41:00.000000000Z")
     assert await completed(result) == (2, "", True)
+
+
+async def test_line_of_a_master_after_the_end_does_not_count() -> None:
+    """The operator may create one just after it has reported the end (recordings 103, 105c, 107c)."""
+    ended = {"type": "Failed", "status": "True", "lastTransitionTime": "2026-11-22T08:40:30Z"}
+    job = {"kind": "PyTorchJob", "metadata": {"name": "train", "uid": "uid"}, "status": {"conditions": [ended]}}
+    result = result_of(Logs(""), Handover(), pods=2, job=job)
+    for uid in ("0", "1"):
+        result.take(dataclasses.replace(SOURCE, pod_uid=uid), f"KTRAIN_RESULT {uid}", "")
+    assert result.find() == (0, "", True)
 
 
 async def test_newer_line_without_json_does_not_win() -> None:

@@ -27,14 +27,20 @@ from .fakekube import FakeKube, serving, stamp, until
 from .tasks import Lines
 
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "u")
-JOB: dict[str, Any] = {
-    "kind": "PyTorchJob", "metadata": {"name": "train", "annotations": {STACKS_ANNOTATION: "x"}},
-    "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 69}}},
-}  # fmt: skip
 TORCH = ["/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", 100]
 TRAIN = ["/ktrain/code/train.py", 88, "train"]
 WAITS, BARRIER = [[*TORCH, "all_reduce"], TRAIN], [[*TORCH, "barrier"], TRAIN]
 LOADS = [["/ktrain/code/data.py", 41, "load_batch"], TRAIN]
+
+
+def context_of(api: Any, workers: int) -> FollowContext:
+    """That of a job with a Master and so many Workers."""
+    state = JobState(REF, Handover())
+    state.job = {
+        "kind": "PyTorchJob", "metadata": {"name": "train", "annotations": {STACKS_ANNOTATION: "x"}},
+        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": workers}}},
+    }  # fmt: skip
+    return FollowContext(api, state, Lines())
 
 
 def pod(kube: FakeKube, role: str, index: int, **status: Any) -> dict[str, Any]:
@@ -57,9 +63,7 @@ async def test_primary_lowest_step_and_highest_indices_are_read() -> None:
         kube.log(name, "pytorch").write(stamp(1), "step 3")
         printed[name] = printed_at(BARRIER if role == "master" else LOADS if index < 7 else WAITS)
     async with serving(kube) as api:
-        state = JobState(REF, Handover())
-        state.job = JOB
-        context = FollowContext(api, state, Lines())
+        context = context_of(api, 69)
         output = JobOutput(context)
         for number in range(69):
             step = 3 if number == 1 else 9
@@ -86,9 +90,7 @@ async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why:
     kube, frames = FakeKube(), {("master", 0): WAITS, ("worker", 0): LOADS, ("worker", 1): WAITS}
     pods = [pod(kube, role, index) for role, index in frames]
     async with serving(kube) as api:
-        state = JobState(REF, Handover())
-        state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}}}
-        context = FollowContext(api, state, Lines())
+        context = context_of(api, 2)
         output = JobOutput(context)
         async with contextlib.AsyncExitStack() as others, StackReader(context, output, Limit.PROGRESS, 1800, pods) as r:
             for _ in range(STREAMS if why == "no free stream" else 0):
@@ -118,9 +120,7 @@ async def test_replica_whose_pod_has_ended_has_left() -> None:
     for text in printed_at(WAITS):
         log.write(stamp(2), text)
     async with serving(kube) as api:
-        state = JobState(REF, Handover())
-        state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
-        context = FollowContext(api, state, Lines())
+        context = context_of(api, 1)
         async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
             await reader.open()
             cause, _ = await reader.explain(Cause(Category.HANG, "no step"))
@@ -176,9 +176,7 @@ def test_error_line_waits_for_10_seconds_at_most(late: str) -> None:
         for (role, _), found in frames.items():
             logs[role].write(stamp(1), printed_at(found)[0])
         async with serving(kube) as api:
-            state = JobState(REF, Handover())
-            state.job = JOB | {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
-            context = FollowContext(api, state, Lines())
+            context = context_of(api, 1)
             async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
                 await reader.open()
                 await until(lambda: kube.sent >= len(pods))

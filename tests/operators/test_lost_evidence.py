@@ -203,19 +203,25 @@ class LockedOutput(io.StringIO):
             self.lock.release()
 
 
+def interrupted_while_logging(line: str, task: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = LockedOutput(line)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
+        try:
+            task.execute(command=PROGRAM, deferrable=False)
+        finally:
+            assert output.text == "\0", "the signal was not sent"
+            assert not output.deadlocks
+
+
 @pytest.mark.parametrize("line", ["Submitted manifest", "is Running"])
 def test_kill_while_a_line_is_logged(
     task: Instance, operator: Operator, interrupt: Any, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """The signal handler sets a flag and wakes the event loop: it logs nothing and waits for no lock."""
     interrupt(lambda: killed(task))
-    output = LockedOutput(line)
-    with supervised(Supervisor(TaskInstanceState.FAILED)), monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", output)
-        with pytest.raises(TrainingKilledError):
-            task.execute(command=PROGRAM, deferrable=False)
-    assert output.text == "\0", "the signal was not sent"
-    assert not output.deadlocks
+    with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError):
+        interrupted_while_logging(line, task, monkeypatch)
     assert not operator.alive()
 
 
@@ -229,11 +235,6 @@ def test_timeout_while_a_line_of_the_training_is_logged(
         _raise_timeout()
 
     interrupt(handle_timeout)
-    output = LockedOutput("is Running")
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", output)
-        with pytest.raises(AirflowTaskTimeout):
-            task.execute(command=PROGRAM, deferrable=False)
-    assert output.text == "\0", "the signal was not sent"
-    assert not output.deadlocks
+    with pytest.raises(AirflowTaskTimeout):
+        interrupted_while_logging("is Running", task, monkeypatch)
     assert not operator.alive()

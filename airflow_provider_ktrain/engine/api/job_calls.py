@@ -73,7 +73,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
 
 
 async def find(api: Api, kind: Kind, namespace: str, name: str, *, timeout: float = 0) -> tuple[JobRef, Object | None]:
-    """The job of this name, no matter who submitted it; the reference has no uid. None: it doesn't exist.
+    """The job of this name, no matter who submitted it, and a reference to it without a uid. None: it doesn't exist.
 
     :param timeout: how long to repeat requests to an unreachable API server, in seconds. Default: 0.
     """

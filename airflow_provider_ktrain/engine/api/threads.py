@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import queue
 import threading
 from collections.abc import Awaitable, Callable
@@ -46,8 +45,11 @@ class LoopThread:
 
         self._loop.call_soon_threadsafe(lambda: self._loop.create_task(main()).add_done_callback(ended.put))
         while not self._loop.is_closed():
-            with contextlib.suppress(queue.Empty):
-                return ended.get(timeout=LOOK_SECONDS).result()
+            try:
+                task = ended.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            return task.result()
         raise RuntimeError("the event loop has ended")
 
     def close(self) -> None:
