@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.text.output import shown, shown_log
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
@@ -136,12 +136,12 @@ class StatusWriter:
     async def _work(self) -> None:
         while self._waiting:
             await self._unasked.wait()
-            began = time.monotonic()
+            began = timing.now()
             await self._write_next()
             if all(status.rank != _FIRST for status in self._waiting.values()):
                 self._concluding.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._interval - (time.monotonic() - began)):
+                    async with asyncio.timeout(self._interval - (timing.now() - began)):
                         await self._concluding.wait()
 
     async def _write_next(self) -> None:
@@ -154,7 +154,7 @@ class StatusWriter:
         try:
             make = status.build()
             # the others are written before the next status of this task, which is offered within REFRESH_SECONDS
-            due = round(time.time() + REFRESH_SECONDS + len(self._waiting) * self._interval, 1)
+            due = round(timing.epoch() + REFRESH_SECONDS + len(self._waiting) * self._interval, 1)
             writing = in_thread(lambda: status.write({**make(), NEXT_DUE: due}))
             self._in_flight = key, writing
             await asyncio.wait([writing], timeout=self._slow_after)
@@ -245,7 +245,7 @@ class TaskStatusSink:
             make = self._build() if self._build is not None else dict
 
         def made() -> Mapping[str, Any]:
-            known = {"version": VERSION, "try_number": self.try_number, "written_at": time.time(), "host": self.host}
+            known = {"version": VERSION, "try_number": self.try_number, "written_at": timing.epoch(), "host": self.host}
             with contextlib.suppress(Exception):
                 known |= make()
             return known
@@ -296,7 +296,7 @@ async def ask_state(ti: Any, log: Log, seconds: float, *, slow_after: float | No
     :param slow_after: seconds in which an answer may always arrive, and after which a trigger logs that it still waits.
         Default: None, as in a worker, which has few seconds.
     """
-    end = time.monotonic() + seconds
+    end = timing.now() + seconds
     try:
         with question():
             asking = in_thread(functools.partial(compat.task_state, ti))
@@ -308,7 +308,7 @@ async def ask_state(ti: Any, log: Log, seconds: float, *, slow_after: float | No
                         f"{slow_after:.0f} s.\n"
                         "Still waiting for it, because it decides whether the job is released."
                     )
-            async with asyncio.timeout(end - time.monotonic()):
+            async with asyncio.timeout(end - timing.now()):
                 return await asking
     except Exception as e:
         log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")

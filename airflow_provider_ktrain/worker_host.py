@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -40,10 +39,12 @@ class WorkerHost:
 
     :param hook: hook of the connection, loaded.
     :param ti: Airflow's task instance, whose try this process runs. Default: None, it owns no job.
+    :param loop: where it runs. Default: a thread of its own.
     """
 
-    def __init__(self, hook: TrainingHook, log: Log, ti: Any = None) -> None:
+    def __init__(self, hook: TrainingHook, log: Log, ti: Any = None, loop: LoopThread | None = None) -> None:
         self._hook = hook
+        self._loop = LoopThread() if loop is None else loop
         self._stop = StopSignal()
         self._killed: TrainingKilledError | None = None  # the end after a kill
         sink = None if ti is None else TaskStatusSink.of(ti, WORKER)
@@ -51,17 +52,16 @@ class WorkerHost:
         ask = None if ti is None else functools.partial(ask_state, ti, log)
         host = Host(STOP_SECONDS, ask, successor, status_sink=sink)
         self._training = Training(hook.api, host, log, self._stop)
-        self._loop: LoopThread | None = None
 
     @classmethod
-    def connected(cls, operator: Any, ti: Any = None) -> Self:
+    def connected(cls, operator: Any, ti: Any = None, loop: LoopThread | None = None) -> Self:
         """A host with the client of a connection, which is read now.
 
         :raises AccessError: the connection can't be read.
         """
         hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
         hook.load()
-        return cls(hook, operator.log, ti)
+        return cls(hook, operator.log, ti, loop)
 
     @property
     def handover(self) -> Handover:
@@ -85,10 +85,9 @@ class WorkerHost:
             self._close()
 
     def _close(self) -> None:
-        if self._loop is not None:
+        if self._loop.is_open:
             self._run(self._training.close())
-            loop, self._loop = self._loop, None  # also if an exception cuts this off
-            loop.close()
+            self._loop.close()
 
     def _end(self, error: BaseException | None) -> None:
         """Decide what happens to the job if this execution ends before its training.
@@ -120,8 +119,6 @@ class WorkerHost:
 
     def _run(self, work: Awaitable[T]) -> T:
         """Run a coroutine in the event loop, which is opened again after `_close`."""
-        if self._loop is None:
-            self._loop = LoopThread()
         try:
             return self._loop.run(work)
         except Stopped as e:
@@ -152,9 +149,9 @@ class WorkerHost:
     def submit(self, submission: Submission) -> Submitted:
         """Create or adopt the job, which `expect` has announced."""
         self.check()
-        began = time.monotonic()
+        began = self._loop.now()
         submitted = self._run(self._training.submit(submission))
-        self.handover.metrics["seconds.submit"] = round(time.monotonic() - began, 3)
+        self.handover.metrics["seconds.submit"] = round(self._loop.now() - began, 3)
         return submitted
 
     def follow(

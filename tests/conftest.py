@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,9 @@ from hypothesis import settings
 from tests import clusters
 from tests.clusters import REAL, TestCluster
 from tests.reruns import print_first_failures
+from tests.virtual import VirtualLoop
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 # the same examples in each run, even on a slow machine: HYPOTHESIS_PROFILE=explore searches for others
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -78,3 +82,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         text = f"{compared - different} of {compared} facts agree, in {len(replays)} scenarios"
         terminalreporter.write_line(f"Replays of Kueue: {text}")
     print_first_failures(terminalreporter)
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory] | None:
+    """Tests with the mark `virtual_time` have a loop that owns its time."""
+    virtual = item.get_closest_marker("virtual_time") is not None
+    return {"virtual": VirtualLoop} if virtual else {"real": asyncio.new_event_loop}

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 import signal
-import time
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
@@ -26,6 +25,7 @@ from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log, read_training, served_version
 from airflow_provider_ktrain.engine.follow.deferral import Handover
@@ -131,7 +131,7 @@ class RunHost:
         )
 
         def stamped(submission: str) -> dict[str, object]:
-            return request.stamped(fitted, self._namespace, submission, attempt=1, now=time.time(), served=served)
+            return request.stamped(fitted, self._namespace, submission, attempt=1, now=timing.epoch(), served=served)
 
         return await submit(
             api, kind, self._version, stamped, request.owner, request.first_try,

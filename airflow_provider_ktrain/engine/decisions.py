@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Event, Ownership, Rule, decide
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.state.status import Seen
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
@@ -24,7 +24,7 @@ class Decisions:
 
     def __init__(self, job: OwnedJob, store: ConclusionStore, log: Log) -> None:
         self._job, self._store, self._log = job, store, log
-        #: time.monotonic() at which a decision about an event first saw this end of the primary
+        #: timing.now() at which a decision about an event first saw this end of the primary
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
 
@@ -34,7 +34,7 @@ class Decisions:
         unread = job.situation(event, None)
         if unread.owner is Ownership.FOREIGN or event in NEEDS_NO_READ:
             return decide(unread), None
-        asked = time.time()
+        asked = timing.epoch()
         try:
             read = await job.read()
             seen = await following.observe(read)
@@ -59,8 +59,8 @@ class Decisions:
         """Whether there is time to look again: a job's status shows its end some seconds after its program's."""
         if following.state.seen is not Seen.PRIMARY_ENDED:
             return True
-        since = self._near_end.setdefault((event, following.state.ended_primary), time.monotonic())
-        return time.monotonic() - since < STATUS_LAG_SECONDS
+        since = self._near_end.setdefault((event, following.state.ended_primary), timing.now())
+        return timing.now() - since < STATUS_LAG_SECONDS
 
     def _log_unread(self, noticed: Noticed, error: Exception) -> None:
         """Log once per outage that nothing is decided."""

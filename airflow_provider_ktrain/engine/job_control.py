@@ -7,7 +7,6 @@ between, it reads and decides again. The job's owner doesn't change.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.queue.kueue_status import queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, job_pods, read_job, set_suspended
@@ -49,7 +49,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
             f"{ref} can't be scaled: {kind.scaling.fixed_size_reason}",
             remedy=f"clear its task, or submit a new {kind.name} with another number of nodes",
         )
-    end = time.monotonic() + timeout
+    end = timing.now() + timeout
 
     async def write(job: Object) -> tuple[int, str]:
         _require_unended(ref, job, "scaled")
@@ -106,7 +106,7 @@ def keeps_world_size(kind: Kind, job: Object) -> bool:
 
 async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
     """Suspend the job and wait until its pods are gone."""
-    end = time.monotonic() + timeout
+    end = timing.now() + timeout
 
     async def write(job: Object) -> str:
         _require_unended(ref, job, "suspended")
@@ -136,7 +136,7 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
 
     It first waits until the pods that the suspension deletes are gone: operators would count them as failed.
     """
-    end = time.monotonic() + timeout
+    end = timing.now() + timeout
 
     async def settled() -> bool:
         return not any(map(is_being_deleted, await job_pods(api, ref)))
@@ -230,7 +230,7 @@ async def _wait_until(done: Callable[[], Awaitable[bool]], end: float, problem: 
     """Poll until `done` returns True. At `end`, raise a KtrainError with the text of `problem`."""
     delay = 0.1
     while not await retry_transient(done, end):
-        if time.monotonic() + delay > end:
+        if timing.now() + delay > end:
             raise KtrainError(problem)
         await asyncio.sleep(delay)
         delay = min(delay * 2, 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -31,6 +30,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in, wants_suspension
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
@@ -105,7 +105,7 @@ class OwnedJob:
         self._connection: contextlib.AbstractAsyncContextManager[Api] | None = None
         self._opened: Api | None = None
         self._forget: Callable[[], None] | None = None  # removes the job from what the client recognizes its cluster by
-        self._created_at = 0.0  # by time.monotonic
+        self._created_at = 0.0  # by timing.now
 
     @property
     def is_mine(self) -> bool:
@@ -115,7 +115,7 @@ class OwnedJob:
     @property
     def is_fresh(self) -> bool:
         """Whether this process created the job so recently that its deletion loses no progress."""
-        return self.is_created and time.monotonic() - self._created_at < FRESH_SECONDS
+        return self.is_created and timing.now() - self._created_at < FRESH_SECONDS
 
     @property
     def known_ref(self) -> JobRef:
@@ -161,7 +161,7 @@ class OwnedJob:
     def take(self, api: Api, submitted: Submitted) -> None:
         """From now on, this process is responsible for the job."""
         self.ref, self.last_seen, self.submission = submitted.ref, submitted.job, None
-        self.is_created, self._created_at = submitted.created, time.monotonic()
+        self.is_created, self._created_at = submitted.created, timing.now()
         self._recognize_by(api, submitted.ref)
 
     def _recognize_by(self, api: Api, ref: JobRef) -> None:
@@ -176,13 +176,13 @@ class OwnedJob:
     async def find_submitted(self, end: float) -> None:
         """Find the job of a submission that was interrupted: its create request may still be on its way.
 
-        :param end: value of `time.monotonic` from which nothing is waited for.
+        :param end: value of `timing.now` from which nothing is waited for.
         """
         submission = self.submission
         if submission is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(end - time.monotonic(), 0.1)):
+            async with asyncio.timeout(max(end - timing.now(), 0.1)):
                 await self.posting.wait()
                 while not await self._found(submission):  # noqa: ASYNC110
                     await asyncio.sleep(FIND_INTERVAL)
@@ -332,14 +332,14 @@ class OwnedJob:
 
         :return: the job as it is now, and why that failed; empty if it has these annotations.
         """
-        end = time.monotonic() + seconds
+        end = timing.now() + seconds
         while read.job is not None and any((annotation(read.job, name) or "") != notes[name] for name in notes):
             write = functools.partial(annotate, await self.api(), self.known_ref, read.job, notes)
             try:
                 return replace(read, job=await retry_transient(write, end)), ""
             except ApiStatusError as e:
                 error: KtrainError = e
-                if e.status in (404, 409) and time.monotonic() < end:
+                if e.status in (404, 409) and timing.now() < end:
                     with contextlib.suppress(ApiStatusError, ApiUnavailable):
                         read = await self.read()
                         if self._owner_in(read) is Ownership.MINE:

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import functools
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -35,6 +34,7 @@ from airflow_provider_ktrain.core.state.pods.objects import (
 )
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import capitalized, counted, listed
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.claims import read_claims
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
@@ -145,7 +145,7 @@ async def release(
         claims = await reading
     finally:
         reading.cancel()
-    seconds = time.monotonic() - releasing.began
+    seconds = timing.now() - releasing.began
     pods = list(releasing.seen.values())
     if left:
         names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
@@ -188,7 +188,7 @@ async def release_now(
     pauses = fitting is Mode.SUSPEND and _is_queued(job)
     _, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
     text = f"{ref} {what}. Its pods are being terminated.\n{why}".rstrip()
-    return Released(round(time.monotonic() - releasing.began, 3), text)
+    return Released(round(timing.now() - releasing.began, 3), text)
 
 
 async def release_others(
@@ -200,7 +200,7 @@ async def release_others(
     :param timeout: limit for everything, in seconds; see `release`. Default: 90.
     :raises ReleaseError: as `release`; or the job changed before each write.
     """
-    began = time.monotonic()
+    began = timing.now()
     end, pause = began + timeout, 0.0  # usually one write of the operator lies between read and write
     while True:
         read = await _ask(ref, lambda: read_training(api, ref), began, end)
@@ -208,9 +208,9 @@ async def release_others(
         if mode is None:
             return None
         try:
-            return await release(api, ref, mode, read, timeout=max(0.0, end - time.monotonic()), say=say)
+            return await release(api, ref, mode, read, timeout=max(0.0, end - timing.now()), say=say)
         except JobChanged as e:
-            if time.monotonic() + pause > end:
+            if timing.now() + pause > end:
                 raise ReleaseError(f"{ref} could not be released, because it kept changing.\n{e}") from None
             await asyncio.sleep(pause)
             pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
@@ -239,13 +239,13 @@ class _Release:
     """
 
     def __init__(self, api: Api, ref: JobRef, read: JobRead, timeout: float, say: Say | None = None) -> None:
-        self.began = time.monotonic()
+        self.began = timing.now()
         self._say, self._says_at = say, self.began + WAIT_NOTICE_SECONDS
         self.seen: dict[str, Object] = {}
         self._api, self._ref, self._job, self._pods = api, ref, read.job, read.pods
         self._exists = read.job is not None
         self._end = self.began + timeout
-        self._deletes_pods_from = math.inf  # time.monotonic() from which nobody else deletes running pods
+        self._deletes_pods_from = math.inf  # timing.now() from which nobody else deletes running pods
         self._note(read.pods)
 
     # the write
@@ -281,7 +281,7 @@ class _Release:
         why = "its Workload is not known"
         if workload is not None:
             try:
-                async with asyncio.timeout(half - time.monotonic()):
+                async with asyncio.timeout(half - timing.now()):
                     if ref.owner:
                         mark = functools.partial(annotate, api, ref, job, {SUSPENDED_ANNOTATION: ref.owner})
                         job = await retry_transient(self._fenced(mark), half)
@@ -323,7 +323,7 @@ class _Release:
 
         A pod that only waits for another one is deleted within a second, also if somebody else has deleted it.
         """
-        if time.monotonic() < self._deletes_pods_from:
+        if timing.now() < self._deletes_pods_from:
             return
         for pod in pods:
             waits = self._only_waits(pod)
@@ -370,19 +370,19 @@ class _Release:
             self._say_why(grace)
             pause = min(pause * 2 or FIRST_POLL_SECONDS, MAX_POLL_SECONDS)
             gone = gone or await self._ask(self._is_deleted)
-            last = time.monotonic() + pause > self._end
+            last = timing.now() + pause > self._end
             if gone or last:
                 pods = await self._ask(lambda: job_pods(self._api, self._ref))
                 self._note(pods)
                 left = [p for p in pods if mode is Mode.DELETE or _is_left(p)]
-                if last or (not left and time.monotonic() >= settled):
+                if last or (not left and timing.now() >= settled):
                     return left, gone
                 await self._delete_pods(left)
 
     def _say_why(self, grace: float) -> None:
         """Log at a bounded rate that pods use their grace period."""
-        waited = time.monotonic() - self.began
-        if self._say and grace > 0 and time.monotonic() >= self._says_at:
+        waited = timing.now() - self.began
+        if self._say and grace > 0 and timing.now() >= self._says_at:
             self._says_at += WAIT_NOTICE_INTERVAL
             self._say(
                 f"Waiting for the pods of {self._ref} to end, for {waited:.0f} s so far. "
@@ -422,10 +422,10 @@ class _Release:
 async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, end: float) -> T:
     """Repeat a request while the API server is unreachable or overloaded, or has just started.
 
-    :param began, end: of the release, by `time.monotonic`.
+    :param began, end: of the release, by `timing.now`.
     """
     try:
-        async with asyncio.timeout(max(0.0, end - time.monotonic()) + UNANSWERED_REQUEST_SECONDS):
+        async with asyncio.timeout(max(0.0, end - timing.now()) + UNANSWERED_REQUEST_SECONDS):
             return await retry_transient(request, end, refused_until=began + REFUSED_SECONDS)
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released.\n{e}") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Situa
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Seen
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, read_job
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
@@ -61,12 +61,12 @@ class Stopping:
 
     async def _after_error(self, event: Event) -> None:
         job = self._job
-        await job.find_submitted(max(time.monotonic(), job.posting.until) + LAST_READ_SECONDS)
+        await job.find_submitted(max(timing.now(), job.posting.until) + LAST_READ_SECONDS)
         if job.ref is None:
             self._log_unknown_job()
             return
         nobody = self._host.successor is Successor.NOBODY
-        read = await self._last_read(time.monotonic() + (LATE_SECONDS if nobody else LAST_READ_SECONDS))
+        read = await self._last_read(timing.now() + (LATE_SECONDS if nobody else LAST_READ_SECONDS))
         rule = decide(replace(job.situation(event, read), may_wait=False))
         self._log.warning(job.text(rule, event))
         if read is not None and job.mode(rule, read.job) is not None:
@@ -86,7 +86,7 @@ class Stopping:
         """End with one request, fenced by what was seen last. A process that is still alive then goes on to try."""
         job = self._job
         assert self._host.seconds is not None
-        end = time.monotonic() + self._host.seconds
+        end = timing.now() + self._host.seconds
         late = end + LATE_SECONDS
         task, state = await self._ask_twice() if event is Event.KILL else (Task.NOT_ASKED, "")
         await job.find_submitted(end - 1.0)
@@ -98,14 +98,14 @@ class Stopping:
         read = self._as_seen() if event is Event.KILL else await self._last_read(end)
         while True:
             situation = replace(job.situation(event, read), task=task, may_wait=False)
-            if self._end_is_near(situation) and time.monotonic() + READ_INTERVAL + DELETE_SECONDS < end:
+            if self._end_is_near(situation) and timing.now() + READ_INTERVAL + DELETE_SECONDS < end:
                 await asyncio.sleep(READ_INTERVAL)
                 read = await self._last_read(end - DELETE_SECONDS) or read
                 continue
             rule = decide(situation)
             text, error = job.text(rule, event, state), ""
             try:
-                async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
+                async with asyncio.timeout(max(end - timing.now(), 0.5)):
                     text = f"{text}\n{await self._carry_out(rule, situation, end)}".rstrip()
             except JobChanged:
                 changed = await self._read_job(end)
@@ -118,7 +118,7 @@ class Stopping:
                 error = f"The request was not answered. To delete the job, run: {command}\n{e}".rstrip()
             self._log.warning(f"{text}\n{error}".rstrip())
             unread = read is None and rule.action is Action.LEAVE and event is not Event.KILL
-            if not (error or unread) or time.monotonic() > late:
+            if not (error or unread) or timing.now() > late:
                 return text, error
             end = late
             await asyncio.sleep(READ_INTERVAL)
@@ -129,7 +129,7 @@ class Stopping:
         """Carry out a rule by one request; returns what was done."""
         job = self._job
         if rule.action is Action.RELEASE_NOW:
-            return (await job.release_at_once(rule, max(end - time.monotonic(), 0.5))).text
+            return (await job.release_at_once(rule, max(end - timing.now(), 0.5))).text
         if rule.action not in ACTS:
             return ""
         read = await job.read()  # the job has ended, but pods of it may run
@@ -153,18 +153,18 @@ class Stopping:
         """The job as it is now, after a conflict; None if it can't be read."""
         job = self._job
         with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError):
-            async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
+            async with asyncio.timeout(max(end - timing.now(), 0.5)):
                 job.last_seen = await read_job(await job.api(), job.known_ref)
                 return JobRead(job.last_seen, [])
         return None
 
     async def _last_read(self, end: float) -> JobRead | None:
-        """Read the job and its pods. A failed read is repeated until `end`, by `time.monotonic`; then None."""
-        while (left := end - time.monotonic()) > 0:
+        """Read the job and its pods. A failed read is repeated until `end`, by `timing.now`; then None."""
+        while (left := end - timing.now()) > 0:
             with contextlib.suppress(KtrainError, TimeoutError):
                 async with asyncio.timeout(left):
                     return await self._job.read()
-            await asyncio.sleep(min(READ_INTERVAL, max(end - time.monotonic(), 0.0)))
+            await asyncio.sleep(min(READ_INTERVAL, max(end - timing.now(), 0.0)))
         return None
 
     # with time
@@ -174,7 +174,7 @@ class Stopping:
         job = self._job
         if not job.options.release:
             return "", ""
-        await job.find_submitted(max(time.monotonic(), job.posting.until) + LAST_READ_SECONDS)
+        await job.find_submitted(max(timing.now(), job.posting.until) + LAST_READ_SECONDS)
         if job.ref is None:
             self._log_unknown_job()
             return "Interrupted before a job was submitted.", ""
@@ -191,10 +191,10 @@ class Stopping:
 
     async def _ask_until_decided(self, event: Event) -> tuple[Rule, Task, str]:
         """Ask for the task's state until it decides, or the host's patience is over."""
-        end, before = time.monotonic() + self._host.patience, ""
+        end, before = timing.now() + self._host.patience, ""
         while True:
-            task, state = await self._ask(max(end - time.monotonic(), STATE_SECONDS))
-            may_wait = time.monotonic() < end or task not in UNDECIDED
+            task, state = await self._ask(max(end - timing.now(), STATE_SECONDS))
+            may_wait = timing.now() < end or task not in UNDECIDED
             rule = decide(replace(self._job.situation(event, None), task=task, may_wait=may_wait))
             if rule.action is not Action.LOOK_AGAIN or task not in UNDECIDED:
                 return rule, task, state

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
@@ -51,8 +51,8 @@ class ConclusionStore:
         """
         document = self._put if self._sink is None else await self._sink.concluded()
         if document is None:
-            self._unanswered_since = self._unanswered_since or time.monotonic()
-            return None if time.monotonic() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
+            self._unanswered_since = self._unanswered_since or timing.now()
+            return None if timing.now() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
         self._unanswered_since = None
         stored = Conclusion.from_dict(document)
         ours = stored is not None and stored.belongs_to(ref)

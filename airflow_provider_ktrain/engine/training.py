@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -24,6 +23,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.pods.objects import has_ended
 from airflow_provider_ktrain.core.state.status import Seen
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
 from airflow_provider_ktrain.engine.decisions import Decisions
@@ -154,7 +154,7 @@ class Training:
 
         An error proves nothing about the training: following is tried again for the time of `patience`.
 
-        :param until: when to hand it over, by `time.monotonic`. Default: None, never.
+        :param until: when to hand it over, by `timing.now`. Default: None, never.
         :param patience: seconds from the first error for which following is retried. Default: 0.
         :param first: what led here, if it may end the training. Default: None.
         :raises AccessError, UnreachableError, ClusterError: the job can't be followed.
@@ -163,7 +163,7 @@ class Training:
         job.ref, job.options, job.is_followed = ref, options, True
         give_up: float | None = None
         while True:
-            began = time.monotonic()
+            began = timing.now()
             try:
                 return await self._unless_stopped(self._follow(until, first))
             except _StopRequested:
@@ -171,10 +171,10 @@ class Training:
             except Exception as e:
                 if self._stop is not None and self._stop.reason is not None:
                     return await self.stop()
-                if give_up is None or time.monotonic() - began > PATIENCE_RESET_SECONDS:
-                    give_up = time.monotonic() + patience
+                if give_up is None or timing.now() - began > PATIENCE_RESET_SECONDS:
+                    give_up = timing.now() + patience
                 never = job.is_fresh and isinstance(e, NoRightError)
-                if never or time.monotonic() + RETRY_SECONDS > give_up:
+                if never or timing.now() + RETRY_SECONDS > give_up:
                     raise
                 self._log.warning(f"{ref} can't be followed. Retrying in {RETRY_SECONDS:.0f} s.\n{e}")
             if self._stop is None:
@@ -230,7 +230,7 @@ class Training:
     async def _follow_to_the_end(
         self, following: Following, until: float | None, first: Noticed | None
     ) -> Outcome | Handover | _StartOver:
-        noticed, give_up = first, time.monotonic() + UNREAD_PATIENCE_SECONDS
+        noticed, give_up = first, timing.now() + UNREAD_PATIENCE_SECONDS
         while True:
             if noticed is None:
                 noticed = await following.next(until)
@@ -238,7 +238,7 @@ class Training:
                 return ended
             if noticed is not first or not self._looks_again:
                 noticed = None
-            elif time.monotonic() > give_up:
+            elif timing.now() > give_up:
                 ref = self.job.known_ref
                 # The API server answered no read of the job for as long as an end of this process may wait.
                 raise ClusterError(f"{ref} can't be read. To delete it, run: {ref.delete_command}")
@@ -335,7 +335,7 @@ class Training:
         except JobChanged:
             result, said_already = await job.release_by_rule(Event.CONCLUDED), True
         if unmarked and seen is Seen.INCOMPLETE:  # Airflow stores a success before a retry could look at the job
-            left = MARK_AGAIN_SECONDS if job.options.deadline is None else job.options.deadline - time.time()
+            left = MARK_AGAIN_SECONDS if job.options.deadline is None else job.options.deadline - timing.epoch()
             read, unmarked = await self._notes.mark(following, read, min(MARK_AGAIN_SECONDS, left))
             if unmarked:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")

@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.threads import in_thread
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ async def _credential(section: Any, renew: bool) -> Credential:
 
 def _lasts(credential: Credential) -> bool:
     expiry = credential.get("expirationTimestamp")
-    return not expiry or (epoch_seconds(expiry) or 0.0) > time.time() + EXPIRY_MARGIN_SECONDS
+    return not expiry or (epoch_seconds(expiry) or 0.0) > timing.epoch() + EXPIRY_MARGIN_SECONDS
 
 
 def _user(credential: Credential, user: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,11 +143,13 @@ class TrainingJobOperator(JobParameters):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
-        return self._begin(context).execute()
+        with self._begin(context) as run:
+            return run.execute()
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger."""
-        return self._begin(context).resume(event)
+        with self._begin(context) as run:
+            return run.resume(event)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume a deferred task; called by Airflow.
@@ -158,7 +160,8 @@ class TrainingJobOperator(JobParameters):
         resume = partial(super().resume_execution, next_method, next_kwargs, context)
         if next_method != compat.TRIGGER_FAILED:
             return resume()
-        return self._begin(context).resume_after_failure(next_kwargs, resume)
+        with self._begin(context) as run:
+            return run.resume_after_failure(next_kwargs, resume)
 
     def on_kill(self) -> None:
         """Handle SIGTERM, in a signal handler. Whether it is a kill depends on the task's state in Airflow."""

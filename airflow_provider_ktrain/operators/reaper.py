@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.pods.objects import has_ended
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.exceptions import as_airflow_errors
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
@@ -92,7 +92,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
         seconds = pause.total_seconds() if isinstance(pause, timedelta) else pause
         self.log.info("Left over: %s. A second check follows after %.0f s.", counted(len(candidates), "job"), seconds)
         self.defer(
-            trigger=SecondLookTrigger(candidates=candidates, due=time.time() + seconds), method_name="second_look"
+            trigger=SecondLookTrigger(candidates=candidates, due=timing.epoch() + seconds), method_name="second_look"
         )
 
     def second_look(self, context: Context, event: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from airflow_provider_ktrain.core.reporting.announcement import describe_job, ma
 from airflow_provider_ktrain.core.reporting.asset_events import checkpoint_dir
 from airflow_provider_ktrain.core.reporting.redaction import redacted
 from airflow_provider_ktrain.core.text.output import Verbatim, counted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log, check_cluster, served_version
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
@@ -151,7 +151,7 @@ class Submission:
         except ManifestError as invalid:
             if not self.is_retry:
                 raise
-            annotations = request.annotations(None, now=time.time())
+            annotations = request.annotations(None, now=timing.epoch())
             metadata = {"name": self.name, "namespace": self.namespace, "annotations": annotations}
             return await submit(
                 api, kind, self.version, lambda _: {"metadata": metadata}, owner, request.first_try,
@@ -174,7 +174,7 @@ class Submission:
     def _stamped(self, fitted: Manifest, submission: str, served: Served | None) -> Manifest:
         """The manifest to send."""
         self._sent = self._request.stamped(
-            fitted, self.namespace, submission, attempt=self.attempt, now=time.time(), served=served
+            fitted, self.namespace, submission, attempt=self.attempt, now=timing.epoch(), served=served
         )
         return self._sent
 

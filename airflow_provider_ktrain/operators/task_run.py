@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, 
 from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import clipped
+from airflow_provider_ktrain.engine.api.threads import LoopThread
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover, seconds_in_worker
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -44,16 +45,26 @@ KILLED = "the task received SIGTERM"
 
 
 class TaskRun:
-    """What one process does for a task: from the submission to the deferral, or from a resume to the end."""
+    """What one process does for a task: from the submission to the deferral, or from a resume to the end.
+
+    A context manager.
+    """
 
     def __init__(self, operator: JobParameters, context: Context) -> None:
         self._operator, self._context, self._log = operator, context, operator.log
         self._ti = context["ti"]
         self._host: WorkerHost | None = None
+        self._loop = LoopThread()  # of all hosts, and the clock of this thread
         self._killed = False
         # what this process knows about the training, for OpenLineage; a deferral ends the process
         self.job: Mapping[str, str] = {}  #: the XCom `job`, if this process has pushed it
         self.outcome: Outcome | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.close()
 
     def kill(self) -> None:
         """Handle SIGTERM, in a signal handler. Whether it is a kill depends on the task's state in Airflow."""
@@ -77,7 +88,7 @@ class TaskRun:
         request = operator._request(context)
         hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
         submission = Submission(request, context, hook, patience=operator.patience)
-        with self._reachable_by_kill(WorkerHost(hook, log, self._ti)) as host:
+        with self._reachable_by_kill(WorkerHost(hook, log, self._ti, self._loop)) as host:
             if operator.server_dry_run:
                 log.info(host.call(lambda api, _: submission.try_out(api, log)))
                 operator.outlets = []  # nothing was trained: the assets get no event
@@ -89,7 +100,7 @@ class TaskRun:
             airflow_settings.check(operator, submitted.ref)
             host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
             options = operator._options(submitted.job)
-            until = time.monotonic() + compat.worker_seconds() if operator.deferrable else None
+            until = self._loop.now() + compat.worker_seconds() if operator.deferrable else None
             patience = 0.0 if compat.has_retry(context) else operator.patience
             outcome = host.follow(submitted.ref, options, until, patience=patience)
             if outcome is not None:
@@ -136,7 +147,7 @@ class TaskRun:
         if hint := compat.trigger_log_hint():
             self._log.info(hint)
         trigger = TrainingJobTrigger(**deferral.to_dict())
-        timeout = deferral_timeout(deferral.options.deadline, time.time(), self._operator.defer_padding)
+        timeout = deferral_timeout(deferral.options.deadline, self._loop.epoch(), self._operator.defer_padding)
         if host is not None:
             host.check()
         self._log.info("Deferred: the triggerer now follows %s.", deferral.job)
@@ -188,7 +199,7 @@ class TaskRun:
         log.warning("The trigger failed: %s. The job is not affected.", clipped(reason, 150))
         how_long = "to its end" if seconds is None else f"for {seconds:.0f} s and then defers again"
         log.info("This worker follows %s %s (trigger failure %d).", deferral.job, how_long, deferral.failures)
-        until = None if seconds is None else time.monotonic() + seconds
+        until = None if seconds is None else self._loop.now() + seconds
         patience = self._operator.patience if seconds is None else seconds
         try:
             host = self._patient_host(patience)
@@ -213,17 +224,20 @@ class TaskRun:
         assert outcome is not None  # only with `until`
         return outcome
 
+    def _connected(self) -> WorkerHost:
+        return WorkerHost.connected(self._operator, self._ti, self._loop)
+
     def _patient_host(self, patience: float) -> WorkerHost:
         """A host for an existing job. A connection that can't be read is retried: its secrets backend may be down.
 
         :raises AccessError: it still can't be read.
         """
-        until = time.monotonic() + patience
+        until = self._loop.now() + patience
         while True:
             try:
-                return self._reachable_by_kill(WorkerHost.connected(self._operator, self._ti))
+                return self._reachable_by_kill(self._connected())
             except AccessError as e:
-                if self._killed or time.monotonic() + RETRY_SECONDS > until:
+                if self._killed or self._loop.now() + RETRY_SECONDS > until:
                     raise
                 self._log.warning("The connection can't be read. Retrying in %.0f s.\n%s", RETRY_SECONDS, e)
                 time.sleep(RETRY_SECONDS)
@@ -325,7 +339,7 @@ class TaskRun:
                     job.delete_command,
                 )
         try:
-            with contextlib.nullcontext(host) if host else WorkerHost.connected(self._operator, self._ti) as used:
+            with contextlib.nullcontext(host) if host else self._connected() as used:
                 error = used.outcome_stored(job, event)
         except Exception as e:  # must not hide how the training ended
             self._log.error("%s", e)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import compat
@@ -27,6 +26,7 @@ from airflow_provider_ktrain.core.formats import (
     with_try,
 )
 from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.deferral import Deferral
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
@@ -118,4 +118,4 @@ def read_earlier_success(context: Context) -> Outcome | None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return timing.utc_now().isoformat(timespec="seconds")

@@ -21,6 +21,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.state.awaited import Awaited, describe_state, look_for
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.exceptions import as_airflow_errors, failure
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
@@ -112,7 +113,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
             return super().execute(context) if self.reschedule else self._watch(context)
         with self._skipping(context), self._host() as host:
             ref, _ = host.call(self._look)
-        self._defer(context, ref, failures=0, deadline=time.time() + self.timeout)
+        self._defer(context, ref, failures=0, deadline=timing.epoch() + self.timeout)
 
     def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -128,7 +129,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
                 failures=failures,
             ),
             method_name="execute_complete",
-            timeout=timedelta(seconds=max(1.0, deadline - time.time())),
+            timeout=timedelta(seconds=max(1.0, deadline - timing.epoch())),
         )
 
     def _watch(self, context: Context) -> None:
@@ -136,7 +137,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
         As before a deferral, the job is read once at first: an error then fails the try, later ones are retried.
         """
-        deadline = time.time() + self.timeout
+        deadline = timing.epoch() + self.timeout
         with self._skipping(context):
             with self._host() as host:
                 host.call(self._find)
@@ -189,10 +190,10 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
 
         failures, deadline, job = read_state(compat.recall(context, STATE_KEY))
-        deadline = deadline or time.time() + self.timeout
-        until = min(deadline, time.time() + (seconds_in_worker(failures + 1, self.seconds_in_worker) or math.inf))
+        deadline = deadline or timing.epoch() + self.timeout
+        until = min(deadline, timing.epoch() + (seconds_in_worker(failures + 1, self.seconds_in_worker) or math.inf))
         self.log.warning(
-            "The trigger failed. This worker waits for %s for %.0f s.\n%s", self._title, until - time.time(), reason
+            "The trigger failed. This worker waits for %s for %.0f s.\n%s", self._title, until - timing.epoch(), reason
         )
         if self._watch_until(until):
             return
@@ -210,7 +211,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     def _watch_until(self, until: float) -> bool:
         """Whether the job had one of the conditions before `until` (epoch seconds). A watch that fails is retried."""
-        while (left := until - time.time()) > 0:
+        while (left := until - timing.epoch()) > 0:
             try:
                 with self._host() as host:
                     ref, _ = host.call(self._look)
@@ -219,7 +220,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
                 return False
             except ClusterError as e:
                 self.log.warning("%s can't be watched. Retrying.\n%s", self._title, e)
-                time.sleep(max(0.0, min(RETRY_PAUSE, until - time.time())))
+                time.sleep(max(0.0, min(RETRY_PAUSE, until - timing.epoch())))
             else:
                 self._finish(outcome)
                 return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.engine import timing
 
 
 class SecondLookTrigger(BaseTrigger):
@@ -43,5 +43,5 @@ class SecondLookTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the second look. A trigger that is restarted keeps the time at which it is due."""
-        await asyncio.sleep(max(self.due - time.time(), EARLIEST_EVENT))
+        await asyncio.sleep(max(self.due - timing.epoch(), EARLIEST_EVENT))
         yield TriggerEvent({"version": VERSION, "candidates": self.candidates})

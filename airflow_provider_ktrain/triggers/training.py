@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import signal
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +18,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, ask_state, question
@@ -126,7 +126,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """Follow the job, and return the event not before `EARLIEST_EVENT`."""
         from airflow_provider_ktrain.engine.follow.outcome import event_of
 
-        started, began_at, failed = time.monotonic(), time.time(), False
+        started, began_at, failed = timing.now(), timing.epoch(), False
         try:
             event = event_of(await self._follow(began_at))
         except Exception as e:
@@ -140,7 +140,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             )
             event, failed = event_of(f"{type(e).__name__}: {e}"), True
         if failed or self.task_instance is not None:  # `airflow dags test` has no scheduler, which could fail the task
-            await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
+            await asyncio.sleep(EARLIEST_EVENT - (timing.now() - started))
         await self._log_read(lines=failed)  # those of a job that was followed to its end are written or counted
         return dict(clean(event))
 

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import Task, api_of
-from tests.engine.waiting_clock import WaitingClock
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +29,3 @@ async def task(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIte
             yield task
         finally:
             await task.delete()
-
-
-@pytest.fixture
-async def waiting_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test, the API server and what follows its jobs have a `WaitingClock`."""
-    loop: Any = asyncio.get_running_loop()
-    clock = WaitingClock(loop._selector)
-    monkeypatch.setattr(loop._selector, "select", clock.select)
-    monkeypatch.setattr(loop, "time", clock.monotonic)
-    monkeypatch.setattr(time, "monotonic", clock.monotonic)
-    monkeypatch.setattr(time, "time", clock.time)

@@ -408,7 +408,7 @@ async def until(condition: Callable[..., Any], seconds: float = 240) -> None:
     """Wait until the condition is true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
 
 def cutter(rng: random.Random, largest: int, times: int) -> Callable[[], int | None]:

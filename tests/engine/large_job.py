@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.host import StatusSink
 from tests.engine.fakekube import until
 from tests.engine.tasks import follow
 
 Object = dict[str, Any]
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "job-uid")
-AT = f"{utc_now():%Y-%m-%dT%H:%M:%SZ}"  # recent: no limit and no warning is due
+AT = f"{timing.utc_now():%Y-%m-%dT%H:%M:%SZ}"  # recent: no limit and no warning is due
 STEPS_UNTIL_IDLE = 40  #: of the event loop, after which it has handled a change
 
 

@@ -13,7 +13,6 @@ import datetime
 import itertools
 import json
 import re
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes_asyncio import client
 
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 
 Object = dict[str, Any]
@@ -31,13 +31,13 @@ STREAM_INTERVAL = 0.02  # seconds between two looks of a log stream
 
 def stamp(seconds_ago: float = 0.0) -> str:
     """A timestamp of Kubernetes, which has no fractions of a second."""
-    moment = datetime.datetime.fromtimestamp(time.time() - seconds_ago, datetime.UTC)
+    moment = datetime.datetime.fromtimestamp(timing.epoch() - seconds_ago, datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def precise_stamp(seconds_ago: float = 0.0) -> str:
     """A timestamp of a log line."""
-    moment = datetime.datetime.fromtimestamp(time.time() - seconds_ago, datetime.UTC)
+    moment = datetime.datetime.fromtimestamp(timing.epoch() - seconds_ago, datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
 
 
@@ -270,15 +270,15 @@ class SmallApi:
             gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
             await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
             return response
-        end = time.monotonic() + float(query["timeoutSeconds"])
-        while time.monotonic() < end:
+        end = timing.now() + float(query["timeoutSeconds"])
+        while timing.now() < end:
             changed = self._changed
             history = () if where.resource in self.frozen else self._history[where.resource]
             for version, event, obj in [one for one in history if one[0] > at and _selects(query, one[2])]:
                 at = version
                 await response.write(json.dumps({"type": event, "object": obj}).encode() + b"\n")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(end - time.monotonic()):
+                async with asyncio.timeout(end - timing.now()):
                     await changed.wait()
         return response
 

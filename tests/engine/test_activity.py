@@ -13,13 +13,14 @@ from aiohttp import web
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.activity import CONCURRENT_READS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs import stream_budget
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
@@ -86,7 +87,7 @@ class Probing:
         clock = Clock(self.limit, START + self.began + SECONDS, SECONDS)
         self.kube.queries.clear()
         self.state.job, pods = self.job, {pod["metadata"]["uid"]: pod for pod in self.kube.objects.values()}
-        self.state.pods.update(pods, self.state.pods.groups.pods.keys() - pods, utc_now())
+        self.state.pods.update(pods, self.state.pods.groups.pods.keys() - pods, timing.utc_now())
         return await self.probe.confirms(clock)
 
 

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 import math
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB, Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow import observer
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -28,7 +28,7 @@ from tests.engine.fakekube import until
 from tests.engine.small_api import Object, precise_stamp, stamp
 from tests.engine.staged import NAME, Staged, staged
 
-pytestmark = pytest.mark.usefixtures("waiting_clock")
+pytestmark = pytest.mark.virtual_time
 
 OPTIONS = Options(drain_timeout=0.5)
 MASTER = "100b-pt-evicted-exit-0-master-onfailure"
@@ -267,7 +267,7 @@ async def test_next_process_knows_what_the_one_before_has_seen() -> None:
     """Rank 1 of a TrainJob was evicted; a trigger takes over half a minute before rank 0 ends."""
     async with replaying("100b-trainjob-evicted-exit-0-default") as (training, recorded):
         async with training.owner() as before:
-            following = asyncio.ensure_future(before.follow(training.ref, OPTIONS, until=time.monotonic() + 2))
+            following = asyncio.ensure_future(before.follow(training.ref, OPTIONS, until=timing.now() + 2))
             await until(lambda: training.api.watched("pods"))
             recorded.go(lambda change: change["type"] == "DELETED")
             handover = await following
@@ -281,7 +281,7 @@ async def test_next_process_knows_what_the_one_before_has_seen() -> None:
 async def handed_over(training: Staged, recorded: Replay, until_change: Callable[[Object], object]) -> Handover:
     """What a process hands over that has seen the changes up to one."""
     async with training.owner() as before:
-        following = asyncio.ensure_future(before.follow(training.ref, OPTIONS, until=time.monotonic() + 2))
+        following = asyncio.ensure_future(before.follow(training.ref, OPTIONS, until=timing.now() + 2))
         await until(lambda: training.api.watched("pods"))
         await recorded.go_slowly(until_change)
         handover = await following
@@ -327,7 +327,7 @@ async def test_pod_that_is_deleted_after_the_end_is_no_doubt(kind: Kind) -> None
         training.pod()
         training.running()
         async with training.owner() as before:
-            handover = await before.follow(training.ref, OPTIONS, until=time.monotonic() + 1)
+            handover = await before.follow(training.ref, OPTIONS, until=timing.now() + 1)
         assert isinstance(handover, Handover)
         training.pod(phase="Succeeded")
         training.ended()
@@ -431,7 +431,7 @@ async def test_pod_that_replaces_an_evicted_one_and_ends_is_no_doubt() -> None:
         training.pod(since=60)
         training.running()
         async with training.owner() as before:
-            handover = await before.follow(training.ref, OPTIONS, until=time.monotonic() + 1)
+            handover = await before.follow(training.ref, OPTIONS, until=timing.now() + 1)
         assert isinstance(handover, Handover)
         for stopped in (True, False):
             name = training.pod(phase="Succeeded", since=60 if stopped else 28)

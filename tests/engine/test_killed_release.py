@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +15,14 @@ import pytest
 
 from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object, stamp
 from tests.engine.staged import NAME, Memory, Staged, staged
 
-pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("waiting_clock")]
+pytestmark = pytest.mark.virtual_time
 
 LIMIT = 30.0
 JOB = f"/.*/pytorchjobs/{NAME}"
@@ -54,7 +54,7 @@ def overdue(training: Staged) -> Options:
     """A running job whose deadline passes in two seconds."""
     training.pod(0)
     training.running()
-    return Options(deadline=time.time() + 2, drain_timeout=0.5)
+    return Options(deadline=timing.epoch() + 2, drain_timeout=0.5)
 
 
 STEPS = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +21,14 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.queue.kueue_status import FAILS_AFTER_SECONDS
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.watch import informer
 from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged, writes_of
 
-pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("waiting_clock")]
+pytestmark = pytest.mark.virtual_time
 
 LEFT = 3.0  # seconds until a limit passes, from the beginning of the following
 AWAY = 6.0  # seconds for which the API server is away, more than is left of a limit
@@ -425,13 +425,13 @@ async def seconds_until_ended(case: Case) -> float:
     """After how many seconds a job is ended that doesn't change during an outage of OUTAGE seconds, the first ones."""
     async with staged(KINDS[0]) as training:
         following = await followed(training, case)
-        began = time.monotonic()
+        began = timing.now()
         training.api.away = True
         await asyncio.sleep(OUTAGE)
         training.api.away = False
         outcome = await asyncio.wait_for(following, 240)
         assert case.text in str(outcome.cause)
-        return time.monotonic() - began
+        return timing.now() - began
 
 
 async def test_outage_counts_if_a_condition_is_unchanged_since_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,15 +478,15 @@ async def test_limit_ends_a_job_between_outages(monkeypatch: pytest.MonkeyPatch)
                 await asyncio.sleep(1.0)
 
         returning = asyncio.ensure_future(go_away_and_return())
-        began = time.monotonic()
+        began = timing.now()
         while not training.api.writes():
             assert not following.done(), following.result()
-            assert time.monotonic() - began < 60, str(training.log)
+            assert timing.now() - began < 60, str(training.log)
             await asyncio.sleep(0.05)
         returning.cancel()
         training.api.away = False
         assert "queue_timeout" in str((await asyncio.wait_for(following, 60)).cause)
-        assert time.monotonic() - began > LEFT + 3.0  # the cluster has had the time to admit it
+        assert timing.now() - began > LEFT + 3.0  # the cluster has had the time to admit it
 
 
 async def outcome_of_exceeded(kind: Kind, case: Case, fault: Any) -> str:

@@ -10,11 +10,12 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.options import Options
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
 from tests.engine.fakekube import until
 from tests.engine.small_api import Object, SmallApi, connected, stamp
@@ -85,7 +86,7 @@ async def test_unhealthy_node_of_a_running_job_is_logged_once_and_shown() -> Non
         state, log = JobState(training.ref, Handover()), Lines()
         state.job = training.api.objects[PYTORCHJOB.plural][NAME]
         pods = training.api.objects["pods"].values()
-        state.pods.update({pod["metadata"]["uid"]: pod for pod in pods}, (), utc_now())
+        state.pods.update({pod["metadata"]["uid"]: pod for pod in pods}, (), timing.utc_now())
         state.enter(Phase.RUNNING)
         reporter = DisruptionReporter(FollowContext(api, state, log, host=Host(node_seconds=0)))
         for _ in range(6):

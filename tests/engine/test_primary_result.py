@@ -15,11 +15,12 @@ import pytest
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import PART_BYTES, PART_MARKER, keep_result_line
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import ApiStatusError
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.primary_result import LAST_LINES, MAX_READ_BYTES, PrimaryResult
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 from tests.engine.tasks import Lines
@@ -86,7 +87,7 @@ def result_of(
         created = {"uid": str(number), "creationTimestamp": f"2026-11-22T08:4{number}:00Z"}
         metadata = {"name": "train-master-0", "labels": labels, **created}
         pod = {"metadata": metadata, "spec": {"containers": [{"name": "pytorch"}]}, "status": {}}
-        state.pods.update({str(number): pod}, (), utc_now())
+        state.pods.update({str(number): pod}, (), timing.utc_now())
         cursor.position(str(number), "pytorch").complete = log != NEVER_FOLLOWED
     return PrimaryResult(FollowContext(logs, state, Lines(), cursor=cursor), StreamBudget())
 

@@ -548,7 +548,7 @@ async def test_pods_that_the_operator_cleans_up_are_left_to_it() -> None:
     assert api.made.count("DELETE pods") == 1, "the operator doesn't delete them in time"
 
 
-@pytest.mark.usefixtures("waiting_clock")
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("timeout", [0.6, 0.7, 0.8, 0.9])
 async def test_pods_that_are_replaced_until_the_timeout_are_named(
     timeout: float, monkeypatch: pytest.MonkeyPatch

@@ -9,10 +9,11 @@ import pytest
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.replicas import MIN_INTERVAL_SECONDS, ReplicaReporter
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.engine.tasks import Lines
 from tests.factories import replica_pod
 
@@ -34,7 +35,7 @@ def observe(state: JobState, running: int) -> None:
         f"u{index}": replica_pod("worker", index, phase="Running" if index < running else "Pending")
         for index in range(REPLICAS)
     }
-    state.pods.update(pods, (), utc_now())
+    state.pods.update(pods, (), timing.utc_now())
 
 
 def reporter_of(state: JobState, log: Lines) -> ReplicaReporter:

@@ -7,10 +7,11 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.engine.tasks import Lines
 from tests.factories import replica_pod
 
@@ -38,9 +39,12 @@ async def test_image_error_of_a_pod_that_was_replaced_does_not_end_the_job() -> 
         "metadata": {"name": "job", "uid": "uid"},
         "spec": {"pytorchReplicaSpecs": roles},
     }
-    old, new = pod("a", "2026-01-01T10:00:00Z", "ErrImagePull"), pod("b", f"{utc_now():%FT%TZ}", "ContainerCreating")
-    state.pods.update({"a": old}, [], utc_now())
-    state.pods.update({"b": new}, ["a"], utc_now())
+    old, new = (
+        pod("a", "2026-01-01T10:00:00Z", "ErrImagePull"),
+        pod("b", f"{timing.utc_now():%FT%TZ}", "ContainerCreating"),
+    )
+    state.pods.update({"a": old}, [], timing.utc_now())
+    state.pods.update({"b": new}, ["a"], timing.utc_now())
     state.phase, state.phase_since = Phase.STARTING, time.monotonic() - 600
     api: Any = None
     events: Any = NoEvents()

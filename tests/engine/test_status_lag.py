@@ -7,7 +7,6 @@ the same time, because they take as long as the longest delay.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +15,14 @@ import pytest
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
 from tests.engine.fakekube import until
 from tests.engine.small_api import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged
 
-pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("waiting_clock")]
+pytestmark = pytest.mark.virtual_time
 
 DELAYS = (0.0, 2.0, 15.0)  # seconds until the job's status shows its end
 NEVER = 240.0
@@ -33,7 +33,7 @@ Set = Callable[[Kind], Options]
 
 
 def deadline(kind: Kind) -> Options:
-    return Options(deadline=time.time() + LIMIT, drain_timeout=0.5)
+    return Options(deadline=timing.epoch() + LIMIT, drain_timeout=0.5)
 
 
 def log_stall(kind: Kind) -> Options:
@@ -129,9 +129,9 @@ async def never_ends(kind: Kind, options: Set, code: int) -> str:
     async with staged(kind) as training:
         following = await followed(training, options(kind))
         container_ended(training, code)
-        ended = time.monotonic()
+        ended = timing.now()
         outcome = await asyncio.wait_for(following, NEVER)
-        waited = time.monotonic() - ended
+        waited = timing.now() - ended
         deleted = NAME not in training.api.objects[kind.plural]
         right = not outcome.succeeded and deleted and waited >= 20 and f"exit code {code}" in str(outcome.cause)
         return "" if right else f"after {waited:.0f} s: {outcome.cause}\n{training.log}"
@@ -157,10 +157,10 @@ async def test_worker_at_its_deadline_waits_for_the_end_as_long_as_it_can(kind: 
         start(training)
         container_ended(training, 0)
         owner.job.ref, owner.job.last_seen = training.ref, training.api.objects[kind.plural][NAME]
-        ending, began = asyncio.ensure_future(owner.interrupted(Event.DEADLINE)), time.monotonic()
+        ending, began = asyncio.ensure_future(owner.interrupted(Event.DEADLINE)), timing.now()
         if delay is not None:
             await asyncio.sleep(delay)
             training.ended()
         await asyncio.wait_for(ending, 30)
         assert (NAME in training.api.objects[kind.plural]) is (delay is not None), str(training.log)
-        assert time.monotonic() - began < 3.5
+        assert timing.now() - began < 3.5

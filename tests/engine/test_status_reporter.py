@@ -14,10 +14,11 @@ from airflow_provider_ktrain.core.state.limits import Clock, Limit
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.host import Host
 from tests.engine.tasks import Lines
@@ -75,7 +76,7 @@ def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState,
 
 
 def update(state: JobState, phase: str) -> None:
-    state.pods.update({str(index): pod(index, phase) for index in range(REPLICAS)}, (), utc_now())
+    state.pods.update({str(index): pod(index, phase) for index in range(REPLICAS)}, (), timing.utc_now())
 
 
 def test_status_of_1000_replicas_takes_no_long_slice_of_the_event_loop() -> None:

@@ -10,10 +10,11 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.evidence_collector import TAIL_LINES, EvidenceCollector
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 from .fakekube import FakeKube, serving, stamp
@@ -50,7 +51,7 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
     async with serving(kube) as api:
         state = JobState(REF, Handover())
         state.job = JOB
-        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), timing.utc_now())
         evidence = EvidenceCollector(FollowContext(api, state, log))
         keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
         for number in range(lines_read):
@@ -68,7 +69,7 @@ async def gathered(kube: FakeKube, pod: Any, lines: Sequence[tuple[int, str]], i
     async with serving(kube) as api:
         state = JobState(REF, Handover())
         state.job = JOB
-        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), timing.utc_now())
         evidence = EvidenceCollector(FollowContext(api, state, Lines()))
         if is_followed:
             keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
@@ -122,7 +123,7 @@ async def test_error_of_the_kubelet_is_not_the_last_line() -> None:
     async with serving(kube) as api:
         state = JobState(REF, Handover())
         state.job = JOB
-        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), timing.utc_now())
         found = await EvidenceCollector(FollowContext(api, state, Lines())).gather({("w", "main")}, [pod])
     cause = diagnose(make_evidence(JOB, [pod], **found))
     assert cause.summary == "Worker 0 failed with exit code 1. Last log line: the data set has a damaged file"
@@ -137,7 +138,7 @@ async def test_last_lines_of_the_container_that_waits_for_the_master_are_read_wh
     async with serving(kube) as api:
         state = JobState(REF, Handover())
         state.job = JOB
-        state.pods.update({pod["metadata"]["uid"]: pod}, (), utc_now())
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), timing.utc_now())
         found = await EvidenceCollector(FollowContext(api, state, Lines())).gather((), [pod])
     (log,) = found["logs"].values()
     assert log == ["** server can't find train-master-0: NXDOMAIN", "waiting for master"]

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, MakeClient
 from airflow_provider_ktrain.engine.api.job_calls import job_pods
 from airflow_provider_ktrain.engine.follow import startup
@@ -17,7 +18,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, MeddledApi, Task, api_of, until
 from tests.engine.test_rbac import token_with
@@ -76,7 +77,7 @@ class Waiting:
         """Read the job and its pods, as the watches would."""
         self.state.job = await task.api.request("GET", f"{task.path.rpartition('/')[0]}/{self.state.ref.name}")
         pods = {pod["metadata"]["uid"]: pod for pod in await job_pods(task.api, self.state.ref)}
-        self.state.pods.update(pods, [], utc_now())
+        self.state.pods.update(pods, [], timing.utc_now())
         self.state.enter(Phase.PENDING)
 
 

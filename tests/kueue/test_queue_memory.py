@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue as requests
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow import queueing
@@ -23,7 +24,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, until
 
@@ -216,7 +217,7 @@ async def test_the_job_whose_pods_were_never_ready_fails_with_what_kept_them(
     labels = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
     meta = {"name": f"{task.name}-master-0", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
     pod = {"metadata": {**meta, "labels": labels}, "spec": {"nodeSelector": {"gpu": "a100"}}, "status": status}
-    state.pods.update({"p-1": pod}, (), utc_now())
+    state.pods.update({"p-1": pod}, (), timing.utc_now())
     state.pods.mark_deleted({**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-11-22T02:05:00Z"}})
     gave_up = {**EVICTED_FOR_GOOD, "message": "The workload is deactivated due to RequeuingLimit"}
     await write_workload(task.api, state.known_job, [gave_up], active=False)

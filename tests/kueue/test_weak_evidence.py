@@ -10,11 +10,12 @@ import pytest
 
 from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue as requests
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, until
 
@@ -106,7 +107,7 @@ async def test_a_job_that_was_admitted_before_its_workload_was_replaced_does_not
         await until(lambda: _phase_is(follower, QueuePhase.NEVER_FITS))
         assert follower.due is not None
         meta = {"name": "p", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
-        state.pods.update({"p-1": {"metadata": meta, "spec": {}, "status": {"phase": "Running"}}}, (), utc_now())
+        state.pods.update({"p-1": {"metadata": meta, "spec": {}, "status": {"phase": "Running"}}}, (), timing.utc_now())
         assert follower.due is None
 
 

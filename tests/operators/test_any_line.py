@@ -38,8 +38,6 @@ from tests.operators.conftest import set_connection
 from tests.operators.small_cluster import JOBS, RESULT, Operator, event_of_trigger, small_cluster
 from tests.operators.task_instance import Instance, Store, Supervisor, supervised
 
-pytestmark = pytest.mark.timed
-
 EVERY = bool(os.environ.get("EVERY"))
 STRIDE = 1 if EVERY else 13
 LINE_STRIDE = int(os.environ.get("STRIDE") or (13 if EVERY else 499))

@@ -23,8 +23,6 @@ from tests.operators.conftest import set_connection
 from tests.operators.small_cluster import JOBS, RESULT, Operator, event_of_trigger, small_cluster
 from tests.operators.task_instance import Instance, Supervisor, supervised
 
-pytestmark = pytest.mark.timed
-
 PROGRAM = ["train"]
 
 

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextvars import Context, copy_context
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.connection_pools import Connection, Pool, serves
 
 if TYPE_CHECKING:
@@ -150,11 +150,11 @@ class Api:
         self._changed = changed
         self._connection: Connection | None = None
         self._building: asyncio.Task[None] | None = None
-        # with the time.monotonic() until which no other build starts
+        # with the timing.now() until which no other build starts
         self._build_error: tuple[float, Exception] = (0.0, KtrainError())
         self._failures = 0  # failed connection attempts in a row
         self._last_notice = ""  # since the last response
-        self._rebuild_at = self._check_at = 0.0  # time.monotonic() from which a rebuild or check is allowed
+        self._rebuild_at = self._check_at = 0.0  # timing.now() from which a rebuild or check is allowed
         self._known_objects: dict[object, tuple[str, str]] = {}
         self._on_notice: dict[object, tuple[Context, Callable[[str], object]]] = {}
         self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
@@ -287,7 +287,7 @@ class Api:
         reason = await self._reason_to_build(refused)
         if reason is not None:
             until, error = self._build_error
-            if time.monotonic() < until:
+            if timing.now() < until:
                 if reason in (FIRST, REFUSED):
                     raise error
             else:
@@ -303,7 +303,7 @@ class Api:
             return FIRST
         if self._connection is refused:
             return REFUSED
-        now = time.monotonic()
+        now = timing.now()
         if self._failures >= REBUILD_AFTER_FAILURES and now >= self._rebuild_at:
             return UNREACHABLE
         if self._changed is not None and now >= self._check_at:
@@ -316,7 +316,7 @@ class Api:
         if self._building is building:
             self._building = None
         if not building.cancelled() and (error := building.exception()) is not None and isinstance(error, Exception):
-            self._build_error = (time.monotonic() + FAILED_BUILD_PAUSE_SECONDS, error)
+            self._build_error = (timing.now() + FAILED_BUILD_PAUSE_SECONDS, error)
 
     async def _build(self, reason: str) -> None:
         """Build a client and replace the present one.
@@ -327,7 +327,7 @@ class Api:
         old = self._connection
         self._failures = 0
         if reason == UNREACHABLE:
-            self._rebuild_at = time.monotonic() + REBUILD_PAUSE_SECONDS
+            self._rebuild_at = timing.now() + REBUILD_PAUSE_SECONDS
         try:
             new = await self._new_connection(old)
         except Exception as error:

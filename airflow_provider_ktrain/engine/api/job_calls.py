@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -14,6 +13,7 @@ from airflow_provider_ktrain.core.errors import AccessError, KtrainError, Operat
 from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
@@ -49,7 +49,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
     :raises OperatorMissingError: the cluster doesn't serve a version that this provider supports.
     """
-    end = time.monotonic() + patience
+    end = timing.now() + patience
 
     async def discover(path: str) -> Object:
         try:
@@ -79,7 +79,7 @@ async def find(api: Api, kind: Kind, namespace: str, name: str, *, timeout: floa
     """
     ref = JobRef(kind.name, await served_version(api, kind), namespace, name, uid="")
     try:
-        return ref, await retry_transient(lambda: get(api, api_paths.job(ref)), time.monotonic() + timeout)
+        return ref, await retry_transient(lambda: get(api, api_paths.job(ref)), timing.now() + timeout)
     except (ApiStatusError, ApiUnavailable) as e:
         raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from None
 
@@ -272,7 +272,7 @@ async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log 
     if not ref.cluster or ref.cluster == (here := await api.cluster()):
         return
     try:
-        end = time.monotonic() + patience
+        end = timing.now() + patience
         if await retry_transient(lambda: read_job(api, ref), end, warn=log.warning if log else None) is not None:
             return
         response = "that job doesn't exist there"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from weakref import WeakKeyDictionary
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, label
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, Queues, workload_of
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import annotate
 
@@ -69,7 +69,7 @@ async def read_workloads(api: Api, namespace: str) -> list[Object]:
 class _Read:
     """What was read last at a path, for all jobs of a process."""
 
-    at: float = -math.inf  # time.monotonic()
+    at: float = -math.inf  # timing.now()
     answer: Object | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -81,12 +81,12 @@ async def _recent(api: Api, path: str, seconds: float) -> Object | None:
     """The object at a path, at most that old; {} if it doesn't exist; None if it can't be read."""
     read = _reads.setdefault(api, {}).setdefault(path, _Read())
     async with read.lock:
-        if time.monotonic() >= read.at + (seconds if read.answer else max(seconds, UNREADABLE_SECONDS)):
+        if timing.now() >= read.at + (seconds if read.answer else max(seconds, UNREADABLE_SECONDS)):
             try:
                 read.answer = await get(api, path, timeout=READ_TIMEOUT_SECONDS) or {}
             except (ApiStatusError, ApiUnavailable):
                 read.answer = None
-            read.at = time.monotonic()
+            read.at = timing.now()
         return read.answer
 
 

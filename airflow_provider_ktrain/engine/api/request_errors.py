@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError, ClusterError, ManifestError, NoRightError, UnreachableError
 from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 
 T = TypeVar("T")
@@ -38,8 +38,8 @@ async def retry_transient(
 ) -> T:
     """Repeat `ask` while the API server is unreachable or overloaded.
 
-    :param end: value of `time.monotonic()` from which the error is raised instead.
-    :param refused_until: value of `time.monotonic()` until which a refused request (401, 403) is repeated as well: an
+    :param end: value of `timing.now()` from which the error is raised instead.
+    :param refused_until: value of `timing.now()` until which a refused request (401, 403) is repeated as well: an
         API server that has just started refuses everything until it has read the rights. Default: it isn't repeated.
     :param warn: gets one message before the first repetition. Default: None, nothing is logged.
     """
@@ -50,10 +50,10 @@ async def retry_transient(
         except (ApiUnavailable, ApiStatusError) as e:
             refused = e.status in (401, 403)
             last = min(end, refused_until) if refused else end
-            if not (refused or e.transient) or time.monotonic() + delay > last:
+            if not (refused or e.transient) or timing.now() + delay > last:
                 raise
             if warn is not None:
-                seconds = last - time.monotonic()
+                seconds = last - timing.now()
                 warn(f"The API server can't be reached or is overloaded. Trying again for {seconds:.0f} s.\n{e}")
                 warn = None
             await asyncio.sleep(delay)
@@ -83,7 +83,7 @@ class QuotaWait:
             except ApiStatusError as e:
                 if not self._patience or e.status != 403 or not _QUOTA.search(e.message):
                     raise
-                now, limit = time.monotonic(), f"{self._patience:.0f} s (schedule_timeout)"
+                now, limit = timing.now(), f"{self._patience:.0f} s (schedule_timeout)"
                 if self._since is None:
                     self._since = now
                     self.warn(f"{self._job} exceeds a ResourceQuota. Trying for up to {limit}.")

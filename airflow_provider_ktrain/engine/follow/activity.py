@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.activity import Container, containers_to_read, timed_lines
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -73,7 +73,7 @@ class ActivityProbe:
 
     def _note_unreadable(self, clock: Clock) -> None:
         """Log once that `log_stall_timeout` or `progress_timeout` has passed, and logs can't be read to confirm it."""
-        now = time.monotonic()
+        now = timing.now()
         self._unreadable_since = self._unreadable_since or now
         if not self._warned and now - self._unreadable_since >= UNREADABLE_SECONDS:
             self._warned = True
@@ -166,7 +166,7 @@ class _Search:
         first = (await self._request(container, FIRST_LINE_BYTES)).first
         if not first or first > known:
             self._wrote[container] = first > 0
-            self._output.restart_clock(self._limit, first or time.time())
+            self._output.restart_clock(self._limit, first or timing.epoch())
 
     async def _request(self, container: Container, limit_bytes: int, **query: str) -> _Response:
         """Request lines and take from them what moves the clock."""

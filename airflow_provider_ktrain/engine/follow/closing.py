@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import time
 import traceback
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
@@ -18,13 +17,13 @@ from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.text.output import counted, listed
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.emitter import Tally
 from airflow_provider_ktrain.engine.logs.follower import DrainReport
@@ -52,7 +51,7 @@ class Closing:
         await self._output.follower.close()
         self._warn_about_earlier_lines(self._output.follower.earlier_report())
         self._count()
-        pods = self._state.pods.handover(self._state.known_job, utc_now(), self._state.spans_in(Phase.QUEUED))
+        pods = self._state.pods.handover(self._state.known_job, timing.utc_now(), self._state.spans_in(Phase.QUEUED))
         return Handover(
             cursor=self._output.cursor.to_dict(),
             metrics=self._state.metrics,
@@ -64,7 +63,7 @@ class Closing:
                 "existing": self._state.existing_pods,
             },
             queue=self._state.queue.to_dict(),
-            handed_over_at=time.time(),
+            handed_over_at=timing.epoch(),
             training_metrics=self._output.training_metrics.handover(),
             phases=[[name, at] for name, at in self._state.phases],
         )
@@ -172,17 +171,17 @@ class Closing:
         """At most that many seconds, and not past the deadline, but at least SHORT_DRAIN_SECONDS."""
         if self._options.deadline is None:
             return seconds
-        return max(min(seconds, self._options.deadline - time.time()), SHORT_DRAIN_SECONDS)
+        return max(min(seconds, self._options.deadline - timing.epoch()), SHORT_DRAIN_SECONDS)
 
     async def _log_rest(self) -> None:
         """Wait until what was read is logged, as long as lines are logged, and count what is not.
 
         Lines since the handover, after a takeover, have SHORT_DRAIN_SECONDS: Airflow hears of the end afterwards.
         """
-        began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_DRAIN_SECONDS)
+        began, follower, longest = timing.now(), self._output.follower, self._until_deadline(MAX_DRAIN_SECONDS)
         timeout = min(self._options.drain_timeout, longest)
         report = await follower.log_rest(timeout, longest, min(timeout, SHORT_DRAIN_SECONDS))
-        seconds = time.monotonic() - began
+        seconds = timing.now() - began
         self._warn_about_missing_lines(report, seconds)
         late = {key: tally.late for key, tally in report.containers.items() if tally.late}
         if late:
@@ -208,9 +207,9 @@ class Closing:
                 )
 
     async def _drain(self, timeout: float, longest: float | None = None) -> None:
-        began = time.monotonic()
+        began = timing.now()
         report = await self._output.follower.drain(timeout, longest, keep_open=self._keeps_open)
-        self._warn_about_missing_lines(report, time.monotonic() - began)
+        self._warn_about_missing_lines(report, timing.now() - began)
 
     def _warn_about_missing_lines(self, report: DrainReport, seconds: float) -> None:
         """Log what of the logs was not read, each part once. The rest was read for that many seconds."""
@@ -243,10 +242,10 @@ class Closing:
         """Read what replicas have written after the end of the job: a PyTorchJob ends with its Master."""
         if not self._keeps_open:
             return
-        began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_REST_SECONDS)
+        began, follower, longest = timing.now(), self._output.follower, self._until_deadline(MAX_REST_SECONDS)
         drain = follower.drain_deleted if deleted else follower.drain
         report = await drain(SHORT_DRAIN_SECONDS, longest)
-        self._warn_about_missing_lines(report, time.monotonic() - began)
+        self._warn_about_missing_lines(report, timing.now() - began)
 
     async def outcome(self, cause: Cause | None, *, full: bool = True, released: str = "") -> Outcome:
         """How the training ended; the log gets one summary. The owner adds what was released.
@@ -255,7 +254,7 @@ class Closing:
         :param released: what the summary says about the release. Default: nothing.
         :param full: with usage, result and last status; False after a kill, which leaves no time. Default: True.
         """
-        state, job, now = self._state, self._state.job or {}, utc_now()
+        state, job, now = self._state, self._state.job or {}, timing.utc_now()
         brief = Outcome(self._phase, cause is None, cause=None if cause is None else cause.as_dict())
         if not full:
             self._count()

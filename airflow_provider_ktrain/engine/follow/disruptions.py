@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import lost_replica
 from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, node_problems
@@ -11,6 +10,7 @@ from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -31,25 +31,25 @@ class DisruptionReporter:
         self._silent: dict[str, str] = {}  # nodes that don't report, and since when
         self._runs_on = False  # whether a lost replica was reported
         self._seconds = context.host.node_seconds
-        self._read_next = time.monotonic() + self._seconds
-        self._read_at: dict[str, float] = {}  # when each node was read, by `time.monotonic`
+        self._read_next = timing.now() + self._seconds
+        self._read_at: dict[str, float] = {}  # when each node was read, by `timing.now`
         self._unhealthy: dict[str, NodeProblem] = {}  # by node
 
     @property
     def due(self) -> float | None:
-        """When to read the next node, by `time.monotonic`; None: not at all."""
+        """When to read the next node, by `timing.now`; None: not at all."""
         return self._read_next if self._state.phase is Phase.RUNNING and self._read_next < math.inf else None
 
     async def read_node(self) -> None:
         """Read the node that wasn't read for the longest time, if one is due, and log what is new there."""
-        if self.due is None or time.monotonic() < self.due:
+        if self.due is None or timing.now() < self.due:
             return
-        self._read_next, pods = time.monotonic() + self._seconds, self._state.pods.live
+        self._read_next, pods = timing.now() + self._seconds, self._state.pods.live
         names = {name for pod in pods if (name := node_of(pod))}
         if not names:
             return
         name = min(names, key=lambda name: (self._read_at.get(name, 0.0), name))
-        self._read_at = {name: at for name, at in self._read_at.items() if name in names} | {name: time.monotonic()}
+        self._read_at = {name: at for name, at in self._read_at.items() if name in names} | {name: timing.now()}
         try:
             node = await get(self._api, api_paths.nodes(name), timeout=READ_TIMEOUT_SECONDS)
         except KtrainError as e:  # credentials that can't be renewed, too: nothing depends on this read

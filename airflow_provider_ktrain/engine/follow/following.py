@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -22,6 +21,7 @@ from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
 from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobRead
@@ -106,7 +106,7 @@ class Following:
     async def next(self, until: float | None = None) -> Noticed:
         """Wait until something may end the training's life.
 
-        :param until: when to hand the job over, by `time.monotonic`. Default: None, never.
+        :param until: when to hand the job over, by `timing.now`. Default: None, never.
         """
         while True:
             if self._host.shared:
@@ -118,21 +118,21 @@ class Following:
                 return noticed
             await self._disruptions.read_node()
             self._report()  # a first status would replace the cause that an earlier process has stored
-            if until is not None and time.monotonic() >= until:
+            if until is not None and timing.now() >= until:
                 return Noticed(Event.HAND_OVER)
             await self._observer.wait(max(self._seconds_to_wait(until), 0.01))
 
     def rest(self, noticed: Noticed, seconds: float) -> None:
         """Don't notice the same again for that many seconds, although nothing has changed."""
-        self._not_before[noticed.event, noticed.limit] = time.time() + seconds
+        self._not_before[noticed.event, noticed.limit] = timing.epoch() + seconds
 
     def _rests(self, event: Event, limit: Limit | None = None) -> bool:
-        return self._not_before.get((event, limit), 0.0) > time.time()
+        return self._not_before.get((event, limit), 0.0) > timing.epoch()
 
     async def _notice(self) -> Noticed | None:
         state = self.state
         if state.phase is None:
-            syncing = time.monotonic() < state.began + FIRST_SYNC_SECONDS
+            syncing = timing.now() < state.began + FIRST_SYNC_SECONDS
             return None if syncing else self._passed_limit()
         if state.superseded and not self._rests(Event.OWNED_BY_OTHERS):
             return Noticed(Event.OWNED_BY_OTHERS)
@@ -158,7 +158,7 @@ class Following:
 
     def _passed_limit(self) -> Noticed | None:
         """The limit that was passed first."""
-        passed = min((c for c in self._clocks() if c.due <= time.time()), key=lambda c: c.due, default=None)
+        passed = min((c for c in self._clocks() if c.due <= timing.epoch()), key=lambda c: c.due, default=None)
         if passed is None:
             return None
         event = Event.DEADLINE if passed.limit is Limit.EXECUTION else Event.LIMIT
@@ -253,7 +253,7 @@ class Following:
 
     async def still_holds(self, noticed: Noticed) -> bool | None:
         """Whether the rule that was noticed holds on what was observed last. None: a further read has failed."""
-        now, rested, self._not_before = time.time(), self._not_before, {}
+        now, rested, self._not_before = timing.epoch(), self._not_before, {}
         try:
             match noticed.event:
                 case Event.QUEUE_VERDICT | Event.STARTUP_RULE if self._observer.recovered_at(now) > now:
@@ -275,7 +275,7 @@ class Following:
 
     async def _still_passed(self, noticed: Noticed) -> bool | None:
         """Whether a limit has passed by what was read, and for silence by what all logs show now."""
-        now = time.time()
+        now = timing.epoch()
         clock = next((c for c in self._clocks() if c.limit is noticed.limit and c.due <= now), None)
         if clock is None or clock.limit not in LOG_LIMITS:
             return clock is not None
@@ -325,15 +325,15 @@ class Following:
                     self._broken.append(update)
 
     def _seconds_to_wait(self, until: float | None) -> float:
-        now, state = time.monotonic(), self.state
+        now, state = timing.now(), self.state
         clocks = [] if state.ended else self._clocks()
-        seconds = min((clock.due - time.time() for clock in clocks), default=MAX_WAIT_SECONDS)
+        seconds = min((clock.due - timing.epoch() for clock in clocks), default=MAX_WAIT_SECONDS)
         if state.phase is None:
             seconds = max(seconds, state.began + FIRST_SYNC_SECONDS - now)
         if state.uncertain:
             seconds = min(seconds, RETRY_SECONDS)
         for rests_until in self._not_before.values():
-            if (rest := rests_until - time.time()) > 0:
+            if (rest := rests_until - timing.epoch()) > 0:
                 seconds = min(seconds, rest)
         reporters = (
             self._observer.due, self._replicas.due, self._output.restarts.due, self._reporter.due,

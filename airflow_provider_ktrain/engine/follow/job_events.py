@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.state.pods.objects import created_at, event_time
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -18,7 +18,7 @@ FIRST_LIST_SECONDS = 10.0  #: for the first list of the watch, after which the e
 FORBIDDEN_RETRY_SECONDS = 600.0  #: until the watch is tried again after the API server rejected it (403)
 MAX_OBJECTS = 20  #: whose events are listed: the job and its pods, existing ones first
 NO_OBJECT: Key = by_uid("")  #: of a subscription that keeps the watch open and gets no events
-#: for each client, the namespaces whose events it may not watch, with the time.monotonic() of the next attempt
+#: for each client, the namespaces whose events it may not watch, with the timing.now() of the next attempt
 _refused: WeakKeyDictionary[Api, dict[str, float]] = WeakKeyDictionary()
 
 
@@ -85,15 +85,15 @@ class JobEvents:
     async def _watch(self) -> SharedInformer | None:
         """The watch of the namespace's Warning events, after its first list; None if they can't be watched."""
         namespace = self._state.ref.namespace
-        if time.monotonic() < _refused.get(self._api, {}).get(namespace, 0.0):
+        if timing.now() < _refused.get(self._api, {}).get(namespace, 0.0):
             return None
         if self._informer is None:
             path = api_paths.core(namespace, "events")
             informer = shared_informer(self._api, path, field_selector="type=Warning", refusal_level=logging.DEBUG)
             self._subscription = await informer.subscribe(key=NO_OBJECT).__aenter__()
             self._informer = informer
-        informer, end = self._informer, time.monotonic() + FIRST_LIST_SECONDS
-        while not informer.is_watching and informer.failure is None and time.monotonic() < end:  # noqa: ASYNC110
+        informer, end = self._informer, timing.now() + FIRST_LIST_SECONDS
+        while not informer.is_watching and informer.failure is None and timing.now() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         if informer.failure is not None:
             await self.close()
@@ -109,4 +109,4 @@ class JobEvents:
                 f"Events are listed for each job in {namespace} that doesn't start: the right to watch events "
                 f"is missing.\n`ktrain rbac --service-account NAMESPACE:NAME` prints the Role and its binding.\n{error}"
             )
-        refused[namespace] = time.monotonic() + FORBIDDEN_RETRY_SECONDS
+        refused[namespace] = timing.now() + FORBIDDEN_RETRY_SECONDS

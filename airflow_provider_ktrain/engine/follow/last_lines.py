@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 from airflow_provider_ktrain.core.identity.names import JobRef
@@ -12,6 +11,7 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
 from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import Log, job_pods, read_job
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
@@ -44,7 +44,7 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
 
     async def observe() -> None:
         nonlocal chosen, known
-        end = time.monotonic() + RETRY_SECONDS
+        end = timing.now() + RETRY_SECONDS
         job, pods = await asyncio.gather(
             retry_transient(lambda: read_job(api, ref), end), retry_transient(lambda: job_pods(api, ref), end)
         )

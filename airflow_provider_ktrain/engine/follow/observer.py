@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, 
 from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events, was_stopped
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.claims import read_claims
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object
@@ -28,7 +28,6 @@ from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.watch.informer import Outages, SharedInformer, Subscription, events_of
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
@@ -68,11 +67,11 @@ class Observer:
         self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._lost: set[Replica] = set()  # of which no pod was seen, and whose ends were looked for
-        self._unread_since: float | None = None  # when that could not be read first, by `time.monotonic`
+        self._unread_since: float | None = None  # when that could not be read first, by `timing.now`
         self._unread: tuple[float, float] | None = None  # first and last read that failed, in epoch seconds
         self._outages: Outages | None = None  # in which reads failed; most jobs have none
-        self._placed_since: float | None = None  # since when each existing pod has a node, by `time.monotonic`
-        self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
+        self._placed_since: float | None = None  # since when each existing pod has a node, by `timing.now`
+        self._rejected_since: float | None = None  # when a watch was first rejected, by `timing.now`
 
     async def wait(self, timeout: float) -> None:
         """Wait until a watch has changes, the following is asked to stop, or `timeout` seconds have passed."""
@@ -95,7 +94,7 @@ class Observer:
 
     def _bear(self, error: Exception) -> None:
         """Warn that a watch is rejected; raise the error if that lasts too long."""
-        state, now = self._state, time.monotonic()
+        state, now = self._state, timing.now()
         if self._rejected_since is None:
             self._rejected_since = now
             self._log.warning(f"Can't watch {state.ref}. Trying again.\n{error}")
@@ -131,7 +130,7 @@ class Observer:
                 if number:
                     await asyncio.sleep(0)
                 changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
-                state.pods.update(changed, removed, utc_now())
+                state.pods.update(changed, removed, timing.utc_now())
                 self._claims.note(changed)
                 self._output.observe(changed, removed)
             await self._claims.update()
@@ -196,7 +195,7 @@ class Observer:
 
     def _gives_up(self) -> bool:
         """Whether what happened before couldn't be read for long although the API server answers other requests."""
-        now = time.monotonic()
+        now = timing.now()
         if self._unread_since is None or any(informer.unreachable_since for informer in self._informers):
             self._unread_since = now
         return now - self._unread_since > UNREAD_HISTORY_SECONDS
@@ -282,12 +281,12 @@ class Observer:
         self._log.info(state.describe(phase))
         state.enter(phase)
         if phase in (Phase.RUNNING, Phase.RESTARTING):
-            self._output.restart_clock(Limit.LOG_STALL, time.time())  # it wrote nothing before because it didn't run
+            self._output.restart_clock(Limit.LOG_STALL, timing.epoch())  # it wrote nothing before because it didn't run
         return True
 
     def _settled(self, phase: Phase) -> Phase:
         """The phase, but Pending in the first second in which all pods have nodes: more pods may be created."""
-        now = time.monotonic()
+        now = timing.now()
         if phase is not Phase.STARTING or self._state.phase not in _BEFORE_STARTING:
             self._placed_since = None
             return phase
@@ -296,9 +295,9 @@ class Observer:
 
     @property
     def due(self) -> float | None:
-        """When the phase may change although nothing else has, by `time.monotonic`; None if it doesn't."""
+        """When the phase may change although nothing else has, by `timing.now`; None if it doesn't."""
         since = self._placed_since
-        return None if since is None else max(since + STARTING_DELAY_SECONDS, time.monotonic() + 0.1)
+        return None if since is None else max(since + STARTING_DELAY_SECONDS, timing.now() + 0.1)
 
     async def take(self, read: JobRead) -> None:
         """Bring state and output up to date with what was read from the API server.
@@ -312,7 +311,7 @@ class Observer:
             state.job = stripped(read.job)
         pods = self._read_pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
-        state.pods.update(pods, removed, utc_now())
+        state.pods.update(pods, removed, timing.utc_now())
         self._claims.note(pods)
         if state.job is not None:
             self._output.observe(pods, removed)
@@ -327,9 +326,9 @@ class Observer:
 
         The operator may have deleted it before the pods were read (cleanPodPolicy).
         """
-        end = time.monotonic() + POD_WATCH_LAG_SECONDS
-        while not self._state.pods_explain_the_end() and time.monotonic() < end:
-            await self.wait(end - time.monotonic())
+        end = timing.now() + POD_WATCH_LAG_SECONDS
+        while not self._state.pods_explain_the_end() and timing.now() < end:
+            await self.wait(end - timing.now())
             await self.update()
 
     def note_unread(self, asked: float) -> None:
@@ -339,14 +338,14 @@ class Observer:
         """
         if self._unread is not None and asked - self._unread[1] > UNREAD_GAP_SECONDS:
             self._end_unread()
-        self._unread = (self._unread or (asked, asked))[0], time.time()
+        self._unread = (self._unread or (asked, asked))[0], timing.epoch()
 
     def _end_unread(self) -> None:
         """Note that the API server answers reads again."""
         if self._unread is not None:
             (began, failed), self._unread = self._unread, None
             self._outages = self._outages or Outages()
-            self._outages.add(began, min(time.time(), failed + UNREAD_GAP_SECONDS))
+            self._outages.add(began, min(timing.epoch(), failed + UNREAD_GAP_SECONDS))
 
     def seconds_away_since(self, at: float) -> float:
         """For how long the API server answered no watch, or no read, since `at`, in epoch seconds."""
@@ -435,7 +434,7 @@ class ClaimReader:
     def __init__(self, context: FollowContext) -> None:
         self._api, self._state = context.api, context.state
         self._wanted: dict[str, list[str]] = {}  # uids of the pods that have the claim, by its name
-        self._look_at: float | None = 0.0  # time.monotonic() from which claims are read; None: they can't be
+        self._look_at: float | None = 0.0  # timing.now() from which claims are read; None: they can't be
 
     def note(self, pods: Mapping[str, Mapping[str, Any]]) -> None:
         """Find claims of pods that are new or have changed."""
@@ -446,7 +445,7 @@ class ClaimReader:
 
     async def update(self) -> None:
         """Read the claims that were found, if any."""
-        if not self._wanted or self._look_at is None or time.monotonic() < self._look_at:
+        if not self._wanted or self._look_at is None or timing.now() < self._look_at:
             return
         read = await read_claims(self._api, self._state.ref.namespace, self._wanted)
         if read is None:
@@ -457,4 +456,4 @@ class ClaimReader:
         pods.claims.update(read)
         for uid in {uid for name in read for uid in self._wanted.pop(name)} & pods.groups.pods.keys():
             pods.groups.put(pods.groups.pods[uid])
-        self._look_at = time.monotonic() + (CLAIMS_RETRY_SECONDS if self._wanted else 0.0)
+        self._look_at = timing.now() + (CLAIMS_RETRY_SECONDS if self._wanted else 0.0)

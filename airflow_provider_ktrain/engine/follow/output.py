@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from airflow_provider_ktrain.core.state.steps.progress import RunStarts
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
@@ -37,7 +37,7 @@ class JobOutput:
         self._context, self._state, self.cursor = context, context.state, context.cursor
         self._chosen: Callable[[Mapping[str, Any]], bool] | None = None  # None until the job is known
         self._roles: tuple[str, ...] = ()  # of the job when it was chosen
-        self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
+        self.last_line_at = timing.epoch()  #: time of the last line in epoch seconds, or when silence starts to count
         #: what the program reports while it runs
         self.training_metrics = TrainingMetrics(self._state.handover.training_metrics)
         self._unread_until = 0.0  # until when steps may have been written that nobody can read any more, epoch seconds
@@ -115,7 +115,7 @@ class JobOutput:
         start decides.
         """
         host, handed_over_at = self._context.host, self._state.handover.handed_over_at
-        began = host.began_at or time.time()
+        began = host.began_at or timing.epoch()
         taken_over = host.shared and handed_over_at and began - handed_over_at > TAKEOVER_SECONDS
         return began if taken_over and self._context.options.logs != "none" else None
 
@@ -156,7 +156,7 @@ class JobOutput:
         take_report = self._taker_of_reports(source)
 
         def inspect(text: str, written: str, run: int) -> None:
-            self.last_line_at = time.time()
+            self.last_line_at = timing.epoch()
             keep(text, written, run)
             take_report(text, written)
 
@@ -177,7 +177,7 @@ class JobOutput:
 
         def take(text: str, written: str) -> None:
             if METRIC_MARKER in text:
-                read_metrics(replica, text, epoch_seconds(written) or time.time())
+                read_metrics(replica, text, epoch_seconds(written) or timing.epoch())
             if primary:
                 self.result.take(source, text, written, earlier=earlier)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import functools
-import time
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from airflow_provider_ktrain.core.logs.result import (
     find_result,
     keep_result_line,
 )
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
@@ -151,7 +151,7 @@ class PrimaryResult:
         query = {"container": container, "limitBytes": str(MAX_READ_BYTES), **query}
         try:
             async with asyncio.timeout(READ_SECONDS):
-                return await retry_transient(lambda: self._read(path, query), time.monotonic() + READ_SECONDS)
+                return await retry_transient(lambda: self._read(path, query), timing.now() + READ_SECONDS)
         except (TimeoutError, ApiStatusError, ApiUnavailable):
             return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +28,7 @@ from airflow_provider_ktrain.core.state.queue.kueue_status import (
 )
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -65,14 +65,14 @@ class QueueFollower:
         self._workloads: Subscription | None = None
         self._informer: SharedInformer | None = None  # of all Workloads of the namespace
         self._kueue_version = ""
-        # resourceVersion of the Workload, looks at it, and when to look again by `time.monotonic`
+        # resourceVersion of the Workload, looks at it, and when to look again by `timing.now`
         self._looks: tuple[str, int, float | None] = "", 0, None
-        self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
+        self._look_at: float | None = 0.0  # timing.now() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
-        self._confirm_at = 0.0  # time.monotonic() from which to ask the API server whether the job will never run
+        self._confirm_at = 0.0  # timing.now() from which to ask the API server whether the job will never run
         self._logged = ("", 0.0)  # the last line, and when
         self._in_queue = False  # whether the job names a queue
-        self._no_workload_since = time.monotonic()  # from when no Workload is known
+        self._no_workload_since = timing.now()  # from when no Workload is known
         self._no_workload_logged = False
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class QueueFollower:
             if not isinstance(error, ApiStatusError) or error.status != 403:
                 return
             await self.close()
-            self._look_at = time.monotonic() + FORBIDDEN_RETRY_SECONDS
+            self._look_at = timing.now() + FORBIDDEN_RETRY_SECONDS
             if not self._state.queue.warned:
                 self._remember(warned=True)
                 self._log.warning(
@@ -121,7 +121,7 @@ class QueueFollower:
             if self.status is not None:
                 self._remember(phase="", since=0.0)
             self.status = None  # what an earlier Workload showed proves nothing about the job now
-            self._no_workload_since = min(self._no_workload_since, time.monotonic())
+            self._no_workload_since = min(self._no_workload_since, timing.now())
             self._log_missing_workload()
             return
         self._no_workload_since = math.inf
@@ -132,7 +132,7 @@ class QueueFollower:
         self.status = status
         requested = kueue_status.requested_accelerators(workload)
         if status.phase != self._state.queue.phase and not (unevaluated and self._state.queue.phase == _NEVER_FITS):
-            self._remember(phase=str(status.phase), since=time.time(), requested=requested)
+            self._remember(phase=str(status.phase), since=timing.epoch(), requested=requested)
         self._log_eviction(status)
         self._log_changes(status)
 
@@ -153,7 +153,7 @@ class QueueFollower:
         number = number + 1 if seen == known else 0
         seconds = min(LOOK_AGAIN_SECONDS[0] * 2.0 ** min(number, 10), LOOK_AGAIN_SECONDS[1])
         again = status.place is not None or (status.phase in _WAITS and not verdict(workload))
-        self._looks = seen, number, time.monotonic() + seconds if again else None
+        self._looks = seen, number, timing.now() + seconds if again else None
         return status
 
     def _remember(self, **changes: Any) -> None:
@@ -161,12 +161,12 @@ class QueueFollower:
         self._state.queue = replace(self._state.queue, **changes)
 
     async def _subscribe(self) -> None:
-        if self._workloads is not None or self._look_at is None or time.monotonic() < self._look_at:
+        if self._workloads is not None or self._look_at is None or timing.now() < self._look_at:
             return
         try:
             version = await kueue.served_version(self._api)
         except (ApiStatusError, ApiUnavailable):
-            self._look_at = time.monotonic() + RETRY_SECONDS
+            self._look_at = timing.now() + RETRY_SECONDS
             return
         self._look_at = None
         if version:
@@ -177,7 +177,7 @@ class QueueFollower:
 
     @property
     def _no_workload_at(self) -> float | None:
-        """When a Workload should be known, by `time.monotonic`; None if there is one, or it can't be known."""
+        """When a Workload should be known, by `timing.now`; None if there is one, or it can't be known."""
         watched = self._in_queue and self._workloads is not None and self._workloads.synced
         phase = self._state.phase
         if self.status is not None or not watched or self._no_workload_logged or phase is None or phase.ended:
@@ -187,7 +187,7 @@ class QueueFollower:
 
     def _log_missing_workload(self) -> None:
         """Kueue has not created a Workload: it will never admit a queued job, and doesn't know one that runs."""
-        if self._no_workload_at is None or time.monotonic() < self._no_workload_at:
+        if self._no_workload_at is None or timing.now() < self._no_workload_at:
             return
         self._no_workload_logged = True
         kind, priority = self._state.kind.name, kueue.priority_class_of(self._state.known_job)
@@ -233,10 +233,10 @@ class QueueFollower:
 
     def _log_changes(self, status: QueueStatus) -> None:
         line, at = self._logged
-        soon = time.monotonic() - at < REPEAT_SECONDS and _AMOUNT.sub("", line) == _AMOUNT.sub("", status.line)
+        soon = timing.now() - at < REPEAT_SECONDS and _AMOUNT.sub("", line) == _AMOUNT.sub("", status.line)
         if status.phase is QueuePhase.EVICTING or line == status.line or soon:
             return
-        self._logged = status.line, time.monotonic()
+        self._logged = status.line, timing.now()
         (self._log.warning if status.phase in _WARNINGS else self._log.info)(status.line)
 
     def phase(self, phase: Phase) -> Phase:
@@ -249,22 +249,22 @@ class QueueFollower:
 
     @property
     def wakes_at(self) -> float | None:
-        """When to look at the queue again if nothing changes, by `time.monotonic`; None if there is no such time."""
+        """When to look at the queue again if nothing changes, by `timing.now`; None if there is no such time."""
         look_at = self._look_at if self._in_queue else None
         again = self._looks[2] if self.status is not None else None
         return min((at for at in (self.due, self._no_workload_at, look_at, again) if at is not None), default=None)
 
     @property
     def due(self) -> float | None:
-        """When the task may fail if the queue's state doesn't change, by `time.monotonic`; None if it doesn't."""
+        """When the task may fail if the queue's state doesn't change, by `timing.now`; None if it doesn't."""
         status = self.status
         seconds = kueue_status.FAILS_AFTER_SECONDS.get(status.phase) if status is not None and self._may_fail else None
         if status is None or seconds is None or self._state.phase not in (Phase.QUEUED, Phase.SUSPENDED):
             return None
         if status.phase is QueuePhase.NEVER_FITS and self._ran_before:
             return None
-        waited = time.time() - self._state.queue.since
-        return max(time.monotonic() + seconds - waited, self._confirm_at)
+        waited = timing.epoch() - self._state.queue.since
+        return max(timing.now() + seconds - waited, self._confirm_at)
 
     @property
     def _ran_before(self) -> bool:
@@ -283,11 +283,11 @@ class QueueFollower:
         if self._may_fail and kueue_status.runs_elsewhere(self._state.known_job):
             summary = f"{self._state.ref} can't be followed: MultiKueue runs it in another cluster"
             return Cause(Category.QUEUE, summary, resolution=_USE_ONE_CLUSTER)
-        if self.status is None or self.due is None or time.monotonic() < self.due:
+        if self.status is None or self.due is None or timing.now() < self.due:
             return None
         status = await self._read_status()
         if status is None or status.phase is not self.status.phase:
-            self._confirm_at = time.monotonic() + RETRY_SECONDS  # the watch is behind, or the API server unreachable
+            self._confirm_at = timing.now() + RETRY_SECONDS  # the watch is behind, or the API server unreachable
             return None
         summary = f"{self._state.ref} can't run: {status.why}"
         detail = "\n".join(filter(None, (status.message, status.line)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop, Restart, RestartHistory
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
@@ -21,8 +21,8 @@ class RestartReporter:
     def __init__(self, context: FollowContext, evidence: EvidenceCollector) -> None:
         self._state, self._log, self._evidence = context.state, context.log, evidence
         self._history = RestartHistory(self._state.kind, self._state.handover.pod_history.get("crashes"))
-        self._unreported: list[tuple[Restart, float]] = []  # with the time.monotonic() at which each was seen
-        self._next = 0.0  # time.monotonic() from which the first one is reported
+        self._unreported: list[tuple[Restart, float]] = []  # with the timing.now() at which each was seen
+        self._next = 0.0  # timing.now() from which the first one is reported
 
     def update(self, pods: Mapping[str, Object], removed: Iterable[str] = ()) -> None:
         """Record changes of the pods that exist."""
@@ -35,7 +35,7 @@ class RestartReporter:
 
     def report(self, *, at_once: bool = False) -> None:
         """Log one line for each restart whose log has had time to arrive."""
-        now = time.monotonic()
+        now = timing.now()
         while self._unreported and (at_once or (self.due or 0.0) <= now):
             restart, seen = self._unreported[0]
             lines = self._evidence.lines_of_run(restart)
@@ -47,7 +47,7 @@ class RestartReporter:
 
     @property
     def due(self) -> float | None:
-        """When the next restart is to be reported, by `time.monotonic`; None if there is none."""
+        """When the next restart is to be reported, by `timing.now`; None if there is none."""
         return max(self._unreported[0][1] + LOG_DELAY_SECONDS, self._next) if self._unreported else None
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
@@ -60,4 +60,4 @@ class RestartReporter:
         return self._history.handover()
 
     def _note(self, restarts: list[Restart]) -> None:
-        self._unreported += [(restart, time.monotonic()) for restart in restarts]
+        self._unreported += [(restart, timing.now()) for restart in restarts]

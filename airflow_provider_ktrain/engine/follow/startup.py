@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -30,12 +29,12 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.state.nodes import Node, is_of_autoscaler
 from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import list_objects
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
-from airflow_provider_ktrain.engine.follow.state import utc_now
 
 FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
 INTERVAL_FACTOR = 1.5  #: by which the interval grows after each check
@@ -50,7 +49,7 @@ _NOT_STARTED = (Phase.PENDING, Phase.STARTING)  # the job waits for nodes, image
 class _Read:
     """The last read of the nodes, or its failure."""
 
-    began: float = -float("inf")  # by `time.monotonic`
+    began: float = -float("inf")  # by `timing.now`
     nodes: tuple[Node, ...] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -65,10 +64,10 @@ async def read_nodes(api: Api, *, fresh: bool = False) -> tuple[Node, ...] | Non
 
     :param fresh: whether the read must begin after this call. Default: False, it is at most NODES_AGE_SECONDS old.
     """
-    asked, read = time.monotonic(), _reads.setdefault(api, _Read())
+    asked, read = timing.now(), _reads.setdefault(api, _Read())
     async with read.lock:
         if read.began < (asked if fresh else asked - NODES_AGE_SECONDS):
-            read.began, read.nodes = time.monotonic(), None
+            read.began, read.nodes = timing.now(), None
             with contextlib.suppress(KtrainError, TimeoutError):
                 async with asyncio.timeout(NODES_TIMEOUT_SECONDS):
                     nodes = await list_objects(api, api_paths.nodes(), keep=Node.of, page_size=NODE_PAGE_SIZE)
@@ -86,11 +85,11 @@ class StartupChecks:
     def __init__(self, context: FollowContext, events: JobEvents, seconds_away_since: Callable[[float], float]) -> None:
         self._api, self._state, self._log, self._events = context.api, context.state, context.log, events
         self._seconds_away_since = seconds_away_since
-        self._checked_at = time.monotonic()
+        self._checked_at = timing.now()
         self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
-        self._missing_since: float | None = None  # when a claim was first said to be missing, by time.monotonic
-        self._unmatched_since: float | None = None  # when a read first showed that no node matches, by time.monotonic
+        self._missing_since: float | None = None  # when a claim was first said to be missing, by timing.now
+        self._unmatched_since: float | None = None  # when a read first showed that no node matches, by timing.now
 
     def phase_changed(self) -> None:
         """Begin with short intervals again."""
@@ -98,7 +97,7 @@ class StartupChecks:
 
     @property
     def due(self) -> float | None:
-        """When to check next, by `time.monotonic`; None if the job has started."""
+        """When to check next, by `timing.now`; None if the job has started."""
         due = self._checked_at + self._interval
         graces = (
             (self._missing_since, GRACE_SECONDS["missing claim"]),
@@ -119,13 +118,13 @@ class StartupChecks:
         if self.due is None:
             await self._events.close()
             return None
-        if time.monotonic() < self.due and not at_once:
+        if timing.now() < self.due and not at_once:
             return None
-        self._checked_at = time.monotonic()
+        self._checked_at = timing.now()
         self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
-        away = self._seconds_away_since(time.time() - (time.monotonic() - state.phase_since))
-        waited = time.monotonic() - state.phase_since - away
-        now = utc_now() - datetime.timedelta(seconds=away)
+        away = self._seconds_away_since(timing.epoch() - (timing.now() - state.phase_since))
+        waited = timing.now() - state.phase_since - away
+        now = timing.utc_now() - datetime.timedelta(seconds=away)
         events = await self._events.watched()
         evidence = make_evidence(state.known_job, state.pods.live, events, now=now)
         cause = find_startup_cause(evidence, waited, has_run=state.has_run)
@@ -142,7 +141,7 @@ class StartupChecks:
 
         The scheduler's words may be old, and say nothing of when they began: the time starts when they are first seen.
         """
-        since = self._missing_since or time.monotonic()
+        since = self._missing_since or timing.now()
         waited = self._lasted(since)
         found = find_missing_claim(evidence, waited)
         self._missing_since = None if found is None else since
@@ -163,7 +162,7 @@ class StartupChecks:
         nodes = None
         if not self._state.has_run and unmatched_pods.suspects(evidence):
             nodes = await read_nodes(self._api, fresh=fresh)
-        since = self._unmatched_since or time.monotonic()
+        since = self._unmatched_since or timing.now()
         waited = self._lasted(since)
         cause = None if nodes is None else unmatched_pods.find_unmatched_pod(evidence, nodes, waited)
         self._unmatched_since = None if cause is None else since
@@ -174,9 +173,9 @@ class StartupChecks:
         return cause if are_read and not any(map(is_of_autoscaler, events)) else None
 
     def _lasted(self, since: float) -> float:
-        """Seconds since a time by `time.monotonic`, without those in which the API server was away."""
-        seconds = time.monotonic() - since
-        return seconds - self._seconds_away_since(time.time() - seconds)
+        """Seconds since a time by `timing.now`, without those in which the API server was away."""
+        seconds = timing.now() - since
+        return seconds - self._seconds_away_since(timing.epoch() - seconds)
 
     def _log_obstacle(self, events: list[Object]) -> None:
         """Log the newest Warning event about the job or its pods, once. The job may start in spite of it."""

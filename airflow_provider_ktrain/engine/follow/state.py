@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from airflow_provider_ktrain.core.state.pods.stopped_pods import (
 )
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen, phase_of
 from airflow_provider_ktrain.core.text.output import with_short_first_line
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.api.job_calls import belongs
 from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
@@ -54,7 +54,7 @@ class JobState:
         #: what the process before has seen of the pods, until it is known what became of them
         self.pods_before = dict(mapping(mapping(handover.pod_history).get("existing")))
         self.phase: Phase | None = None  #: None until the job and its pods are known
-        self.began = self.phase_since = time.monotonic()
+        self.began = self.phase_since = timing.now()
         self.metrics = dict(handover.metrics)
         self.queue = QueueMemory.from_dict(mapping(handover.queue))
         self.phases = list(_phases(handover.phases))  #: with the epoch seconds of each
@@ -161,19 +161,19 @@ class JobState:
     def enter(self, phase: Phase) -> None:
         """Change the phase and start its clock."""
         self.count_phase()
-        self.phase, self.phase_since = phase, time.monotonic()
+        self.phase, self.phase_since = phase, timing.now()
         if not self.phases or self.phases[-1][0] != phase:
-            self.phases = [*self.phases[1 - MAX_PHASES :], (str(phase), time.time())]
+            self.phases = [*self.phases[1 - MAX_PHASES :], (str(phase), timing.epoch())]
 
     def count_phase(self) -> None:
         """Add the time in the current phase to the metrics."""
         if self.phase is not None:
             name = f"seconds.{self.phase.lower()}"
-            self.metrics[name] = round(self.metrics.get(name, 0) + time.monotonic() - self.phase_since, 3)
+            self.metrics[name] = round(self.metrics.get(name, 0) + timing.now() - self.phase_since, 3)
 
     def seconds_in(self, phase: Phase) -> float:
         """The time in a phase so far, over all processes that followed the job."""
-        current = time.monotonic() - self.phase_since if self.phase is phase else 0.0
+        current = timing.now() - self.phase_since if self.phase is phase else 0.0
         return self.metrics.get(f"seconds.{phase.lower()}", 0.0) + current
 
     def queued_seconds(self) -> dict[str, float]:
@@ -184,7 +184,7 @@ class JobState:
     def spans_in(self, phase: Phase) -> list[tuple[datetime.datetime, datetime.datetime]]:
         """When the job was in a phase, as far as its phases are kept."""
         began = [datetime.datetime.fromtimestamp(at, datetime.UTC) for _, at in self.phases]
-        ended = [*began[1:], utc_now()]
+        ended = [*began[1:], timing.utc_now()]
         return [(b, e) for (name, _), b, e in zip(self.phases, began, ended, strict=False) if name == phase]
 
     def describe(self, phase: Phase) -> str:
@@ -210,11 +210,6 @@ class JobState:
 def phase_of_pod(pod: Mapping[str, Any]) -> str:
     """The pod's own phase: Pending, Running, Succeeded, Failed or Unknown; "None" without a status."""
     return str((pod.get("status") or {}).get("phase"))
-
-
-def utc_now() -> datetime.datetime:
-    """The current time, with the time zone UTC."""
-    return datetime.datetime.now(datetime.UTC)
 
 
 def _phases(handed_over: object) -> Iterator[tuple[str, float]]:

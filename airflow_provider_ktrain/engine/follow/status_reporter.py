@@ -8,7 +8,6 @@ last lines and GPU time change too, so a new status is offered once a minute.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +17,11 @@ from airflow_provider_ktrain.core.reporting.status_document import MAX_LINES, Tr
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
 
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
@@ -47,7 +46,7 @@ class StatusReporter:
 
     @property
     def due(self) -> float | None:
-        """When to look again although nothing has changed, by `time.monotonic`; None: not at all."""
+        """When to look again although nothing has changed, by `timing.now`; None: not at all."""
         active = self._sink is not None and self._state.phase in _ACTIVE
         return self._offered_at + REFRESH_SECONDS if active else None
 
@@ -56,11 +55,11 @@ class StatusReporter:
         if self._sink is None or self._state.phase is None:
             return
         now = self._state.phase, self._state.pods.groups.shown_version, self._queue_reason()
-        refresh = self.due is not None and time.monotonic() >= self.due
+        refresh = self.due is not None and timing.now() >= self.due
         if now == self._offered and not refresh:
             return
         urgent = now[0] is not self._offered[0]
-        self._offered, self._offered_at = now, time.monotonic()
+        self._offered, self._offered_at = now, timing.now()
         self._sink.offer(self.take, urgent=urgent)
 
     def take(self, cause: Cause | None = None, *, ended: bool = False) -> Callable[[], dict[str, Any]]:
@@ -68,7 +67,7 @@ class StatusReporter:
 
         For a job of 1,000 replicas, that takes too long for the event loop.
         """
-        state, now = self._state, utc_now()
+        state, now = self._state, timing.utc_now()
         kind, job, ref = state.kind, state.known_job, state.ref
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))

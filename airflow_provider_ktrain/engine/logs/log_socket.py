@@ -31,12 +31,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
 STALL_SECONDS = 5.0  #: without a turn of the event loop that count as a stall
@@ -262,7 +262,7 @@ class LogSocket:
         pieces = parts(text, self._piece)
         if len(pieces) == 1 and not self._messages and self._fits(record_cost(json_size(text) + RECORD_BYTES)):
             return True
-        now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+        now = timing.utc_now().replace(tzinfo=None).isoformat(timespec="microseconds")
         records = [partial(method, piece, **{"timestamp": f"{now}Z", **kw}) for piece in pieces]
         if self._message_bytes >= MESSAGES_BYTES:
             pieces, records = ([""], [partial(self._log_lost, method)]) if not self._lost_messages else ([], [])
@@ -310,9 +310,9 @@ class LogSocket:
         """Write for SLICE_SECONDS at most, and go on later, whatever happens."""
         loop, self._timer = asyncio.get_running_loop(), None
         pause = self.settling_seconds()
-        end, self._writing = time.monotonic() + SLICE_SECONDS, True
+        end, self._writing = time.monotonic() + SLICE_SECONDS, True  # noqa: TID251  # CPU time of a slice
         try:
-            while pause <= 0 and time.monotonic() < end:
+            while pause <= 0 and time.monotonic() < end:  # noqa: TID251  # CPU time of a slice
                 pause = self._write_record()
         finally:
             self._writing = False

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from airflow_provider_ktrain.core.identity.names import (
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import (
@@ -96,11 +96,11 @@ class Posting:
 
     def __init__(self) -> None:
         self._request: asyncio.Future[Object] | None = None
-        self.until = 0.0  #: time.monotonic() from which the API server doesn't process it any more
+        self.until = 0.0  #: timing.now() from which the API server doesn't process it any more
 
     async def send(self, api: Api, path: str, body: Object) -> Object:
         """Send the request and return the response."""
-        self.until = time.monotonic() + CREATE_SECONDS
+        self.until = timing.now() + CREATE_SECONDS
         query = {"fieldValidation": "Strict"}
         request = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
         self._request = asyncio.ensure_future(request)
@@ -122,7 +122,7 @@ class Posting:
     @property
     def is_over(self) -> bool:
         """Whether no job can be created any more: there was a response, or its time has passed."""
-        return time.monotonic() >= self.until
+        return timing.now() >= self.until
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Claim:
             except (ApiStatusError, ApiUnavailable) as e:
                 # 409: a quota was updated at the same time
                 again = e.transient or (e.status == 409)
-                now = time.monotonic()
+                now = timing.now()
                 failing_since = failing_since or now
                 if not again or now + delay > failing_since + self.patience:
                     raise explain(e, verb, f"{self.kind.plural}.{self.kind.group}", self.target.namespace) from None

@@ -9,9 +9,7 @@ deleted as failed.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import ClusterError
@@ -19,6 +17,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import Log, job_pods, list_pods, read_job
@@ -74,11 +73,11 @@ class DeletionWaiter:
         return True
 
     async def _ask(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await retry_transient(ask, time.monotonic() + self._patience, warn=self._log.warning)
+        return await retry_transient(ask, timing.now() + self._patience, warn=self._log.warning)
 
     def _report_is_due(self) -> bool:
         """Whether to log the progress, or to give up."""
-        now = time.monotonic()
+        now = timing.now()
         self._began_at = self._began_at or now
         self._reported_at = self._reported_at or now
         return now - self._reported_at >= self._timeout / 10 or now - self._began_at >= self._timeout
@@ -86,7 +85,7 @@ class DeletionWaiter:
     def _report(self, ref: JobRef, what: str, pods: Sequence[Object], job: Object | None = None) -> None:
         """Log what the deletion or suspension waits for. At the timeout, raise a ClusterError."""
         held = "; ".join(map(_describe_terminating, pods)) or _describe_finalizers(job or {})
-        self._reported_at = time.monotonic()
+        self._reported_at = timing.now()
         seconds = self._reported_at - (self._began_at or self._reported_at)
         if seconds >= self._timeout:
             raise ClusterError(_stuck(ref, what, seconds, held, pods))
@@ -114,7 +113,7 @@ def _describe_terminating(pod: Mapping[str, Any]) -> str:
     grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
     if due is None:
         why = "not being deleted yet"
-    elif (datetime.now(UTC) - due).total_seconds() > NODE_SUSPECTED_AFTER_SECONDS:
+    elif (timing.utc_now() - due).total_seconds() > NODE_SUSPECTED_AFTER_SECONDS:
         why = f"its grace period ended at {due:%H:%M:%S} UTC: check that its node is ready"
     else:
         why = f"has until {due:%H:%M:%S} UTC: its grace period is {grace} s"

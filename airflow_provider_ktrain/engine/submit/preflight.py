@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,7 @@ from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.state.queue.kueue_status import runs_elsewhere
 from airflow_provider_ktrain.core.state.status import wants_suspension
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log, served_version
@@ -84,7 +84,7 @@ async def preflight(
             problems += [p for p in found if (p.level, p.code, p.path) not in known]
         errors = [p for p in problems if p.level is ERROR]
         try:
-            sent = request.stamped(manifest, namespace, SUBMISSION, attempt=1, now=time.time(), served=served)
+            sent = request.stamped(manifest, namespace, SUBMISSION, attempt=1, now=timing.epoch(), served=served)
         except RuntimeMismatchError as e:
             if not errors:
                 raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from airflow_provider_ktrain.core.kinds.runtimes import RuntimeRef, Served
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.state.pods.objects import name_of
 from airflow_provider_ktrain.core.text.output import SUGGESTION
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log
@@ -44,7 +44,7 @@ async def read_served(
     """
     if kind.runtimes is None:
         return None
-    read = functools.partial(answer_to, api, end=time.monotonic() + patience, log=log)
+    read = functools.partial(answer_to, api, end=timing.now() + patience, log=log)
     fields = await _spec_fields(read, kind, version)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
     if ref := kind.runtimes.ref(manifest):
@@ -107,16 +107,16 @@ async def answer_to(
 ) -> Answer:
     """The object at a path, or that it isn't found (404) or may not be read (403).
 
-    :param end: value of `time.monotonic()` until which requests are repeated. Default: 0, not at all.
+    :param end: value of `timing.now()` until which requests are repeated. Default: 0, not at all.
     :param optional: after SCHEMA_PATIENCE_SECONDS, errors of the API server (5xx) are answers, too. Default: False.
     """
-    schema_end = time.monotonic() + SCHEMA_PATIENCE_SECONDS
+    schema_end = timing.now() + SCHEMA_PATIENCE_SECONDS
 
     async def ask() -> Answer:
         try:
             return Answer(200, await api.request("GET", path, metadata_only=metadata_only))
         except ApiStatusError as e:
-            if optional and e.status >= 500 and time.monotonic() > schema_end:
+            if optional and e.status >= 500 and timing.now() > schema_end:
                 return Answer(e.status, {})
             raise
 

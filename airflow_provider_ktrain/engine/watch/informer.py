@@ -21,13 +21,13 @@ import json
 import logging
 import math
 import random
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, pause_after
 from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
@@ -180,7 +180,7 @@ class SharedInformer:
         refusal_level: int = logging.WARNING,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
-        self.unreachable_since: float | None = None  #: time.monotonic() of the first failure to reach the server
+        self.unreachable_since: float | None = None  #: timing.now() of the first failure to reach the server
         self._outages = Outages()  # earlier ones
         self.failure: Exception | None = None  #: why the server rejects requests, while it does
         self._api = api
@@ -195,7 +195,7 @@ class SharedInformer:
         self._resync_at = 0.0
         self._failures = 0  # in a row
         self._refusal_level = refusal_level
-        self._opened: float | None = None  # time.monotonic() at which the present stream began
+        self._opened: float | None = None  # timing.now() at which the present stream began
         self._logged_unreachable = False
         self._task: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
@@ -210,13 +210,13 @@ class SharedInformer:
 
     def seconds_away_since(self, at: float) -> float:
         """For how long the API server could not be reached since `at`, in epoch seconds."""
-        now = time.time()
-        began = now if self.unreachable_since is None else now - (time.monotonic() - self.unreachable_since)
+        now = timing.epoch()
+        began = now if self.unreachable_since is None else now - (timing.now() - self.unreachable_since)
         return self._outages.seconds_since(at) + now - min(max(began, at), now)
 
     def recovered_at(self, due: float) -> float:
         """As of `Outages`, or later while the API server can't be reached."""
-        return self._outages.recovered_at(due) if self.unreachable_since is None else time.time() + RECOVERY_SECONDS
+        return self._outages.recovered_at(due) if self.unreachable_since is None else timing.epoch() + RECOVERY_SECONDS
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""
@@ -295,7 +295,7 @@ class SharedInformer:
         wait: float | None = None
         clean, self._opened = False, None
         try:
-            if not self.version or time.monotonic() >= self._resync_at:
+            if not self.version or timing.now() >= self._resync_at:
                 await self._list()
             await self._watch()
             clean = True
@@ -323,13 +323,13 @@ class SharedInformer:
         return max(pause_after(self._failures, *BACKOFF_SECONDS), min(wait or 0.0, MAX_RETRY_AFTER_SECONDS))
 
     def _stream_was_stable(self) -> bool:
-        return self._opened is not None and time.monotonic() - self._opened >= STABLE_STREAM_SECONDS
+        return self._opened is not None and timing.now() - self._opened >= STABLE_STREAM_SECONDS
 
     def _note_unreachable(self, error: ApiUnavailable | ApiStatusError) -> None:
         """Log an outage once. A cut stream that can be reopened at once isn't logged."""
         self.stats["cuts"] += 1
         if self.unreachable_since is None:
-            self.unreachable_since = time.monotonic()
+            self.unreachable_since = timing.now()
         elif not self._logged_unreachable:
             self._logged_unreachable = True
             log.warning("Watch of %s failed. Trying again.\n%s", self._path, error)
@@ -344,8 +344,8 @@ class SharedInformer:
     def _note_reached(self) -> None:
         """Log the end of an outage that was logged."""
         if self.unreachable_since is not None:
-            seconds = time.monotonic() - self.unreachable_since
-            self._outages.add(time.time() - seconds, time.time())
+            seconds = timing.now() - self.unreachable_since
+            self._outages.add(timing.epoch() - seconds, timing.epoch())
             if self._logged_unreachable:
                 log.info("Watch of %s works again after %.0f s", self._path, seconds)
         self.unreachable_since, self._logged_unreachable = None, False
@@ -382,7 +382,7 @@ class SharedInformer:
             if not number % PAGE_SIZE:
                 await asyncio.sleep(0)
         self.version = page["metadata"]["resourceVersion"]
-        self._resync_at = time.monotonic() + RESYNC_SECONDS * random.uniform(0.9, 1.1)
+        self._resync_at = timing.now() + RESYNC_SECONDS * random.uniform(0.9, 1.1)
         self._synced = True
         for subscription in self._subscribed(list(self._subscriptions)):
             subscription.sync()
@@ -395,12 +395,12 @@ class SharedInformer:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self.version,
-            "timeoutSeconds": str(max(1, round(self._resync_at - time.monotonic()))),
+            "timeoutSeconds": str(max(1, round(self._resync_at - timing.now()))),
         }
         self.stats["watches"] += 1
         async with self._api.stream(self._path, query=query, read_timeout=SILENCE_TIMEOUT_SECONDS) as response:
             self._note_reached()
-            self._opened = time.monotonic()
+            self._opened = timing.now()
             async for event in events_of(response):
                 self._event(event)
                 self._failures = 0

@@ -1,0 +1,83 @@
+"""A trigger's `run()` in virtual time: the server in the same loop, the connection through Airflow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk import TaskInstanceState
+
+from airflow_provider_ktrain.compat import EARLIEST_EVENT
+from airflow_provider_ktrain.engine import timing
+from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from tests.engine.small_api import NAMESPACE, SmallApi, served
+from tests.engine.staged import Staged
+from tests.operators.task_instance import Supervisor, supervised
+
+pytestmark = pytest.mark.virtual_time
+
+
+@contextlib.asynccontextmanager
+async def staged_with_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Staged]:
+    api = SmallApi()
+    async with served(api) as url:
+        path = tmp_path / "kubeconfig"
+        path.write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "small",
+            "contexts": [{"name": "small", "context": {"cluster": "small", "user": "small"}}],
+            "clusters": [{"name": "small", "cluster": {"server": url}}],
+            "users": [{"name": "small", "user": {}}],
+        }))  # fmt: skip
+        extra = {"kube_config_path": str(path), "namespace": NAMESPACE}
+        monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+        monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")
+        training = Staged(api)
+        training.url = url
+        yield training
+
+
+def trigger_of(training: Staged) -> TrainingJobTrigger:
+    trigger = TrainingJobTrigger(job=training.ref.to_dict(), options=Options(drain_timeout=0.5).to_dict())
+    ti: Any = SimpleNamespace(dag_id="dag", run_id="run", task_id="train", map_index=-1, id="ti-1")
+    trigger.task_instance = ti
+    return trigger
+
+
+async def test_event_is_withheld_until_airflow_accepts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged_with_connection(tmp_path, monkeypatch) as training:
+        training.pod(0)
+        training.running()
+        loop = asyncio.get_running_loop()
+        loop.call_later(5.0, training.pod, 0, "Succeeded")
+        loop.call_later(5.0, training.ended)
+        began = timing.now()
+        with supervised(Supervisor(TaskInstanceState.DEFERRED)):
+            (event,) = [event async for event in trigger_of(training).run()]
+        assert event.payload["outcome"]["succeeded"], event.payload
+        assert timing.now() - began == pytest.approx(EARLIEST_EVENT, abs=0.01)
+
+
+async def test_kill_of_a_task_that_stays_queued_keeps_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged_with_connection(tmp_path, monkeypatch) as training:
+        training.pod(0)
+        training.running()
+        trigger = trigger_of(training)
+        with supervised(Supervisor(TaskInstanceState.QUEUED)):
+            running = asyncio.ensure_future(anext(aiter(trigger.run())))
+            await asyncio.sleep(5)
+            running.cancel("user-action")
+            with pytest.raises(asyncio.CancelledError, match="user-action"):
+                await running
+            began = timing.now()
+            await trigger.on_kill()
+            await trigger.cleanup()
+        assert training.api.objects["pytorchjobs"]
+        assert 300 <= timing.now() - began < 310
