@@ -137,8 +137,9 @@ def guarantees() -> list[Guarantee]:
 def functions(path: str) -> dict[str, str]:
     """The code of each function of a file, with its decorators."""
     text = (ROOT / path).read_text()
+    lines = text.splitlines()
     return {
-        node.name: "\n".join(ast.get_source_segment(text, part) or "" for part in (*node.decorator_list, node))
+        node.name: "\n".join(lines[min(part.lineno for part in (*node.decorator_list, node)) - 1 : node.end_lineno])
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }

@@ -35,7 +35,7 @@ BUILTIN_ERRORS = ("ValueError", "AirflowSensorTimeout", "AirflowSkipException")
 ERROR_DETAILS = ("where", "found", "expected", "remedy")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
+Around = tuple[Function | ast.ClassDef, ...]  #: what an expression is in, innermost last
 
 #: the parameters of what carries a text to a message, and the kind of that message
 CARRIERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -137,22 +137,33 @@ class Code:
         self.parents: dict[ast.AST, tuple[ast.AST, str]] = {}
         self.errors = set(BUILTIN_ERRORS)
         self._assigned: dict[Function, list[tuple[ast.expr, ast.expr]]] = {}
+        self.calls: dict[str, list[tuple[Around, ast.Call]]] = {}
         for name, tree in self.modules.items():
             for target, value in _assignments(tree.body):
                 if isinstance(target, ast.Name):
                     self.constants[name, target.id] = value
-            for node in ast.walk(tree):
-                self._index(name, node)
-        self.calls = {name: list(_calls(tree)) for name, tree in self.modules.items()}
+            self.calls[name] = []
+            self._index(name, tree, ())
 
-    def _index(self, module: str, node: ast.AST) -> None:
-        for block, value in ast.iter_fields(node):
-            children = value if isinstance(value, list) else [value]
-            self.parents.update((child, (node, block)) for child in children if isinstance(child, ast.AST))
-        if isinstance(node, Function):
-            self.functions.setdefault(node.name, []).append((module, node))
-        elif isinstance(node, ast.ClassDef) and node.name.endswith(("Error", "Unavailable")):
-            self.errors.add(node.name)
+    def _index(self, module: str, node: ast.AST, around: Around) -> None:
+        """Note what is below a node, in the order of the code."""
+        for block in node._fields:
+            value = getattr(node, block, None)
+            for child in value if isinstance(value, list) else (value,):
+                if not isinstance(child, ast.AST) or isinstance(child, ast.expr_context):
+                    continue
+                self.parents[child] = (node, block)
+                within = around
+                if isinstance(child, ast.Call):
+                    self.calls[module].append((around, child))
+                elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    self.functions.setdefault(child.name, []).append((module, child))
+                    within = (*around, child)
+                elif isinstance(child, ast.ClassDef):
+                    if child.name.endswith(("Error", "Unavailable")):
+                        self.errors.add(child.name)
+                    within = (*around, child)
+                self._index(module, child, within)
 
     # messages
 
@@ -441,7 +452,6 @@ class Code:
 
 
 _OTHER = {"body": "orelse", "orelse": "body"}
-Around = tuple[Function | ast.ClassDef, ...]
 
 
 def _patterns(path: Path) -> str:
@@ -457,14 +467,6 @@ def _patterns(path: Path) -> str:
             )
             lines.append(f"\n{comment[1]}{table} = ({', '.join(calls)},)")
     return "\n".join(lines)
-
-
-def _calls(node: ast.AST, around: Around = ()) -> Iterator[tuple[Around, ast.Call]]:
-    """Each call below a node, with the classes and functions around it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Call):
-            yield around, child
-        yield from _calls(child, (*around, child) if isinstance(child, Function | ast.ClassDef) else around)
 
 
 def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -13,7 +13,8 @@ from conformance.facts import Facts
 COMPONENTS = pathlib.Path(__file__).parent / "components"  # tests of the embedded cluster's own parts
 
 # the same examples in each run, even on a slow machine: HYPOTHESIS_PROFILE=explore searches for others
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=300)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

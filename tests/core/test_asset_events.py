@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.reporting.redaction import redacted
 
 JOB = {"kind": "PyTorchJob", "namespace": "team", "name": "train-1", "uid": "5"}
 USAGE = {"requested": 8.0, "queued": 2.0, "held": 6.0, "wasted": 1.0, "gpus": 2}
-texts = st.text(max_size=300)
+texts = st.text(max_size=100)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
@@ -30,7 +30,7 @@ values = st.recursive(
 )
 
 
-@given(result=values, metrics=st.dictionaries(texts, values, max_size=40), size=st.integers(0, 20_000))
+@given(result=values, metrics=st.dictionaries(texts, values, max_size=15), size=st.integers(0, 20_000))
 def test_extra_is_bounded_and_names_what_it_leaves_out(result: Any, metrics: dict[str, Any], size: int) -> None:
     fields = {"job": JOB, "usage": USAGE, "metrics": metrics, "result": [result, [1] * size]}
     extra = event_extra(fields)

@@ -237,7 +237,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     return manifest
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(manifests())
 def test_operators_run_and_check_read_the_same_manifest_and_see_the_same_problems(manifest: Manifest) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -119,7 +119,7 @@ def test_longer_rows_leave_out_points_then_lines_then_replicas(names: int) -> No
     metrics, lines = reported(names, 300), {f"Worker {i}": "x" * 120 for i in range(MAX_LINES)}
     previous: tuple[int, int, int] = MAX_SERIES_BYTES, MAX_LINES, MAX_REPLICAS
     seen = set()
-    for chars in range(0, 253, 4):
+    for chars in range(0, 253, 21):
         rows = [["Worker", i, "p" * chars, "node", 8, "Pending", 1] for i in range(MAX_REPLICAS)]
         document = status(metrics=metrics, rows=rows, last_lines=lines).to_dict()
         parts = size(document["series"]), len(document["last_lines"]), len(document["replicas"]["rows"])
@@ -147,8 +147,8 @@ any_text = of_any_length("x\xfc\0\ud800\U0001f600")
         reported, st.sampled_from([0, 1, 4, 32]), st.sampled_from([1, 50, 250]), st.sampled_from(["m", "\xfc" * 60])
     ),
     count=st.sampled_from([0, 1, 8, 64, 300]),
-    pod_name=st.one_of(st.integers(0, 253).map(lambda chars: "p" * chars), any_text),
-    lines=st.lists(any_text, max_size=20),
+    pod_name=st.builds(lambda char, count: char * count, st.sampled_from("p\xfc\U0001f600"), st.integers(0, 253)),
+    lines=st.lists(any_text, max_size=MAX_LINES + 2),
     text=any_text,
 )
 def test_document_never_exceeds_its_limit_for_any_texts(
