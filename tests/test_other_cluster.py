@@ -30,6 +30,7 @@ TESTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(REAL), reason="it starts a cluster of its own")
 @pytest.mark.parametrize(
     ("folder", "expected"),
