@@ -79,7 +79,8 @@ def messages() -> str:
     """All messages, from the source code."""
     sys.path.insert(0, str(ROOT))
     from scripts.message_texts import has_words, lines
-    from scripts.messages import Code, Message
+    from scripts.messages import Message
+    from scripts.messages import messages as all_messages
     from scripts.pages import table
 
     def code(text: str) -> str:
@@ -90,7 +91,7 @@ def messages() -> str:
         return shown, message.kind, message.when, "<br>".join(lines(message.remedy)) or "-"
 
     rooms: dict[str, list[tuple[str, ...]]] = {}
-    for message in Code().messages():
+    for message in all_messages():
         if has_words(message.text):
             starts = ((start, room) for room, all_starts in ROOMS.items() for start in all_starts)
             _, room = max((len(start), room) for start, room in starts if message.module.startswith(start))

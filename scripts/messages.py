@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import itertools
 import re
 import sys
@@ -509,9 +510,15 @@ def _positions(target: ast.expr, name: str) -> Iterator[int | None]:
         yield from (i for i, member in enumerate(target.elts) if isinstance(member, ast.Name) and member.id == name)
 
 
+@functools.cache
+def messages() -> tuple[Message, ...]:
+    """All messages of the package, by module and line."""
+    return tuple(Code().messages())
+
+
 def main() -> None:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    for m in Code().messages():
+    for m in messages():
         if word in shown(m.text):
             print(f"{m.module}:{m.line} [{m.kind}] {shown(m.text)!r} WHEN {m.when} DO {shown(m.remedy)}")
 

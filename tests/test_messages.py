@@ -26,7 +26,7 @@ from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
 from airflow_provider_ktrain.engine.release import describe_freed
 from airflow_provider_ktrain.exceptions import TrainingJobError
 from scripts.message_texts import Placeholder, Text, has_words, shown, variants
-from scripts.messages import LEVELS, PACKAGE, Code, Message
+from scripts.messages import LEVELS, PACKAGE, Message, messages
 
 NAMESPACE = "team-" + "n" * 58
 REQUEST = f"GET /apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs/{'j' * 46}"
@@ -116,23 +116,17 @@ def problems(message: Message) -> Iterator[str]:
 PARTS = sorted(path.stem for path in PACKAGE.iterdir() if not path.name.startswith("__"))
 
 
-@pytest.fixture(scope="module")  # to find them takes seconds
-def messages() -> list[Message]:
-    """All messages of the package."""
-    return list(Code().messages())
-
-
 @pytest.mark.parametrize("part", PARTS)
-def test_messages_are_complete_short_and_plain(messages: list[Message], part: str) -> None:
+def test_messages_are_complete_short_and_plain(part: str) -> None:
     """`part` is a module or a sub-package."""
-    own = [m for m in messages if m.module.partition("/")[0] == part and has_words(m.text)]
+    own = [m for m in messages() if m.module.partition("/")[0] == part and has_words(m.text)]
     found = [f"{m.module}:{m.line} {shown(m.text)!r}: {problem}" for m in own for problem in problems(m)]
     assert not found, "\n".join(found)
 
 
-def test_no_message_is_hidden_from_the_table(messages: list[Message]) -> None:
+def test_no_message_is_hidden_from_the_table() -> None:
     """A message of placeholders only is the text of another message; otherwise the table would lack it."""
-    hidden = {shown(m.text) for m in messages if m.text and not has_words(m.text)}
+    hidden = {shown(m.text) for m in messages() if m.text and not has_words(m.text)}
     assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
 
 

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 from scripts.message_texts import shown
-from scripts.messages import Code, Message
+from scripts.messages import Message, messages
 from tests.core.test_diagnosis import recording
 
 OPERATORS = (PyTorchJobOperator, MPIJobOperator, TrainJobOperator)
@@ -35,13 +35,13 @@ def parameters_in(text: str) -> set[str]:
     return PARAMETERS & set(re.findall(r"\w+", text))
 
 
-def messages() -> list[Message]:
-    printed = (m for m in Code().messages() if m.module.startswith(("core/", "engine/")))
+def printed_messages() -> list[Message]:
+    printed = (m for m in messages() if m.module.startswith(("core/", "engine/")))
     return [m for m in printed if not f"{m.module}:{m.line}".startswith(NOT_OF_A_RUN)]
 
 
 def test_messages_name_no_parameters() -> None:
-    found, named = messages(), set()
+    found, named = printed_messages(), set()
     for message in found:
         for text in map(shown, (message.text, *message.details.values())):
             named |= parameters_in(text)
