@@ -287,7 +287,14 @@ def _interrupt_on_sigterm() -> None:
     Airflow has left the handler of the worker segment: it calls the operator's `on_kill`, which has nothing to end.
     """
     with contextlib.suppress(ValueError, RuntimeError):  # not the main thread, which alone handles signals
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _interrupt)
+
+
+def _interrupt() -> None:
+    """Interrupt this process as Ctrl-C does, also where SIGINT is ignored, as in the background of a shell."""
+    if not callable(signal.getsignal(signal.SIGINT)):
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 async def _cancel(working: asyncio.Future[Any]) -> None:

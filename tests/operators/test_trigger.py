@@ -355,8 +355,14 @@ def test_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.
     assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
 
 
-def test_sigterm_ends_dags_test_and_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """Airflow's handler of the worker segment is still set, and only calls `on_kill`. The program floods its log."""
+@pytest.mark.parametrize("on_ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+def test_sigterm_ends_dags_test_and_leaves_no_job(
+    instance: Instance, capsys: pytest.CaptureFixture[str], on_ctrl_c: Any
+) -> None:
+    """Airflow's handler of the worker segment is still set, and only calls `on_kill`. The program floods its log.
+
+    A process that a shell has started in the background ignores SIGINT.
+    """
     flood = ["sh", "-c", "while :; do echo 'KTRAIN_METRIC {\"step\": 1}'; done"]
     trigger = trigger_of(instance.execute(command=flood), instance)
     trigger.task_instance = None
@@ -373,12 +379,13 @@ def test_sigterm_ends_dags_test_and_leaves_no_job(instance: Instance, capsys: py
         async with asyncio.timeout(240):
             await running
 
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    before = signal.signal(signal.SIGTERM, lambda *_: None), signal.signal(signal.SIGINT, on_ctrl_c)
     try:
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(followed())
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)
     assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
 
 
