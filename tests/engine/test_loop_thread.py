@@ -130,3 +130,4 @@ def test_a_loop_that_has_ended_is_not_waited_for() -> None:
     opened = LoopThread()
     with pytest.raises((asyncio.CancelledError, RuntimeError)):
         opened.run(end())
+    opened.close()  # waits for the thread, whose exception pytest would report in a later test

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import queue
 import threading
 from collections.abc import Awaitable, Callable
@@ -98,7 +99,8 @@ class LoopThread:
         """Cancel what is left, and end the thread."""
         opened, self._open = self._open, None  # first: an exception may interrupt this
         if opened is not None:
-            opened.loop.call_soon_threadsafe(opened.closing.set)
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                opened.loop.call_soon_threadsafe(opened.closing.set)
             opened.thread.join()
 
 
