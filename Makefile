@@ -11,7 +11,7 @@ demo: $(VENV)/.demo
 	@KIND=$(KIND) $(BIN)/python scripts/demo.py
 
 test: $(VENV)/.test lint
-	@$(BIN)/python -m pytest -n 6 --dist loadgroup --no-loadscope-reorder --reruns 1 -q
+	@$(BIN)/python -m pytest -n 6 --dist loadgroup --no-loadscope-reorder -q
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .

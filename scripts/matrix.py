@@ -41,7 +41,7 @@ class Part:
 
 
 def pytest(*arguments: str) -> tuple[str, ...]:
-    return ("-m", "pytest", "-q", "-rs", "--reruns", "1", *arguments)
+    return ("-m", "pytest", "-q", "-rs", *arguments)
 
 
 PARTS = (

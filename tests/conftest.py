@@ -11,7 +11,6 @@ from hypothesis import settings
 
 from tests import clusters
 from tests.clusters import REAL, TestCluster
-from tests.reruns import print_first_failures
 from tests.virtual import VirtualLoop
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -23,9 +22,9 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups; pytest-randomly has changed the order before
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long tests first, so that no worker waits for them at the end.
+    """Run tests of Airflow's own processes first, so that no worker waits for them at the end.
 
     Tests that share a cluster of their own, or another fixture of their module, run in one process of pytest-xdist:
     each process would start another one.
@@ -74,15 +73,16 @@ def without_kueue(cluster: TestCluster) -> None:
         pytest.skip("needs a cluster without Kueue")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many facts of the recordings of Kueue were met, and what failed at the first attempt."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print how many facts of the recordings of Kueue were met, and what repeats the order of the tests."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ())]
     replays = [value for r in reports for name, value in r.user_properties if name == "kueue"]
     if replays:
         compared, different = (sum(numbers) for numbers in zip(*replays, strict=True))
         text = f"{compared - different} of {compared} facts agree, in {len(replays)} scenarios"
         terminalreporter.write_line(f"Replays of Kueue: {text}")
-    print_first_failures(terminalreporter)
+    if isinstance(seed := getattr(config.option, "randomly_seed", None), int):
+        terminalreporter.write_line(f"Order of the tests: --randomly-seed={seed}")
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory] | None:

@@ -88,7 +88,7 @@ class Ktrain:
 Start = Callable[..., Ktrain]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[TestCluster]:
     """A cluster that all tests of this directory share."""
     with clusters.cluster(gpus=8) as reached:

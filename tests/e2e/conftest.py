@@ -9,7 +9,6 @@ from tests import clusters
 from tests.clusters import TestCluster
 from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.kube import Kube
-from tests.reruns import run_twice_at_most
 
 DAGS = pathlib.Path(__file__).parent / "dags"
 EXAMPLES = {  # image -> its directory below examples/
@@ -27,12 +26,10 @@ PATIENCE = {  # on a loaded machine, a process may send no heartbeat for longer 
 }
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if DAGS.parent in item.path.parents]
-    for item in ours:
-        if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(2400))  # of both attempts
-    run_twice_at_most(config, ours)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if DAGS.parent in item.path.parents and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture(scope="session")
