@@ -463,6 +463,20 @@ async def test_outage_counts_if_a_condition_is_unchanged_since_before(monkeypatc
     assert all(2 * OUTAGE - 2 < seconds < 2.5 * OUTAGE for seconds in counted), counted
 
 
+async def test_limit_that_passes_after_an_outage_gives_the_cluster_time_to_recover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No read has failed: only the watch knows that the API server was away."""
+    monkeypatch.setattr(informer, "BACKOFF_SECONDS", (0.05, 0.5))  # the end of the outage is noticed at once
+
+    def queued(training: Staged) -> None:
+        training.spec(**training.kind.form.suspension(True))
+        training.condition("Suspended", since=30.0 - OUTAGE - 2)  # it passes 2 s after the outage
+
+    seconds = await seconds_until_ended(Case({"queue": 30}, queued, admitted, "queue_timeout"))
+    assert 2 * OUTAGE - 2 < seconds < 2.5 * OUTAGE
+
+
 async def test_limit_ends_a_job_between_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server is away for 30 s of every 40 s, at a tenth of that time, and a queue doesn't admit the job."""
     monkeypatch.setattr(informer, "BACKOFF_SECONDS", (0.05, 0.1))
