@@ -32,54 +32,70 @@ def temporary(tmp_path: Path) -> Path:
     return directory
 
 
+def until_files(folder: str, number: int) -> str:
+    """A shell command that waits until a directory has so many files: until so many replicas have written theirs."""
+    return f"while [ $(ls {folder} | wc -l) -lt {number} ]; do sleep 0.1; done"
+
+
 def write(tmp_path: Path, script: str, workers: int = 0) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(script, workers=workers)))
 
 
-def test_containers_run_in_the_working_directory(ktrain: Start, tmp_path: Path, temporary: Path) -> None:
-    (tmp_path / "train.sh").write_text("echo trained here")
-    write(tmp_path, "sh train.sh")
-    command = ktrain("run", "--local", "job.yaml", env={"TMPDIR": str(temporary)})
+def test_a_file_runs_in_directories_of_this_machine_with_the_other_objects_that_it_has(
+    ktrain: Start, tmp_path: Path, temporary: Path
+) -> None:
+    """The namespace is created, and requests that exceed this machine are granted."""
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"EPOCHS": "7"}}
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+    (tmp_path / "mine").mkdir()
+    for file, text in {"train.sh": "echo trained here", "mine/train.sh": "echo trained in mine"}.items():
+        (tmp_path / file).write_text(text)
+    script = f"sh train.sh; touch /data/$HOSTNAME; {until_files('/data', 2)}; echo $EPOCHS epochs"
+    manifest = job(script, workers=1)
+    manifest["metadata"]["namespace"] = "training"
+    for role, image in (("Master", "any"), ("Worker", "special")):
+        pod = manifest["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]
+        pod["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+        pod["containers"][0] |= {
+            "image": image, "envFrom": [{"configMapRef": {"name": "settings"}}],
+            "volumeMounts": [{"name": "v", "mountPath": "/data"}],
+            "resources": {"limits": {"cpu": 5000, "memory": "500Ti", "rdma/hca": 1, "nvidia.com/gpu": 1}},
+        }  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([settings, claim, manifest]))
+    words = ["job.yaml", "--image", "special=mine", "--timeout", "10m"]
+    command = ktrain("run", "--local", *words, env={"TMPDIR": str(temporary)})
     assert command.end() == 0, command.output
+    assert "PyTorchJob training/train-" in command.output
+    assert "1 node, 2 simulated GPUs." in command.output
+    assert "ConfigMap settings created." in command.output
     assert "[Master 0] trained here" in command.output
-    assert "1 simulated GPU" in command.output
+    assert "[Worker 0] trained in mine" in command.output
+    assert "[Master 0] 7 epochs" in command.output
     assert not list(temporary.iterdir())
 
 
-def test_requests_that_exceed_this_machine_are_granted(ktrain: Start, tmp_path: Path) -> None:
-    manifest = job("echo trained here")
-    (container,) = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
-    container["resources"] = {"limits": {"cpu": 5000, "memory": "500Ti", "rdma/hca": 1}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
-    command = ktrain("run", "--local", "job.yaml", "--timeout", "10m")
-    assert command.end() == 0, command.output
-    assert "[Master 0] trained here" in command.output
-
-
-def test_gpus_are_units_of_the_default_accelerator(ktrain: Start) -> None:
-    env = {"AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "google.com/tpu"}
-    command = ktrain("run", "--local", "--gpus", "2", "--", "true", env=env)
-    assert command.end() == 0, command.output
-    assert "1 node, 4 simulated TPUs." in command.output
-    assert " on 4 TPUs (" in command.output
-
-
-def test_gpus_of_another_vendor_are_simulated(ktrain: Start) -> None:
-    env = {"AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "amd.com/gpu"}
-    command = ktrain("run", "--local", "--gpus", "2", "--", "true", env=env)
-    assert command.end() == 0, command.output
-    assert "1 node, 4 simulated GPUs (amd.com/gpu)." in command.output
-    assert " on 4 GPUs (" in command.output
-
-
-def test_configured_accelerators_are_counted(ktrain: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("accelerator", "simulated", "counted"),
+    [
+        ("google.com/tpu", "4 simulated TPUs", "4 TPUs"),
+        pytest.param("amd.com/gpu", "4 simulated GPUs (amd.com/gpu)", "4 GPUs", marks=pytest.mark.thorough),
+        pytest.param("example.com/die", "4 simulated dice", "4 dice", marks=pytest.mark.thorough),
+    ],
+)
+def test_gpus_are_units_of_the_default_accelerator(
+    ktrain: Start, accelerator: str, simulated: str, counted: str
+) -> None:
     env = {
-        "AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": "example.com/die",
+        "AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR": accelerator,
         "AIRFLOW__KTRAIN__ACCELERATORS": "example.com/die=die|dice",
     }
-    command = ktrain("run", "--local", "--gpus", "2", "--workers", "0", "--", "true", env=env)
+    command = ktrain("run", "--local", "--gpus", "2", "--", "true", env=env)
     assert command.end() == 0, command.output
-    assert "1 node, 2 simulated dice." in command.output
+    assert f"1 node, {simulated}." in command.output
+    assert f" on {counted} (" in command.output
 
 
 @pytest.mark.parametrize("name", ["DEFAULT_ACCELERATOR", "ACCELERATORS"])
@@ -88,16 +104,6 @@ def test_an_invalid_accelerator_of_the_environment_exits_2(ktrain: Start, name: 
     assert command.end() == 2, command.output
     assert f"AIRFLOW__KTRAIN__{name}" in command.output
     assert "expected NAME=UNIT" in command.output
-
-
-def test_an_image_may_have_a_directory_of_its_own(ktrain: Start, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").write_text("")
-    write(tmp_path, "ls")
-    image = job("")["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["image"]
-    command = ktrain("run", "--local", "job.yaml", "--image", f"{image}=mine")
-    assert command.end() == 0, command.output
-    assert "[Master 0] file" in command.output
 
 
 def test_ctrl_c_stops_the_cluster(ktrain: Start, tmp_path: Path, temporary: Path) -> None:
@@ -145,7 +151,9 @@ def test_a_signal_while_the_cluster_starts_leaves_nothing(
 
 
 def test_each_replica_sees_only_its_own_gpus(ktrain: Start, tmp_path: Path, fake_gpus: dict[str, str]) -> None:
-    write(tmp_path, "echo sees $CUDA_VISIBLE_DEVICES in order $CUDA_DEVICE_ORDER; sleep 15", workers=2)
+    (tmp_path / "started").mkdir()
+    together = f"touch started/$HOSTNAME; {until_files('started', 3)}"
+    write(tmp_path, f"echo sees $CUDA_VISIBLE_DEVICES in order $CUDA_DEVICE_ORDER; {together}", workers=2)
     command = ktrain("run", "--local", "job.yaml", env=fake_gpus)
     assert command.end() == 0, command.output
     assert "1 node, 3 GPUs" in command.output
@@ -153,31 +161,13 @@ def test_each_replica_sees_only_its_own_gpus(ktrain: Start, tmp_path: Path, fake
     assert sorted(seen) == ["0", "1", "2"]
 
 
+@pytest.mark.thorough
 def test_make_test_gpu_runs_one_rank_for_each_gpu(fake_gpus: dict[str, str]) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(ROOT / "scripts" / "test_gpu.py"), "--backend", "gloo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **fake_gpus})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed: 3 ranks with gloo" in done.stdout
-
-
-def test_the_other_documents_of_the_file_are_created_first(ktrain: Start, tmp_path: Path) -> None:
-    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"EPOCHS": "7"}}
-    claim = {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-    }  # fmt: skip
-    manifest = job("touch /data/file && echo $EPOCHS epochs with $(ls /data)")
-    pod = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    pod["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
-    pod["containers"][0] |= {
-        "envFrom": [{"configMapRef": {"name": "settings"}}], "volumeMounts": [{"name": "v", "mountPath": "/data"}],
-    }  # fmt: skip
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([settings, claim, manifest]))
-    command = ktrain("run", "--local", "job.yaml")
-    assert command.end() == 0, command.output
-    assert "ConfigMap settings created." in command.output
-    assert "7 epochs with file" in command.output
 
 
 def test_an_object_that_is_not_served_is_an_error(ktrain: Start, tmp_path: Path) -> None:
@@ -188,15 +178,7 @@ def test_an_object_that_is_not_served_is_an_error(ktrain: Start, tmp_path: Path)
     assert "the embedded cluster doesn't serve Deployment of apps/v1: remove it from the file" in command.output
 
 
-def test_the_namespace_of_the_manifest_is_created(ktrain: Start, tmp_path: Path) -> None:
-    manifest = job("echo done")
-    manifest["metadata"]["namespace"] = "training"
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
-    command = ktrain("run", "--local", "job.yaml")
-    assert command.end() == 0, command.output
-    assert "PyTorchJob training/train-" in command.output
-
-
+@pytest.mark.thorough
 def test_hanging_example_names_replica_function_and_line(ktrain: Start) -> None:
     """As docs/how-to/hangs.md shows it, with fewer replicas."""
     program = ["torchrun", "--nproc-per-node", "2", "train.py"]
