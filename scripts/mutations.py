@@ -877,7 +877,9 @@ def main() -> None:
         listed = tomllib.loads(LIST.read_text())
         left_out: list[dict[str, str]] = listed.get("excluded", [])
         excluded = [(e["function"], e["old"]) for e in left_out]
-        print(toml_of(draw(Tree(ROOT), listed["seed"], excluded)))
+        copy = copy_of(listed["commit"], args.data / "tree-draw")
+        print(toml_of(draw(Tree(copy), listed["seed"], excluded)))
+        remove(copy)
     elif args.command == "check":
         tree = Tree(ROOT)
         found = list(map(tree.place, mutations()))
