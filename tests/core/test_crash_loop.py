@@ -157,6 +157,19 @@ def test_a_recreated_pod_is_a_restart() -> None:
     assert history.crash_loop(3)
 
 
+def test_restarts_of_an_init_container_are_counted_in_each_pod() -> None:
+    """The kubelet counts from 0 again in a new pod."""
+    history = History(PYTORCHJOB)
+    lines = []
+    for uid in "ab":
+        status = {"name": "data", "restartCount": 1, "lastState": {"terminated": run(100, 105)}}
+        waiting = pod(uid=uid, phase="Pending", initContainerStatuses=[status])
+        lines += described(history.see(job(), by_uid(waiting)))
+    assert [line for line in lines if line.startswith("Init")] == [
+        f"Init container data of Master 0 restarted ({number} time) after exit code 1." for number in ("1st", "3rd")
+    ]
+
+
 def test_launchers_of_a_batch_job_are_restarts_of_one_replica() -> None:
     """The failed pods still exist, also for the next process."""
     pods: Pods = {}

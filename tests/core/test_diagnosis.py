@@ -760,6 +760,18 @@ def test_max_restarts_names_the_failure_before_the_restart(now: dict[str, Any]) 
     assert "restarted once" in cause.detail
 
 
+@pytest.mark.parametrize(("size", "shown"), [(140, "failed to do request: dial tcp: "), (141, "dial tcp: ")])
+def test_the_longest_end_of_a_pull_error_that_fits_is_shown(size: int, shown: str) -> None:
+    address = "a" * (size - len("failed to do request: dial tcp: "))
+    message = f"failed to resolve reference: failed to do request: dial tcp: {address}"
+    waiting = pod("Master", 0)
+    (status,) = waiting["status"]["containerStatuses"]
+    status |= {"image": "trainer:1", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}
+    cause = find_startup_cause(make_evidence({"kind": "PyTorchJob"}, [waiting]), 180)
+    assert cause
+    assert f"can't pull trainer:1: {shown}{address}" in cause.summary
+
+
 def test_a_typo_in_an_image_name_is_named_in_the_first_line() -> None:
     image = "docker.io/library/pytorch-dmeo:latest"
     message = (

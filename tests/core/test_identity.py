@@ -309,6 +309,8 @@ def test_a_clear_while_running_looks_like_a_retry() -> None:
         ({"a": [{"x": 1}, 2]}, {"a": [{"x": 2}, 2]}, ["$.spec.a[0].x"]),
         ({"a": [1]}, {"a": [1, 2]}, ["$.spec.a"]),
         ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 0}}}, ["$.spec.a.b.c"]),
+        ({"a": {"b": 1}}, {"a": [1]}, ["$.spec.a"]),
+        ({"a": {"b": 1}}, {"a": None}, ["$.spec.a"]),
     ],
 )
 def test_differences_are_found_by_path(expected: dict[str, Any], found: dict[str, Any], paths: list[str]) -> None:

@@ -318,6 +318,7 @@ def test_annotations_with_a_secret_name_are_hidden() -> None:
         ({"secret": {"name": "me", "word": "x"}}, {"secret": {"name": "***", "word": "***"}}),
         ({"auth": [{"name": "HOME", "value": "x"}]}, {"auth": [{"name": "***", "value": "***"}]}),
         ({"password": 1234}, {"password": "***"}),
+        ({"labels": {"hf_11ABCDEFG0abcdefijklmnop": "x"}}, {"labels": {"hf_***": "x"}}),
         ({"result": [{"api_key": ("a",)}]}, {"result": [{"api_key": ["***"]}]}),
     ],
     ids=str,

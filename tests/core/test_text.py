@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clean, clipped, readable_size, shortened
+from airflow_provider_ktrain.core.text.output import (
+    MAX_LINE_CHARS,
+    clean,
+    clipped,
+    ends_of_chain,
+    readable_size,
+    shortened,
+)
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 NESTED = st.recursive(
@@ -88,3 +95,11 @@ def test_sizes_are_readable(size: int, text: str) -> None:
 )
 def test_line_is_shortened_at_a_word(line: str, expected: str) -> None:
     assert shortened(line, 26) == expected
+
+
+@pytest.mark.parametrize(
+    ("most", "line"),
+    [(30, "pulling: GET: HTTP 404: no tag"), (29, "pulling: ... HTTP 404: no tag"), (22, "pulling: ... no tag")],
+)
+def test_chain_of_errors_keeps_its_beginning_and_its_end(most: int, line: str) -> None:
+    assert ends_of_chain("pulling: GET: HTTP 404: no tag\nTry again", most) == line

@@ -18,3 +18,8 @@ def test_keys_that_are_left_out_with_a_warning(key: str) -> None:
     assert kept == {"loss": 0.5}
     assert "is left out: a key of multiple_outputs has 1 to 512 characters" in warning
     assert len(warning) < 250
+
+
+def test_empty_key_is_named_in_quotes() -> None:
+    _, (warning,) = storable_outputs({"": 1})
+    assert warning.startswith("'' is left out")

@@ -110,6 +110,12 @@ def test_large_files_are_refused_without_reading_them(tmp_path: Path) -> None:
     assert "data.bin (3.1 GiB), train.py (8 bytes)" in str(error.value)
 
 
+def test_directory_of_the_largest_size_is_sent(tmp_path: Path) -> None:
+    with open(tmp_path / "zeros.bin", "wb") as file:
+        file.truncate(MAX_UNPACKED_BYTES)
+    assert read_code(tmp_path).files == 1
+
+
 def test_large_tree_is_not_listed_to_its_end(tmp_path: Path) -> None:
     for name, number in (("frames", MAX_FILES + 100), ("src", 3)):
         (tmp_path / name).mkdir()
