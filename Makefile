@@ -1,17 +1,33 @@
-# README's two commands: `make demo` and `make test`. Nothing is installed outside .venv.
+# `make demo`, `make test`, `make test-all`: see README.md and CONTRIBUTING.md. Nothing is installed outside .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt scripts/bootstrap.py
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the same modules
 
-.PHONY: demo test lint test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
+.PHONY: demo test test-all lint unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
 	@KIND=$(KIND) $(BIN)/python scripts/demo.py
 
-test: $(VENV)/.test lint
-	@$(BIN)/python -m pytest -n 6 --dist loadgroup --no-loadscope-reorder -q
+# each promise and each feature. The linters run beside the tests, which sometimes wait
+test: $(VENV)/.test
+	@$(MAKE) --no-print-directory -j2 lint unit
+
+# then all others: conformance, replays, example DAGs, what waits for programs, longer properties, and the oldest Airflow
+test-all: test
+	@$(MAKE) --no-print-directory thorough
+	@$(MAKE) --no-print-directory test-matrix QUICK=1 ONLY=3.2.2
+
+PYTEST = $(BIN)/python -m pytest -q --dist loadgroup --no-loadscope-reorder
+SEPARATE := not chaos and not browser and not index  # they have targets of their own
+
+unit: $(VENV)/.test
+	@$(PYTEST) -n 3 -m 'not thorough and $(SEPARATE)'
+
+thorough: $(VENV)/.test
+	@HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 6 -m '(thorough or hypothesis) and $(SEPARATE)'
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .

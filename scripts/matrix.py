@@ -44,13 +44,11 @@ def pytest(*arguments: str) -> tuple[str, ...]:
     return ("-m", "pytest", "-q", "-rs", *arguments)
 
 
+SHORT = ("-m", "not thorough and not index", "-n", WORKERS, "--dist", "loadgroup")
 PARTS = (
-    Part(
-        "core, operators, triggers, imports",
-        pytest("tests/core", "tests/operators", "tests/test_import.py", "-n", WORKERS, "--dist", "loadgroup"),
-        quick=True,
-    ),
-    Part("kills", pytest("tests/e2e/test_kills.py"), quick=True),
+    Part("operators, triggers, imports", pytest("tests/operators", "tests/test_import.py", *SHORT), quick=True),
+    Part("features", pytest("tests/e2e/test_features.py"), quick=True),
+    Part("core, kills", pytest("tests/core", "tests/e2e/test_kills.py", "-n", WORKERS, "--dist", "loadgroup")),
     Part("chaos", pytest("tests/e2e", "-m", "chaos")),
     Part("kills on PostgreSQL", pytest("tests/e2e/test_kills.py"), env=POSTGRESQL, newest=True),
     Part("chaos on PostgreSQL", pytest("tests/e2e", "-m", "chaos"), env=POSTGRESQL, newest=True),
@@ -129,7 +127,7 @@ def main() -> None:
     known = sorted(p.stem for p in PINS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"environments: {', '.join(known)}")
-    parser.add_argument("--quick", action="store_true", help="leave out chaos, PostgreSQL and the package index")
+    parser.add_argument("--quick", action="store_true", help="run operators, triggers, imports and the features only")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(known):
         parser.error(f"unknown environment {', '.join(unknown)}; there are: {', '.join(known)}")

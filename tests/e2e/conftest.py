@@ -11,6 +11,7 @@ from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.kube import Kube
 
 DAGS = pathlib.Path(__file__).parent / "dags"
+FEATURES = "test_features.py"  #: of the tests that need Airflow, `make test` runs these
 EXAMPLES = {  # image -> its directory below examples/
     "pytorch-demo": "demo",
     "pytorch-mnist": "mnist",
@@ -28,8 +29,11 @@ PATIENCE = {  # on a loaded machine, a process may send no heartbeat for longer 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if DAGS.parent in item.path.parents and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(1200))
+        if DAGS.parent in item.path.parents:
+            if item.get_closest_marker("e2e") and item.path.name != FEATURES:
+                item.add_marker(pytest.mark.thorough)
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture(scope="session")

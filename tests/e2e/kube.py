@@ -30,11 +30,12 @@ class Kube:
     """Jobs of one kind, and pods, in one namespace.
 
     :param kind: of the jobs. Default: PyTorchJob.
+    :param version: of the kind. Default: its newest one.
     """
 
-    def __init__(self, kubeconfig: str, namespace: str = "default", kind: Kind = PYTORCHJOB) -> None:
+    def __init__(self, kubeconfig: str, namespace: str = "default", kind: Kind = PYTORCHJOB, version: str = "") -> None:
         self.kind = kind
-        self.resource = kind.group, kind.versions[0], namespace, kind.plural
+        self.resource = kind.group, version or kind.versions[0], namespace, kind.plural
         configuration = client.Configuration()
         config.load_kube_config(kubeconfig, client_configuration=configuration)
         self.api = client.ApiClient(configuration)

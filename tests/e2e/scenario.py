@@ -137,6 +137,10 @@ class Stage:
         """Whether a job of this run has succeeded or failed."""
         return any(terminal(job) for job in self.created())
 
+    def ended_as(self, end: str) -> bool:
+        """Whether a job of this run has ended so: `Succeeded` or `Failed`."""
+        return any(terminal(job) == end for job in self.created())
+
     def gpus(self) -> int:
         return self.kube.gpus_held(self.selector)
 

@@ -39,8 +39,8 @@ def get(url: str, path: str, token: str | None = None, tag: str = "") -> tuple[i
         return e.code, e.read().decode(), dict(e.headers)
 
 
-def page(run: str, task: str, part: str = "") -> str:
-    query = urllib.parse.urlencode({"dag_id": "reports", "run_id": run, "task_id": task, "map_index": "{MAP_INDEX}"})
+def page(run: str, task: str, part: str = "", *, dag: str = "reports") -> str:
+    query = urllib.parse.urlencode({"dag_id": dag, "run_id": run, "task_id": task, "map_index": "{MAP_INDEX}"})
     return f"/ktrain/training{part}?{query}"
 
 

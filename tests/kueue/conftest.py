@@ -21,7 +21,16 @@ from .library import recording
 from .recording import Obj, Recording
 
 Replay = Callable[..., Driver]
+REPLAYS = {"replay", "replays", "raw"}  # fixtures that play recordings
 ROUND_TRIPS = 8  # more than the requests that a follower makes when a Workload has changed
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Replays last as long as what was recorded: only `make test-all` runs them."""
+    folder = Path(__file__).parent
+    for item in items:
+        if folder in item.path.parents and REPLAYS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(scope="session")

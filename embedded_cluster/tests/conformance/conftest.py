@@ -28,6 +28,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first scenario's test starts the process that runs all, so it comes first. The others read results: last."""
     scenarios = [item for item in items if "results" in getattr(item, "fixturenames", ())]
+    for item in scenarios:
+        item.add_marker(pytest.mark.thorough)
     if len(scenarios) > 1:
         others = [item for item in items if item not in scenarios]
         items[:] = [scenarios[0], *others, *scenarios[1:]]
