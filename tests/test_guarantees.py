@@ -6,12 +6,24 @@ import pathlib
 
 import pytest
 
-from scripts.endings import PAGES, Guarantee, code_of, guarantees, runs_with_a_trainjob
+from scripts import endings, suites
+from scripts.endings import Guarantee, code_of, guarantees, runs_with_a_trainjob
+from scripts.pages import Pages
+
+SCRIPTS = [(script, page) for script in (endings.PAGES, suites.PAGES) for page in script.pages]
 
 
-@pytest.mark.parametrize("page", PAGES.pages, ids=lambda page: page.name)
-def test_page_is_up_to_date(page: pathlib.Path) -> None:
-    assert page.read_text() == PAGES.updated(page), "run `python scripts/endings.py`"
+@pytest.mark.parametrize(("script", "page"), SCRIPTS, ids=lambda value: getattr(value, "name", ""))
+def test_page_is_up_to_date(script: Pages, page: pathlib.Path) -> None:
+    assert page.read_text() == script.updated(page), "run `python scripts/endings.py` and `python scripts/suites.py`"
+
+
+def test_suite_of_each_test_is_what_its_code_says(request: pytest.FixtureRequest) -> None:
+    """What `scripts/suites.py` reads from the code is what pytest selects, for the tests of guarantees."""
+    named = {test for guarantee in guarantees() for test in guarantee.tests}
+    for item in request.session.items:
+        if (test := item.nodeid.partition("[")[0]) in named:
+            assert suites.is_thorough(test) is (item.get_closest_marker("thorough") is not None), test
 
 
 @pytest.mark.parametrize("guarantee", guarantees(), ids=lambda guarantee: guarantee.text[:60])
