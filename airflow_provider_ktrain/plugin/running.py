@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -36,23 +36,25 @@ class RunningTrainings:
 
     Requests are answered in threads. While one of them reads again, the others show what was read before. If that is
     older than OLD_READS times `cache_seconds`, they read themselves: no viewer waits for another one's query.
+
+    :param clock: the time in seconds, from any origin. Default: `time.monotonic`.
     """
 
-    def __init__(self, cache_seconds: float = CACHE_SECONDS) -> None:
-        self._cache_seconds = cache_seconds
+    def __init__(self, cache_seconds: float = CACHE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cache_seconds, self._clock = cache_seconds, clock
         self._last = _Read()
         self._reading = threading.Lock()
 
     def view(self, user: Any, now: float) -> SimpleNamespace:
         """The newest MAX_ROWS trainings of DAGs that the user may read, their number, and what this is made of."""
-        last, age = self._last, time.monotonic() - self._last.at
+        last, age = self._last, self._clock() - self._last.at
         if age < self._cache_seconds:
             return self._view(last, user, now)
         is_first = self._reading.acquire(blocking=False)
         try:
             if not is_first and age < self._cache_seconds * OLD_READS:
                 return self._view(last, user, now)
-            read = _Read(compat_server.active_trainings(), time.monotonic())
+            read = _Read(compat_server.active_trainings(), self._clock())
             shown = self._view(read, user, now)
             self._last = read
             return shown

@@ -279,11 +279,11 @@ def test_failed_trigger_is_replaced(
 
 def test_repeatedly_failing_trigger_ends_at_the_timeout(jobs: Jobs) -> None:
     job, here = jobs.submit(), context()
-    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=10)
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=2)
     with pytest.raises(TaskDeferred):
         waiting.execute(here)
     here["task_state_store"]["ktrain_sensor"]["failures"] = 5
-    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 10 s"):
+    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 2 s"):
         waiting.resume_execution(*FAILURES[0], here)
 
 

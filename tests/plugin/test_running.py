@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
-from airflow_provider_ktrain.plugin.running import MAX_ROWS, RunningTrainings
+from airflow_provider_ktrain.plugin.running import CACHE_SECONDS, MAX_ROWS, OLD_READS, RunningTrainings
 
 NOW = 1000.0
 READABLE = "team-a"
@@ -78,11 +78,10 @@ def test_list_is_read_again_when_the_cache_has_expired(database: Database) -> No
 
 
 def test_viewers_do_not_wait_while_another_one_reads_again(database: Database) -> None:
-    running = RunningTrainings(cache_seconds=5.0)
+    now = [100.0]
+    running = RunningTrainings(cache_seconds=5.0, clock=lambda: now[0])
     running.view("admin", NOW)
-    until = running._last.at + 5.0
-    while time.monotonic() < until:
-        time.sleep(0.01)
+    now[0] += 5.0
     database.may_answer.clear()
     with ThreadPoolExecutor(101) as viewers:
         first = viewers.submit(running.view, "admin", NOW)
@@ -96,13 +95,18 @@ def test_viewers_do_not_wait_while_another_one_reads_again(database: Database) -
         assert len(first.result(timeout=60).rows) == MAX_ROWS
 
 
-def test_first_viewers_do_not_wait_for_each_other(database: Database) -> None:
-    """There is nothing to show yet."""
-    running = RunningTrainings()
+@pytest.mark.parametrize("age", [None, CACHE_SECONDS * OLD_READS], ids=["nothing was read", "it is old"])
+def test_viewers_do_not_wait_for_each_other_if_there_is_nothing_to_show(database: Database, age: float | None) -> None:
+    now = [100.0]
+    running = RunningTrainings(clock=lambda: now[0])
+    if age is not None:
+        running.view("admin", NOW)
+        now[0] += age
     database.may_answer.clear()
+    before = database.reads["statuses"]
     with ThreadPoolExecutor(2) as viewers:
         both = [viewers.submit(running.view, user, NOW) for user in ("admin", "somebody")]
-        while database.reads["statuses"] < 2:
+        while database.reads["statuses"] < before + 2:
             time.sleep(0.001)
         database.may_answer.set()
         assert [one.result(timeout=60).count for one in both] == [120, 60]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from airflow.sdk.execution_time.comms import SetXCom, XComResult
 
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.status_writer import (
     CONCLUSION_SECONDS,
     TRIGGER,
@@ -32,7 +32,7 @@ class Writes:
 
     def __init__(self, *, blocked: bool = False) -> None:
         self.done: list[tuple[str, Any]] = []
-        self.began: list[float] = []  # by `time.monotonic`
+        self.began = 0  # how many writes
         self.allow = threading.Semaphore(0 if blocked else 1000)
         self.running = self.most = 0
 
@@ -40,7 +40,7 @@ class Writes:
         writer.offer(key, lambda: lambda: {"n": n}, functools.partial(self.write, key), urgent=urgent)
 
     def write(self, key: TaskInstanceId, status: Mapping[str, Any]) -> None:
-        self.began.append(time.monotonic())
+        self.began += 1
         self.running += 1
         self.most = max(self.most, self.running)
         self.allow.acquire()
@@ -72,31 +72,29 @@ async def test_urgent_statuses_go_first_and_the_latest_one_wins() -> None:
     assert writes.most == 1, "one write in flight"
 
 
+@pytest.mark.virtual_time
 async def test_writes_keep_their_interval() -> None:
-    writer, built, offered = StatusWriter(interval=0.3), list[float](), time.monotonic()
+    writer, built, offered = StatusWriter(interval=30), list[float](), timing.now()
 
     def build() -> Callable[[], dict[str, Any]]:
-        built.append(time.monotonic())
+        built.append(timing.now())
         return dict
 
     for key in (ONE, TWO):
         writer.offer(key, build, lambda status: None, urgent=True)
     await Writes().wait_for(lambda: len(built) == 2)
-    assert built[1] - offered >= 0.29  # a timer may be a little early
+    assert [at - offered for at in built] == pytest.approx([0, 30])
 
 
+@pytest.mark.virtual_time
 async def test_status_has_the_time_at_which_the_next_one_is_due() -> None:
     """It is offered after a minute, and waits until those of the other tasks are written."""
-    writer, written = StatusWriter(interval=0.5), dict[TaskInstanceId, Any]()
+    writer, written = StatusWriter(interval=5), dict[TaskInstanceId, Any]()
     for key in (ONE, TWO, THREE):
         writer.offer(key, lambda: dict, functools.partial(written.__setitem__, key), urgent=False)
-    began = time.time()
-    async with asyncio.timeout(60):
-        while len(written) < 3:  # noqa: ASYNC110 - a thread makes it true
-            await asyncio.sleep(0.01)
-    first, last = written[ONE]["next_due"], written[THREE]["next_due"]
-    assert 60 + 1.0 - 0.1 <= first - began <= 60 + 1.0 + 20
-    assert last - first < 30
+    began = timing.epoch()
+    await Writes().wait_for(lambda: len(written) == 3)
+    assert [written[key]["next_due"] - began for key in (ONE, THREE)] == pytest.approx([60 + 2 * 5, 60 + 2 * 5])
 
 
 async def test_failed_write_is_logged_once_and_the_next_one_follows(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,7 +130,7 @@ async def test_no_write_begins_while_a_kill_waits_for_the_state_of_its_task() ->
         await writer.written(ONE)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(writes.began) == 1
+        assert writes.began == 1
     await writes.wait_for(lambda: writes.done == [("one", 1), ("two", 1)])
 
 
@@ -176,9 +174,10 @@ async def test_worker_does_not_wait_for_a_write_in_flight() -> None:
 
 
 class Airflow:
-    """Task instances of a worker whose XComs take some time."""
+    """Task instances of a worker whose XComs take some time of the running virtual loop."""
 
     def __init__(self, seconds: float = 0.0) -> None:
+        self.loop: Any = asyncio.get_running_loop()
         self.seconds, self.xcoms, self.order, self.fails = seconds, dict[str, Any](), list[str](), False
 
     def sink(self, task: str = "task") -> TaskStatusSink:
@@ -192,7 +191,8 @@ class Ti:
         self.airflow, self.task_id = airflow, task_id
 
     def xcom_push(self, key: str, value: Any) -> None:
-        time.sleep(self.airflow.seconds)  # the time that Airflow takes
+        if self.airflow.seconds:
+            self.airflow.loop.call_soon_threadsafe(self.airflow.loop.advance, self.airflow.seconds)
         if self.airflow.fails:
             raise OSError("no database")
         self.airflow.order.append(self.task_id)
@@ -204,8 +204,9 @@ class Ti:
         return self.airflow.xcoms.get(task_ids)
 
 
+@pytest.mark.virtual_time
 async def test_conclusion_is_written_first_and_without_the_interval() -> None:
-    airflow, writes, began = Airflow(), Writes(), time.monotonic()
+    airflow, writes, began = Airflow(), Writes(), timing.now()
     others = [airflow.sink(name) for name in ("one", "two")]
     for sink in others:
         sink.offer(lambda: lambda: {"n": 1}, urgent=True)
@@ -215,7 +216,7 @@ async def test_conclusion_is_written_first_and_without_the_interval() -> None:
     assert len(airflow.order) >= 21
     assert airflow.order[1:21] == [f"concludes {n}" for n in range(20)]
     await writes.wait_for(lambda: airflow.order[-1] == "two")
-    assert time.monotonic() - began < 15, "without the interval of a second"
+    assert timing.now() - began < 3, "without the interval of a second"
 
 
 async def test_conclusion_has_the_latest_status_beside_it() -> None:
@@ -241,6 +242,7 @@ async def test_conclusion_without_a_status_can_be_shown() -> None:
     assert await sink.conclude({"uid": "u"}), "although the status can't be made"
 
 
+@pytest.mark.virtual_time
 async def test_later_statuses_contain_the_conclusion_until_it_is_retracted() -> None:
     airflow = Airflow()
     sink = airflow.sink()
@@ -253,6 +255,7 @@ async def test_later_statuses_contain_the_conclusion_until_it_is_retracted() -> 
         assert ("conclusion" in airflow.xcoms["task"]) is concluded
 
 
+@pytest.mark.virtual_time
 async def test_next_process_reads_the_conclusion_and_keeps_it() -> None:
     airflow = Airflow()
     sink = airflow.sink()
@@ -276,31 +279,33 @@ async def test_status_without_a_conclusion_has_none(stored: Any) -> None:
     assert await airflow.sink().concluded() == {}
 
 
+@pytest.mark.virtual_time
 async def test_failed_conclusion_is_not_awaited_and_comes_with_a_later_write() -> None:
     airflow = Airflow()
     sink = airflow.sink()
-    airflow.fails, began = True, time.monotonic()
+    airflow.fails, began = True, timing.now()
     assert not await sink.conclude({"uid": "u"})
     assert await airflow.sink().concluded() is None
-    assert time.monotonic() - began < CONCLUSION_SECONDS
+    assert timing.now() - began < 0.1
     airflow.fails = False
     await Writes().wait_for(lambda: "task" in airflow.xcoms)
     assert airflow.xcoms["task"]["conclusion"] == {"uid": "u"}
 
 
+@pytest.mark.virtual_time
 async def test_many_conclusions_at_the_same_time_wait_for_ten_seconds_at_most() -> None:
-    airflow = Airflow(0.1)
+    airflow = Airflow(1.0)
 
     async def conclude(sink: TaskStatusSink) -> tuple[bool, float]:
-        began = time.monotonic()
-        return await sink.conclude({"uid": "u"}), time.monotonic() - began
+        began = timing.now()
+        return await sink.conclude({"uid": "u"}), timing.now() - began
 
-    answers = await asyncio.gather(*(conclude(airflow.sink(f"task {n}")) for n in range(300)))
-    assert max(seconds for _, seconds in answers) < 300 * airflow.seconds, "the last write ends later"
-    stored = [stored for stored, _ in answers]
-    assert 0 < sum(stored) < 300, "they are written one after another"
+    answers = await asyncio.gather(*(conclude(airflow.sink(f"task {n}")) for n in range(30)))
+    assert max(seconds for _, seconds in answers) == pytest.approx(CONCLUSION_SECONDS, abs=1.0)
+    stored = sum(stored for stored, _ in answers)
+    assert 9 <= stored <= 10, "they are written one after another"
     assert await airflow.sink("late").conclude({"uid": "u"}), "it doesn't wait for those that nobody awaits"
-    await Writes().wait_for(lambda: len(airflow.order) > sum(stored) + 1)
+    await Writes().wait_for(lambda: len(airflow.order) > stored + 1)
 
 
 async def test_no_conclusion_begins_while_a_kill_waits_for_the_state_of_its_task() -> None:
