@@ -53,6 +53,8 @@ def target(args: argparse.Namespace) -> Target:
     """
     from kubernetes_asyncio import client, config
 
+    from airflow_provider_ktrain.engine.api.auth_client import AuthClient
+
     place = args.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     remedy = "set --kubeconfig or KUBECONFIG"
     if not any(os.path.exists(os.path.expanduser(path)) for path in place.split(os.pathsep)):
@@ -66,10 +68,10 @@ def target(args: argparse.Namespace) -> Target:
         names = ", ".join(c["name"] for c in contexts)
         raise ClusterError(f"--context: found {args.context!r}, expected one of {names}")
 
-    async def make_client() -> client.ApiClient:
+    async def make_client() -> ApiClient:
         configuration = client.Configuration()
         await config.load_kube_config(place, chosen["name"], client_configuration=configuration)
-        return client.ApiClient(configuration)
+        return AuthClient(configuration)
 
     default = args.namespace or chosen["context"].get("namespace") or ""
     return Target(default, bool(args.namespace), make_client)

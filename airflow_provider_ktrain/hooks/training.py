@@ -76,12 +76,12 @@ class TrainingHook:
 
         :raises AccessError: no client can be built from the connection, or not in time.
         """
-        from kubernetes_asyncio.client import ApiClient
+        from airflow_provider_ktrain.engine.api.auth_client import AuthClient
 
         extras = kubeconfig.effective(await self._read())
         files = await in_thread(lambda: kubeconfig.files(extras))
         self._files, self._digest = files, await in_thread(lambda: kubeconfig.digest(files))
-        return ApiClient(await kubeconfig.configuration(self.conn_id, self.cluster_context, extras, renew=renew))
+        return AuthClient(await kubeconfig.configuration(self.conn_id, self.cluster_context, extras, renew=renew))
 
     def _new_api(self) -> Api:
         """An API whose first client may reuse an exec plugin's credential. A rebuilt one doesn't: it may be refused."""

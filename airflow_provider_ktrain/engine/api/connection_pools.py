@@ -40,7 +40,7 @@ class Connection:
         self.users = 0
         self.retired = False
         self._sessions: dict[Pool, aiohttp.ClientSession] = {}
-        self._tls: ssl.SSLContext  # for all pools, by `load`
+        self._tls: ssl.SSLContext | bool = True  # for all pools, by `load`; True if the URL isn't https
         self._proxy: str | None = None  # by `load`
 
     @functools.cached_property
@@ -73,7 +73,8 @@ class Connection:
         """
 
         def read() -> None:
-            self._tls = self._tls_context()
+            if self.url.startswith("https:"):
+                self._tls = self._tls_context()
             self._proxy = self._configuration.proxy or environment_proxy(self._configuration.host)
             _ = self.cluster
 
