@@ -50,6 +50,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector()
         selector.loop = self
         self._now, self._origin, self._threads = now, EPOCH - START, 0
+        self._conditions: dict[asyncio.Future[None], Callable[[], object]] = {}
         super().__init__(selector)
         self._clock_resolution = 1e-9
 
@@ -87,8 +88,30 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_ended)
         return future
 
+    def when(self, condition: Callable[[], object]) -> asyncio.Future[None]:
+        """Done as soon as the condition is true. It is looked at whenever nothing else can happen at this time."""
+        future: asyncio.Future[None] = self.create_future()
+        self._conditions[future] = condition
+        future.add_done_callback(self._conditions.pop)
+        return future
+
+    def _wake_waiting(self) -> bool:
+        """Wake those whose condition is true; returns whether there are such."""
+        found = False
+        for future, condition in self._conditions.items():
+            try:
+                if future.done() or not condition():
+                    continue
+                future.set_result(None)
+            except Exception as error:
+                future.set_exception(error)
+            found = True
+        return found
+
     def wait(self, select: Callable[[float | None], list[Any]], timeout: float | None) -> list[Any]:
         """Advance to the next timer, unless a thread works or there is no timer: then really wait for what happens."""
+        if self._wake_waiting():
+            return []
         if not self._threads and timeout is not None:
             if self._now - START > LONGEST_SECONDS:
                 raise Stuck(f"{LONGEST_SECONDS:.0f} s of the loop's time have passed")

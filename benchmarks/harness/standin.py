@@ -1,4 +1,4 @@
-"""A stand-in for the Kubernetes API server: PyTorchJobs with their pods and logs, as cheap as possible to serve.
+"""A script of the tests' API server for benchmarks: PyTorchJobs with their pods and logs.
 
     python benchmarks/harness/standin.py '{"jobs": 300, "replicas": 16, "running": 300, "rate": 0.3}'
 
@@ -6,10 +6,8 @@ The first `running` jobs (default: none) run, the others are suspended. The firs
 deployment `bench-0`, the others to `bench-1`.
 
 The embedded cluster runs a process per pod and writes real log files, so it can't carry thousands of pods on a machine
-that also runs what is measured. This server has only the endpoints that the provider uses: list, watch, get, patch and
-delete of jobs and pods, follow of logs, and lists of events. It knows labels, bookmarks, `limit`, `sinceTime`, and a
-deletion in the foreground. It forgets nothing and never fails. The line `n` of a log is made from its number, so that
-no log is stored.
+that also runs what is measured. Here the line `n` of a log is made from its number, so that no log is stored, and a
+deletion ends the pods half a second later.
 
 With `lines` and `age`, each container started `age` seconds ago and has written that many lines since then, evenly.
 
@@ -25,14 +23,23 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-Json = dict[str, Any]
-JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
-PODS = "/api/v1/namespaces/default/pods"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.apiserver import ApiServer, LogFile, Object, Request, Response
+from tests.apiserver.http import respond
+from tests.apiserver.logs import Logs
+from tests.apiserver.resources import Resource
+from tests.apiserver.server import Stream
+from tests.apiserver.watches import Watch
+
+JOBS = "pytorchjobs"
 TICK = 0.1  # seconds between two looks at a log, as of a kubelet
 TERMINATION = 0.5  # seconds from the deletion of a job until its pods are gone
 BOOKMARK = 60.0  # seconds
@@ -48,29 +55,77 @@ def job_name(number: int) -> str:
     return f"job-{number:05}"
 
 
-class Collection:
-    """The objects of one path, their history, and the watches of it."""
+class Lines(LogFile):
+    """The log of a pod, whose lines are due at times that follow from their number."""
 
-    def __init__(self, kind: str, api_version: str) -> None:
-        self.kind, self.api_version = kind, api_version
-        self.objects: dict[str, Json] = {}
-        self.history: list[tuple[int, str, Json]] = []
-        self.grown = asyncio.Event()
+    def __init__(self, stand_in: StandIn, pod: str) -> None:
+        super().__init__()
+        self._stand_in, self._pod = stand_in, pod
+
+    async def read(self, query: Mapping[str, str]) -> AsyncIterator[bytes]:
+        of, pod, first, follow = self._stand_in, self._pod, 0, "follow" in query
+        if since := query.get("sinceTime", "")[:19]:
+            second = datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
+            first = max(int((second - of.due(pod, 0)) * of.rate), 0) if of.began is not None else 0
+            while first < of.written(pod) and of.due(pod, first) < second:
+                first += 1
+        if "tailLines" in query:
+            first = max(first, of.written(pod) - int(query["tailLines"]))
+        limit = int(query.get("limitBytes", 0))
+        of.log_streams += follow
+        of.most_streams = max(of.log_streams, of.most_streams)
+        try:
+            while pod in of.pods:
+                if (written := of.written(pod)) > first:
+                    data = b"".join(of.line(pod, n) for n in range(first, written))
+                    yield data[:limit] if limit else data
+                    first = written
+                if not follow or limit or of.ended:
+                    break
+                pause = 1.0 if of.began is None or first >= of.lines else of.due(pod, first) - time.time()
+                await asyncio.sleep(max(pause, TICK))
+        finally:
+            of.log_streams -= follow
 
 
-class StandIn:
+class AllLogs(Logs):
+    """The logs of all pods."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        super().__init__(stand_in.pods.get)
+        self._stand_in = stand_in
+
+    def requested(self, name: str, query: Mapping[str, str]) -> LogFile | None:
+        if name in self._stand_in.pods and "previous" not in query:
+            return Lines(self._stand_in, name)
+        return super().requested(name, query)
+
+
+class CountedWatch:
+    """A watch whose bytes are counted."""
+
+    def __init__(self, stand_in: StandIn, watch: Watch) -> None:
+        self._stand_in, self._watch, self.content_type = stand_in, watch, watch.content_type
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        self._stand_in.watches += 1
+        try:
+            async for piece in self._watch.pieces():
+                self._stand_in.bytes["watches"] += len(piece)
+                yield piece
+        finally:
+            self._stand_in.watches -= 1
+
+
+class StandIn(ApiServer):
     """All objects and the log clock."""
 
-    def __init__(self, parameters: Json) -> None:
-        self.version = 1
-        self.requests: Counter[str] = Counter()
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        super().__init__(namespace="default")
+        self.logs, self.ends_logs = AllLogs(self), False
         self.bytes: Counter[str] = Counter()  # of lists and watches
         self.watches = 0
         self.deletions: dict[str, dict[str, float]] = {}
-        self.collections = {
-            JOBS: Collection("PyTorchJob", "kubeflow.org/v1"),
-            PODS: Collection("Pod", "v1"),
-        }
         self.rate = float(parameters.get("rate", 0))
         self.metrics = bool(parameters.get("metrics"))
         self.age = float(parameters.get("age", 0))
@@ -79,10 +134,8 @@ class StandIn:
         if self.lines:
             self.began, self.rate = time.time() - self.age, self.lines / self.age
         self.ended = False
-        self.streams = 0
-        self.most_streams = 0
+        self.log_streams = self.most_streams = 0
         self._index: dict[str, int] = {}
-        self._later: set[asyncio.Task[None]] = set()
         ours = int(parameters.get("ours") or parameters["jobs"])
         replicas, running = int(parameters.get("replicas", 1)), int(parameters.get("running", 0))
         for number in range(int(parameters["jobs"])):
@@ -95,7 +148,7 @@ class StandIn:
         owner = {"ktrain.airflow/owner": json.dumps({**key, "try_number": 1, "ti_id": name})}
         container = {"name": "pytorch", "image": "none:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
         template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
-        spec: Json = {
+        spec: Object = {
             "runPolicy": {"suspend": not running},
             "pytorchReplicaSpecs": {
                 "Master": {"replicas": 1, "restartPolicy": "Never", "template": template},
@@ -105,7 +158,8 @@ class StandIn:
         kinds = ("Created", "Running") if running else ("Created", "Suspended")
         conditions = [{"type": k, "status": "True", "lastTransitionTime": now, "reason": k} for k in kinds]
         meta = {"labels": labels, "annotations": owner}
-        self.put(JOBS, name, meta, spec=spec, status={"conditions": conditions, "startTime": now})
+        status = {"conditions": conditions, "startTime": now}
+        self.put(JOBS, {"metadata": {**meta, "name": name, "uid": f"uid-{name}"}, "spec": spec, "status": status})
         for index in range(replicas if running else 0):
             role = ("master", 0) if index == 0 else ("worker", index - 1)
             pod = f"{name}-{role[0]}-{role[1]}"
@@ -123,189 +177,84 @@ class StandIn:
                 {"type": t, "status": "True", "lastTransitionTime": now}
                 for t in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
             ]
-            self.put(
-                PODS,
-                pod,
-                {"labels": {**labels, **more}, "ownerReferences": [{"uid": f"uid-{name}", "kind": "PyTorchJob"}]},
-                spec={**template["spec"], "nodeName": f"node-{index % 8}", "terminationGracePeriodSeconds": 30},
-                status={"phase": "Running", "startTime": now, "conditions": ready, "containerStatuses": [state]},
-            )
-
-    # the store
-
-    def put(self, path: str, name: str, meta: Json, **content: Any) -> Json:
-        """Create or replace an object."""
-        held = self.collections[path]
-        old = held.objects.get(name)
-        self.version += 1
-        base = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
-        times = {"creationTimestamp": stamp(time.time())[:19] + "Z", "resourceVersion": str(self.version)}
-        obj = {
-            "apiVersion": held.api_version,
-            "kind": held.kind,
-            "metadata": {**times, **base, **meta, "resourceVersion": str(self.version)},
-            **content,
-        }
-        held.objects[name] = obj
-        self._record(held, "MODIFIED" if old else "ADDED", obj)
-        return obj
-
-    def remove(self, path: str, name: str) -> None:
-        held = self.collections[path]
-        if (obj := held.objects.pop(name, None)) is not None:
-            self.version += 1
-            gone = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
-            self._record(held, "DELETED", gone)
-
-    def _record(self, held: Collection, kind: str, obj: Json) -> None:
-        held.history.append((self.version, kind, obj))
-        held.grown.set()
-        held.grown = asyncio.Event()
-
-    def touch(self, names: list[str]) -> None:
-        """Change an annotation of jobs."""
-        for name in names:
-            if obj := self.collections[JOBS].objects.get(name):
-                notes = {**obj["metadata"]["annotations"], "touched": str(self.version)}
-                rest = {k: v for k, v in obj.items() if k in ("spec", "status")}
-                self.put(JOBS, name, {**obj["metadata"], "annotations": notes}, **rest)
+            owners = [{"uid": f"uid-{name}", "kind": "PyTorchJob"}]
+            of_pod: Object = {"name": pod, "uid": f"uid-{pod}", "labels": {**labels, **more}, "ownerReferences": owners}
+            pod_spec = {**template["spec"], "nodeName": f"node-{index % 8}", "terminationGracePeriodSeconds": 30}
+            status = {"phase": "Running", "startTime": now, "conditions": ready, "containerStatuses": [state]}
+            self.put("pods", {"metadata": of_pod, "spec": pod_spec, "status": status})
 
     # requests
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        path, query = request.path, dict(request.query)
-        if path == "/stats":
+    def answer(self, request: Request) -> Response | Stream:
+        answer = super().answer(request)
+        if isinstance(answer, Watch):
+            return CountedWatch(self, answer)
+        if isinstance(answer, Response) and request.verb == "list":
+            self.bytes["lists"] += len(answer.data)
+        return answer
+
+    def carry_out_deletion(self, resource: Resource, obj: Object, options: Mapping[str, Any]) -> Response:
+        """In the foreground: first the pods of a job end, then it is gone."""
+        name = obj["metadata"]["name"]
+        if resource.plural == JOBS and name not in self.deletions:
+            now = time.time()
+            self.deletions[name] = {"requested": now}
+            shown = self.change(JOBS, name, lambda job: job["metadata"].update(deletionTimestamp=f"{stamp(now)[:19]}Z"))
+            asyncio.get_running_loop().call_later(TERMINATION, self._terminated, name)
+            return Response(200, shown)
+        return Response(200, obj)
+
+    def _terminated(self, name: str) -> None:
+        self.deletions[name]["gone"] = time.time()
+        self.remove(JOBS, name)
+
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, also to one of the paths that are not Kubernetes'."""
+        if request.path == "/stats":
             return web.json_response(self._stats())
-        if path == "/begin":
-            self.began, self.lines = time.time() + 1.0, int(query["lines"])
+        if request.path == "/begin":
+            self.began, self.lines = time.time() + 1.0, int(request.query["lines"])
             return web.json_response({"began": self.began})
-        if path == "/end":
+        if request.path == "/end":
             self._end()
             return web.json_response({"ended": time.time()})
-        if path == "/touch":
-            self.touch(await request.json())
+        if request.path == "/touch":
+            for name in await request.json():
+                if (job := self.objects[JOBS].get(name)) is not None:
+                    job["metadata"]["annotations"]["touched"] = str(self.version)
+                    self.put(JOBS, job)
             return web.json_response({})
-        if path == "/probe":
+        if request.path == "/probe":
             return await self._probe(request)
-        if path.endswith("/events"):
-            self.requests["list events"] += 1
-            return web.json_response(
-                {"kind": "EventList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
-            )
-        if path.endswith("/log"):
-            self.requests["log"] += 1
-            return await self._log(request, path.split("/")[-2], query)
-        if path in self.collections:
-            verb = "watch" if "watch" in query else "list"
-            self.requests[f"{verb} {self.collections[path].kind}s"] += 1
-            held = self.collections[path]
-            return await self._watch(request, held, query) if verb == "watch" else self._list(held, query)
-        collection, _, name = path.rpartition("/")
-        if collection not in self.collections or name not in self.collections[collection].objects:
-            self.requests[f"{request.method} not found"] += 1
-            return _status(404, "NotFound")
-        self.requests[f"{request.method} {self.collections[collection].kind}"] += 1
-        if request.method == "DELETE":
-            self._delete(name)
-        return web.json_response(self.collections[collection].objects[name])
+        return await respond(self, request)
 
     def _end(self) -> None:
         """Let all jobs succeed."""
         self.ended, now = True, stamp(time.time())[:19] + "Z"
         terminated = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now}}
-        for name, pod in list(self.collections[PODS].objects.items()):
+        for pod in list(self.pods.values()):
             statuses = [{**status, "state": terminated} for status in pod["status"]["containerStatuses"]]
-            status = {**pod["status"], "phase": "Succeeded", "containerStatuses": statuses}
-            self.put(PODS, name, pod["metadata"], spec=pod["spec"], status=status)
+            self.put("pods", {**pod, "status": {**pod["status"], "phase": "Succeeded", "containerStatuses": statuses}})
         succeeded = {"type": "Succeeded", "status": "True", "lastTransitionTime": now, "reason": "Succeeded"}
-        for name, job in list(self.collections[JOBS].objects.items()):
+        for job in list(self.objects[JOBS].values()):
             conditions = [*job["status"]["conditions"], succeeded]
-            status = {**job["status"], "conditions": conditions, "completionTime": now}
-            self.put(JOBS, name, job["metadata"], spec=job["spec"], status=status)
+            self.put(JOBS, {**job, "status": {**job["status"], "conditions": conditions, "completionTime": now}})
 
-    def _stats(self) -> Json:
+    def _stats(self) -> Object:
         return {
-            "requests": dict(self.requests),
+            "requests": dict(self.verbs),
             "bytes": dict(self.bytes),
             "watches": self.watches,
             "cpu": time.process_time(),
-            "streams": self.streams,
+            "streams": self.log_streams,
             "most streams": self.most_streams,
             "deletions": self.deletions,
         }
 
-    def _delete(self, name: str) -> None:
-        """Delete a job in the foreground: first its pods end, then it is gone."""
-        if name in self.deletions or name not in self.collections[JOBS].objects:
-            return
-        self.deletions[name] = {"requested": time.time()}
-        obj = self.collections[JOBS].objects[name]
-        meta = {**obj["metadata"], "deletionTimestamp": stamp(time.time())[:19] + "Z"}
-        self.put(JOBS, name, meta, spec=obj["spec"], status=obj["status"])
-
-        async def end() -> None:
-            await asyncio.sleep(TERMINATION)
-            for pod in [p for p in self.collections[PODS].objects if p.startswith(f"{name}-")]:
-                self.remove(PODS, pod)
-            self.deletions[name]["gone"] = time.time()
-            self.remove(JOBS, name)
-
-        task = asyncio.create_task(end())
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
-
-    def _list(self, held: Collection, query: dict[str, str]) -> web.Response:
-        match = _selector(query)
-        found = [obj for name, obj in sorted(held.objects.items()) if match(obj)]
-        skip, limit = int(query.get("continue", 0)), int(query.get("limit", 0)) or len(found)
-        meta: Json = {"resourceVersion": str(self.version)}
-        if skip + limit < len(found):
-            meta["continue"] = str(skip + limit)
-        body = {"kind": f"{held.kind}List", "apiVersion": held.api_version, "metadata": meta}
-        text = json.dumps({**body, "items": found[skip : skip + limit]})
-        self.bytes["lists"] += len(text)
-        return web.Response(text=text, content_type="application/json")
-
-    async def _watch(self, request: web.BaseRequest, held: Collection, query: dict[str, str]) -> web.StreamResponse:
-        match, at = _selector(query), int(query.get("resourceVersion") or self.version)
-        response = await _streaming(request)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + float(query.get("timeoutSeconds", 3600))
-        position = next((i for i, change in enumerate(held.history) if change[0] > at), len(held.history))
-        self.watches += 1
-        try:
-            with contextlib.suppress(ConnectionError):
-                await self._send_changes(response, held, match, position, end)
-        finally:
-            self.watches -= 1
-        return response
-
-    async def _send_changes(
-        self, response: web.StreamResponse, held: Collection, match: Any, position: int, end: float
-    ) -> None:
-        """Send what changes from a position in the history on, and bookmarks."""
-        loop = asyncio.get_running_loop()
-        bookmark = loop.time() + BOOKMARK
-        while loop.time() < end:
-            grown = held.grown
-            new, position = held.history[position:], len(held.history)
-            events = [{"type": kind, "object": obj} for _, kind, obj in new if match(obj)]
-            if loop.time() >= bookmark:
-                bookmark = loop.time() + BOOKMARK
-                mark = {"kind": held.kind, "apiVersion": held.api_version}
-                events.append(
-                    {"type": "BOOKMARK", "object": {**mark, "metadata": {"resourceVersion": str(self.version)}}}
-                )
-            if events:
-                data = b"".join(json.dumps(event).encode() + b"\n" for event in events)
-                self.bytes["watches"] += len(data)
-                await response.write(data)
-            if position == len(held.history):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(grown.wait(), max(min(bookmark, end) - loop.time(), 0))
-
     async def _probe(self, request: web.BaseRequest) -> web.StreamResponse:
-        response = await _streaming(request)
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
         with contextlib.suppress(ConnectionError):
             while True:
                 await response.write(f"{time.monotonic()}\n".encode())
@@ -314,7 +263,7 @@ class StandIn:
 
     # logs
 
-    def _line(self, pod: str, n: int) -> bytes:
+    def line(self, pod: str, n: int) -> bytes:
         at = self.due(pod, n)
         text = f"line {n:08} {at:.6f} "
         if self.metrics and "-master-" in pod:
@@ -327,79 +276,25 @@ class StandIn:
         assert self.began is not None
         return self.began + (n + self._index[pod] / len(self._index)) / self.rate
 
-    def _written(self, pod: str, now: float) -> int:
+    def written(self, pod: str) -> int:
         """Number of lines written so far."""
         if self.began is None:
             return 0
-        return max(0, min(self.lines, int((now - self.due(pod, 0)) * self.rate + 1) if now >= self.due(pod, 0) else 0))
-
-    async def _log(self, request: web.BaseRequest, pod: str, query: dict[str, str]) -> web.StreamResponse:
-        if pod not in self.collections[PODS].objects:
-            return _status(404, "NotFound")
-        if "previous" in query:
-            return _status(400, "BadRequest")
-        response = await _streaming(request)
-        first, follow = 0, "follow" in query
-        if since := query.get("sinceTime", "")[:19]:
-            second = datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
-            first = max(int((second - self.due(pod, 0)) * self.rate), 0) if self.began is not None else 0
-            while first < self._written(pod, time.time()) and self.due(pod, first) < second:
-                first += 1
-        if "tailLines" in query:
-            first = max(first, self._written(pod, time.time()) - int(query["tailLines"]))
-        limit = int(query.get("limitBytes", 0))
-        self.streams += follow
-        self.most_streams = max(self.streams, self.most_streams)
-        try:
-            with contextlib.suppress(ConnectionError):
-                while pod in self.collections[PODS].objects:
-                    written = self._written(pod, time.time())
-                    if written > first:
-                        data = b"".join(self._line(pod, n) for n in range(first, written))
-                        await response.write(data[:limit] if limit else data)
-                        first = written
-                    if not follow or limit or self.ended:
-                        break
-                    pause = 1.0 if self.began is None or first >= self.lines else self.due(pod, first) - time.time()
-                    await asyncio.sleep(max(pause, TICK))
-        finally:
-            self.streams -= follow
-        return response
+        since = time.time() - self.due(pod, 0)
+        return max(0, min(self.lines, int(since * self.rate + 1) if since >= 0 else 0))
 
 
-def _selector(query: dict[str, str]) -> Any:
-    terms = [term.split("=") for term in query.get("labelSelector", "").split(",") if term]
-    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-
-    def match(obj: Json) -> bool:
-        labels = obj["metadata"].get("labels") or {}
-        if name and obj["metadata"]["name"] != name:
-            return False
-        return all(labels.get(t[0]) == t[1] if len(t) == 2 else t[0] in labels for t in terms)
-
-    return match
-
-
-async def _streaming(request: web.BaseRequest) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    response.enable_chunked_encoding()
-    await response.prepare(request)
-    return response
-
-
-def _status(code: int, reason: str) -> web.Response:
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": "no"}
-    return web.json_response(body, status=code)
-
-
-async def serve(parameters: Json) -> None:
+async def serve(parameters: Mapping[str, Any]) -> None:
     """Serve until stdin is closed; prints the URL."""
     server = StandIn(parameters)
-    runner = web.ServerRunner(web.Server(server.handle, access_log=None))
+    runner = web.ServerRunner(web.Server(server.respond, access_log=None))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
     print(json.dumps({"url": f"http://127.0.0.1:{runner.addresses[0][1]}"}), flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    while not ended.done():
+        await asyncio.wait([ended], timeout=BOOKMARK)
+        server.bookmark()
 
 
 if __name__ == "__main__":

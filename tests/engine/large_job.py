@@ -15,8 +15,8 @@ from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import StatusSink
-from tests.engine.fakekube import until
 from tests.engine.tasks import follow
+from tests.until import until
 
 Object = dict[str, Any]
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "job-uid")

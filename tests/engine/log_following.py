@@ -12,8 +12,7 @@ import pytest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.logs.follower import DrainReport, LogFollower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
-
-from .fakekube import FakeKube, LogFile, serving, stamp
+from tests.apiserver import LogFile, PodServer, log_time, serving
 
 #: parametrizes a test over kinds: it passes the kind to `following`
 of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pytorchjob", "trainjob"])
@@ -44,10 +43,10 @@ class Sink:
 
 
 @contextlib.asynccontextmanager
-async def following(kube: FakeKube, sink: Callable[[LogLine], None], **options: Any) -> AsyncIterator[LogFollower]:
+async def following(kube: PodServer, sink: Callable[[LogLine], None], **options: Any) -> AsyncIterator[LogFollower]:
     async with serving(kube) as api:
         follower = LogFollower(api, sink, **{"kind": PYTORCHJOB, **options})
-        for pod in list(kube.objects.values()):
+        for pod in list(kube.pods.values()):
             follower.observe(pod)
         try:
             yield follower
@@ -63,7 +62,7 @@ def gaps_of(report: DrainReport) -> dict[tuple[str, str], tuple[str, ...]]:
 def write(log: LogFile, start: int, stop: int, rate: float = 100, begin: float = 0) -> None:
     """Write numbered lines with `rate` timestamps a second."""
     for n in range(start, stop):
-        log.write(stamp(begin + n / rate), f"line {n}")
+        log.write(log_time(begin + n / rate), f"line {n}")
 
 
 def numbered(start: int, stop: int) -> list[str]:

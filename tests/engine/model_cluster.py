@@ -7,8 +7,6 @@ gates in random order, and so it decides every interleaving, crash and lost resp
 from __future__ import annotations
 
 import asyncio
-import copy
-import itertools
 import random
 import selectors
 import threading
@@ -30,14 +28,16 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
-from tests.engine.model_watches import History, Stream, WatchingApi, selects
+from airflow_provider_ktrain.engine.api.client import ApiStatusError
+from tests.apiserver import ApiServer, Lost, Request, Response
+from tests.apiserver.in_process import InProcessApi
+from tests.apiserver.resources import Resource
+from tests.apiserver.server import Stream
 
 Object = dict[str, Any]
 KEY = TaskKey("prod", "dag", "train", "run-1")
 NAME, NAMESPACE = KEY.job_name(), "ns"
 PODS = api_paths.core(NAMESPACE, "pods")
-EVENTS = api_paths.core(NAMESPACE, "events")
 EPOCH = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp()
 REAPER = "reaper"
 _ROLE, _INDEX = "training.kubeflow.org/replica-type", "batch.kubernetes.io/job-completion-index"
@@ -63,7 +63,7 @@ class InstantLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
-    def wall_time(self) -> float:
+    def epoch(self) -> float:
         """The time in epoch seconds."""
         return EPOCH + self.now
 
@@ -79,24 +79,6 @@ class InstantLoop(asyncio.SelectorEventLoop):
 
 class Broken(AssertionError):
     """An invariant doesn't hold."""
-
-
-@dataclass
-class Gate:
-    """The gate at which a request of `actor` waits. `answer`: the request is processed and its response waits."""
-
-    actor: str
-    answer: bool
-    opened: asyncio.Future[None]
-
-    def open(self) -> None:
-        if not self.opened.done():
-            self.opened.set_result(None)
-
-    def lose(self) -> None:
-        """Lose the request or its response."""
-        if not self.opened.done():
-            self.opened.set_exception(ApiUnavailable("cut"))
 
 
 @dataclass(frozen=True)
@@ -115,12 +97,12 @@ class Rules(Protocol):
     def check_write(self, client: Client, verb: str, job: Object, sent: Object) -> None: ...
 
 
-class Cluster:
-    """One namespace of a Kubernetes API, with an operator and kubelets that act when the test calls them.
+class Cluster(ApiServer):
+    """A scripted API server with an operator and kubelets that act when the test calls them.
 
-    The operator may act on a cache that is behind: it may still create a pod of a job that is being deleted. Garbage
-    collection isn't behind: a job that is deleted in the foreground is removed only when it has no pods, and no pod is
-    created after the removal. A TrainJob's pods are created as long as its JobSet exists.
+    All requests wait at its gates. The operator may act on a cache that is behind: it may still create a pod of a job
+    that is being deleted. Garbage collection isn't behind: a job that is deleted in the foreground is removed only when
+    it has no pods, and no pod is created after the removal. A TrainJob's pods are created as long as its JobSet exists.
 
     :param rules: judge each write to a job.
     :param clock: returns the time in epoch seconds.
@@ -138,159 +120,98 @@ class Cluster:
         cleans_up: bool = False,
         labels_pods: bool = True,
     ) -> None:
-        self.jobs: dict[str, Object] = {}
-        self.pods: dict[str, Object] = {}
-        self.jobsets: dict[str, Object] = {}
-        self.gates: list[Gate] = []
-        self.streams: list[Stream] = []  # open watches
-        self.log: list[str] = []
+        super().__init__(admit=self._judge)
+        self.hold("before|after")
         self.kind = kind
-        self.away = False  #: whether the API server can't be reached
+        self.jobs, self.jobsets = self.objects[kind.plural], self.objects["jobsets"]
+        self.story: list[str] = []
         self.no_nodes_until = self.no_images_until = 0.0  #: epoch seconds
         self.status_lag = 0.0  #: seconds from the end of the primary's container to the job's condition, at least
         self.orphaned: set[str] = set()  #: uids of jobs that a user deleted in the background: their pods outlive them
         self.touched_by_users: set[str] = set()  #: uids of jobs that a user deleted or suspended
         self.shown_succeeded: dict[str, Owner] = {}  #: by uid of a job whose status showed Succeeded: its owner then
-        self.version = 0
         self._rules, self._clock = rules, clock
         self._cleans_up = cleans_up
         self._labels_pods = labels_pods
-        self._uids = itertools.count(1)
         self.over: dict[str, bool] = {}  #: by uid of a job whose primary pod has ended: whether it succeeded
         self._over_at: dict[str, float] = {}
+        self._last_jobs: dict[str, Object] = {}  # by uid, also of those that are gone
         self._late: set[str] = set()  # uids of terminating jobs of which the operator has created a pod
         self.jobs_path = api_paths.jobs(kind, kind.versions[0], NAMESPACE)
-        self.histories = {self.jobs_path: History(), PODS: History(), EVENTS: History()}
 
     # the API
 
-    async def request(self, client: Client, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
-        await self._gate(client, False)
-        try:
-            answer = self._carry_out(client, method, path, query, body)
-        except ApiStatusError as e:
-            self.note(f"{client.actor}: {method} {path.rpartition('/')[2]}: {e}")
-            await self._gate(client, True)
-            raise
-        self.note(f"{client.actor}: {method} {path.rpartition('/')[2]}: done")
-        await self._gate(client, True)
+    def answer(self, request: Request) -> Response | Stream:
+        answer = super().answer(request)
+        if isinstance(answer, Response):
+            self.note(f"{request.actor}: {request.method} {request.path.rpartition('/')[2]}: {answer.status}")
         return answer
 
-    async def _gate(self, client: Client, answer: bool) -> None:
-        gate = Gate(client.actor, answer, asyncio.get_running_loop().create_future())
-        self.gates.append(gate)
-        try:
-            await gate.opened
-        finally:
-            self.gates.remove(gate)
-        if self.away or client.is_dead:
-            raise ApiUnavailable("the API server is away")
+    def check_reached(self, request: Request) -> None:
+        super().check_reached(request)
+        if isinstance(request.sender, Client) and request.sender.is_dead:
+            raise Lost("the process is dead")
 
     def note(self, text: str) -> None:
-        self.log.append(f"{self._clock() - EPOCH:7.1f} {text}")
+        self.story.append(f"{self._clock() - EPOCH:7.1f} {text}")
 
-    def _carry_out(self, client: Client, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
-        if path in self.histories and method == "GET":
-            return self._list(path, query)
-        if path == self.jobs_path:
-            assert method == "POST"
-            return self._create(client, body)
-        parent, _, name = path.rpartition("/")
-        if parent == PODS:
-            return self._delete_pod(client, name, body)
-        objects = self.jobs if parent == self.jobs_path else self.jobsets
-        found = objects.get(name)
-        if found is None:
-            raise ApiStatusError(404, "NotFound", f'"{name}" not found')
-        if method == "GET":
-            return copy.deepcopy(found)
-        assert objects is self.jobs
-        self._compare(found, body.get("preconditions", {}) if method == "DELETE" else body["metadata"])
-        self._rules.check_write(client, method, found, body)
-        if method == "DELETE":
-            if body["propagationPolicy"] != self.kind.behavior.propagation:
-                raise Broken(f"{client.actor} deletes a {self.kind.name} in the {body['propagationPolicy']}")
-            self._request_deletion(found)
+    def _judge(self, request: Request, obj: Object | None) -> None:
+        """Check a write.
+
+        :raises Broken: it must not happen.
+        """
+        client = request.sender
+        assert isinstance(client, Client)
+        if obj is None:
+            self._rules.check_create(client, request.body)
+        elif obj["kind"] != "Pod":
+            self._rules.check_write(client, request.method, obj, request.body)
+        elif not client.has_read_job:
+            raise Broken(f"{client.actor} deletes a pod without a read of its job")
         else:
-            for annotation, value in body["metadata"].get("annotations", {}).items():
-                found["metadata"]["annotations"].pop(annotation, None)
-                if value is not None:
-                    found["metadata"]["annotations"][annotation] = value
-            spec = body.get("spec", {})
-            found["spec"] |= {k: v for k, v in spec.items() if k != "runPolicy"}
-            found["spec"].setdefault("runPolicy", {}).update(spec.get("runPolicy", {}))
-            self._written(found)
-        return copy.deepcopy(found)
+            for job in self.jobs.values():
+                if job["metadata"]["uid"] == obj["metadata"]["job"] and not phase_of(job).ended:
+                    raise Broken(f"{client.actor} deletes a pod of a job that has not ended")
 
-    def _list(self, path: str, query: Mapping[str, str]) -> Object:
-        objects = {PODS: self.pods, self.jobs_path: self.jobs}.get(path, {})
-        found = [obj for obj in objects.values() if selects(query, obj)]
-        return {"kind": f"{found[0]['kind'] if found else ''}List", "items": copy.deepcopy(found),
-                "metadata": {"resourceVersion": str(self.version)}}  # fmt: skip
+    def carry_out_deletion(self, resource: Resource, obj: Object, options: Mapping[str, Any]) -> Response:
+        if resource.plural == "pods":
+            self._terminate(obj)
+        elif options["propagationPolicy"] != self.kind.behavior.propagation:
+            raise Broken(f"a {self.kind.name} is deleted in the {options['propagationPolicy']}")
+        else:
+            self._request_deletion(obj)
+        return Response(200, obj)
 
-    def _create(self, client: Client, body: Object) -> Object:
-        name = body["metadata"]["name"]
-        if name in self.jobs:
-            raise ApiStatusError(409, "AlreadyExists", f'"{name}" already exists')
-        self._rules.check_create(client, body)
-        return self.put(body)
+    def put(self, resource: str, obj: Object) -> Object:
+        if resource == self.kind.plural:
+            obj.setdefault("status", {"conditions": []})
+        obj["metadata"].setdefault("creationTimestamp", self.stamp())
+        put = super().put(resource, obj)
+        if resource == self.kind.plural:
+            self._last_jobs[put["metadata"]["uid"]] = put
+        return put
 
-    def put(self, body: Object) -> Object:
-        """Create a job, no matter who asks for it."""
-        job = {**copy.deepcopy(body), "kind": self.kind.name, "status": {"conditions": []}}
-        job["metadata"] |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": self.stamp()}
-        self.jobs[body["metadata"]["name"]] = job
-        return copy.deepcopy(self._written(job))
+    def collect(self, uid: str) -> None:
+        """Nothing at once: `reconcile` does it."""
 
     def _request_deletion(self, job: Object) -> None:
         if self.kind.behavior.pods_outlive_job:
-            self._removed(self.jobs, job)
+            self._removed(job)
         elif "deletionTimestamp" not in job["metadata"]:
             job["metadata"]["deletionTimestamp"] = self.stamp()
             self._written(job)
-
-    def _delete_pod(self, client: Client, name: str, body: Any) -> Object:
-        pod = self.pods.get(name)
-        if not client.has_read_job:
-            raise Broken(f"{client.actor} deletes a pod without a read of its job")
-        if pod is None:
-            raise ApiStatusError(404, "NotFound", name)
-        if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
-            raise ApiStatusError(409, "Conflict", name)
-        for job in self.jobs.values():
-            if job["metadata"]["uid"] == pod["metadata"]["job"] and not phase_of(job).ended:
-                raise Broken(f"{client.actor} deletes a pod of a job that has not ended")
-        self._terminate(pod)
-        return {}
-
-    @staticmethod
-    def _compare(job: Object, expected: Mapping[str, Any]) -> None:
-        for field_ in ("uid", "resourceVersion"):
-            if field_ in expected and expected[field_] != job["metadata"][field_]:
-                raise ApiStatusError(409, "Conflict", f"{field_} has changed")
 
     def stamp(self) -> str:
         """The time as the API server writes it, with a fraction by which writes of one second are ordered."""
         at = datetime.fromtimestamp(int(self._clock()), UTC)
         return f"{at:%Y-%m-%dT%H:%M:%S}.{self.version:06d}Z"
 
-    def _written(self, obj: Object) -> Object:
+    def _written(self, obj: Object) -> None:
         """Give the object a new version after a change."""
-        self.version += 1
-        obj["metadata"]["resourceVersion"] = str(self.version)
-        self.histories[PODS if obj["kind"] == "Pod" else self.jobs_path].note(self.version, obj)
-        return obj
+        self.put("pods" if obj["kind"] == "Pod" else self.kind.plural, obj)
 
-    def _removed(self, objects: dict[str, Object], obj: Object) -> None:
-        del objects[obj["metadata"]["name"]]
-        self.version += 1
-        if objects is not self.jobsets:
-            self.histories[PODS if obj["kind"] == "Pod" else self.jobs_path].note(self.version, obj, deleted=True)
-
-    def expire(self) -> None:
-        """Compact the history, so that watches can't be resumed from earlier versions."""
-        for history in self.histories.values():
-            history.expired = self.version
+    def _removed(self, obj: Object) -> None:
+        self.remove({"Pod": "pods", "JobSet": "jobsets"}.get(obj["kind"], self.kind.plural), obj["metadata"]["name"])
 
     # the operator, the garbage collector, the scheduler and the kubelets
 
@@ -298,7 +219,7 @@ class Cluster:
         """One step of them, if a step is possible."""
         gone = [pod for pod in self.pods.values() if "deletionTimestamp" in pod["metadata"]]
         if gone and rng.random() < 0.3:
-            self._removed(self.pods, rng.choice(gone))
+            self._removed(rng.choice(gone))
             return
         self._start_pods(rng)
         for job in list(self.jobs.values()):
@@ -337,7 +258,7 @@ class Cluster:
             for pod in mine:
                 self._terminate(pod)
             if not mine:
-                self._removed(self.jobs, job)
+                self._removed(job)
             elif meta["uid"] not in self._late and not phase.ended and rng.random() < 0.2:
                 self._late.add(meta["uid"])  # the operator's cache doesn't have the deletion yet
                 self._create_pods(job)
@@ -365,13 +286,12 @@ class Cluster:
         for job in self.jobs.values():
             if job["metadata"]["name"] not in self.jobsets and not phase_of(job).ended and not wants_suspension(job):
                 owners = [{"uid": job["metadata"]["uid"], "kind": self.kind.name}]
-                meta = {"name": job["metadata"]["name"], "uid": f"uid-{next(self._uids)}", "ownerReferences": owners}
-                self.jobsets[meta["name"]] = {"metadata": meta, "job": job}
+                self.put("jobsets", {"metadata": {"name": job["metadata"]["name"], "ownerReferences": owners}})
                 return
         for jobset in list(self.jobsets.values()):
-            job = jobset["job"]
-            if self.jobs.get(job["metadata"]["name"]) is not job and rng.random() < 0.5:
-                self._removed(self.jobsets, jobset)
+            job = self._last_jobs[jobset["metadata"]["ownerReferences"][0]["uid"]]
+            if self.job_of(job["metadata"]["uid"]) is None and rng.random() < 0.5:
+                self._removed(jobset)
                 return
             if not phase_of(job).ended and not wants_suspension(job) and job["metadata"]["uid"] not in self.over:
                 self._run(job)
@@ -390,13 +310,13 @@ class Cluster:
         known = {pod["metadata"]["labels"]["index"] for pod in self.pods_of(job)}
         jobset = self.jobsets.get(meta["name"])
         for index, labels in enumerate(_ROLES[self.kind.name]):
-            uid = f"uid-{next(self._uids)}"
+            uid = self.new_uid()
             name = f"{meta['name']}-{index}" + f"-{uid}" * self.kind.behavior.pods_outlive_job
             if str(index) in known or name in self.pods:
                 continue
             ours = dict(meta.get("labels") or {}) if self._labels_pods else {}
             owner = jobset["metadata"]["uid"] if jobset is not None else meta["uid"]
-            self.pods[name] = {
+            pod = {
                 "kind": "Pod",
                 "metadata": {
                     "name": name, "namespace": NAMESPACE, "uid": uid, "job": meta["uid"],
@@ -412,7 +332,7 @@ class Cluster:
                 },
                 "status": {"phase": "Pending"},
             }  # fmt: skip
-            self._written(self.pods[name])
+            self.put("pods", pod)
 
     def pods_of(self, job: Object) -> list[Object]:
         """All pods of a job."""
@@ -519,7 +439,7 @@ class Cluster:
             if propagation == "Background" and "deletionTimestamp" not in job["metadata"]:
                 self.orphaned.add(uid)
                 self.touched_by_users.add(uid)
-                self._removed(self.jobs, job)
+                self._removed(job)
             elif propagation == self.kind.behavior.propagation:
                 self.touched_by_users.add(uid)
                 self._request_deletion(job)
@@ -543,8 +463,8 @@ class Cluster:
         ]
 
 
-class Client(WatchingApi):
-    """The part of `engine.api.Api` that the owner uses, for one process of a try.
+class Client(InProcessApi):
+    """The client of one process of a try.
 
     :param informers: of all clients of the same process. Default: of this client alone.
     """
@@ -552,8 +472,8 @@ class Client(WatchingApi):
     def __init__(
         self, cluster: Cluster, actor: str, informers: dict[tuple[str, str, str], object] | None = None
     ) -> None:
-        super().__init__(cluster.histories, cluster.streams, informers)
-        self._cluster, self.actor = cluster, actor
+        super().__init__(cluster, actor, informers)
+        self._jobs_path = cluster.jobs_path
         self.is_dead = False  #: whether the process was killed by SIGKILL
         self.stats: Counter[str] = Counter()
         self.evidence: Evidence | None = None  #: the last read of job and pods
@@ -561,19 +481,14 @@ class Client(WatchingApi):
         self._job: Object | None = None  # as read by the last request of its own
         self.process: Any = None  #: of model_hosts
 
-    @property
-    def is_away(self) -> bool:
-        """Whether the API server can't be reached from this process."""
-        return self._cluster.away or self.is_dead
-
     async def request(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None, **_: Any
     ) -> Object:
         task = asyncio.current_task()
         reads = method == "GET" and task is not None and not task.get_name().startswith("watch ")
-        reads_job = reads and path.startswith(f"{self._cluster.jobs_path}/")
+        reads_job = reads and path.startswith(f"{self._jobs_path}/")
         try:
-            answer = await self._cluster.request(self, method, path, query or {}, body)
+            answer = await super().request(method, path, query=query, body=body)
         except ApiStatusError as e:
             self.has_read_job = self.has_read_job or (reads_job and e.status == 404)
             raise
@@ -583,20 +498,11 @@ class Client(WatchingApi):
 
     def _note(self, path: str, answer: Object) -> None:
         """Keep what was read for a decision, not for a watch."""
-        if path.startswith(f"{self._cluster.jobs_path}/"):
+        if path.startswith(f"{self._jobs_path}/"):
             self._job, self.has_read_job = answer, True
         elif path == PODS and self._job is not None:
             uid = self._job["metadata"]["uid"]
             self.evidence = Evidence(self._job, [p for p in answer["items"] if p["metadata"]["job"] == uid])
-
-    async def cluster(self) -> str:
-        return "https://cluster"
-
-    def on_notice(self, tell: Callable[[str], object]) -> Callable[[], None]:
-        return lambda: None
-
-    def add_known_object(self, path: str, uid: str) -> Callable[[], None]:
-        return lambda: None
 
 
 def manifest(owner: Owner, submission: str, changed: bool = False, *, cleans_up: bool = False) -> Object:

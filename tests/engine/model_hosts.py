@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import math
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,6 +17,7 @@ from airflow_provider_ktrain.core.ending import Event, Successor, Task, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, Reattach
 from airflow_provider_ktrain.core.state.limits import Limit, Limits
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.deferral import Handover
@@ -193,7 +193,7 @@ class Process:
 
     def _options(self) -> Options:
         after = self.world.deadline_after
-        self.deadline = None if after is None else time.time() + after
+        self.deadline = None if after is None else timing.epoch() + after
         return Options(
             logs="none", limits=self.world.limits, deadline=self.deadline, on_finish_action=self.world.action,
             drain_timeout=1,
@@ -261,7 +261,7 @@ class Worker(Process):
         if rng.random() < 0.06 and world.faulty:
             raise OperatorError("an error of the operator")
         options = self._options()
-        until = rng.choice([None, time.monotonic(), time.monotonic() + rng.uniform(0.1, 4)])
+        until = rng.choice([None, timing.now(), timing.now() + rng.uniform(0.1, 4)])
         ended = await training.follow(submitted.ref, options, until=until, patience=rng.choice([0.0, 60.0]))
         if isinstance(ended, Outcome):
             world.judge(self, ended)

@@ -1,4 +1,4 @@
-"""A training whose states a test sets by hand in a `SmallApi`, and the process that follows it."""
+"""A training whose states a test sets by hand in a `ApiServer`, and the process that follows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.training import Training
-from tests.engine.small_api import NAMESPACE, Object, SmallApi, connected, precise_stamp, served, stamp
+from tests.apiserver import NAMESPACE, ApiServer, Object, connected, precise_stamp, served, stamp
 from tests.engine.tasks import Lines
 
 NAME = "train"
@@ -58,13 +58,14 @@ class Staged:
     :param since: seconds ago at which the job was created.
     """
 
-    api: SmallApi
+    api: ApiServer
     kind: Kind = PYTORCHJOB
     since: float = 60.0
     log: Lines = field(default_factory=Lines)
     memory: Memory = field(default_factory=Memory)
     url: str = ""
     background: asyncio.Future[None] | None = None  # what the job does until the test ends
+    early_lines: list[tuple[str, str, str]] = field(default_factory=list)  # pod, time, text
 
     def __post_init__(self) -> None:
         key = TaskKey("tests", "dag", "train", uuid.uuid4().hex[:8])
@@ -162,6 +163,9 @@ class Staged:
                 },
             },
         )  # fmt: skip
+        for early in [one for one in self.early_lines if one[0] == name]:
+            self.early_lines.remove(early)
+            self.api.log(name).write(*early[1:])
         return name
 
     def workload(self, *, active: bool = True, **conditions: tuple[str, str, str]) -> None:
@@ -186,9 +190,16 @@ class Staged:
             },
         )  # fmt: skip
 
-    def line(self, text: str, index: int = 0, since: float = 0.0) -> None:
-        """A line in the log of a pod."""
-        self.api.logs[f"{NAME}-{self.role.lower()}-{index}"].append((precise_stamp(since), text))
+    def line(self, text: str, index: int = 0, since: float = 0.0, restart: int | None = None) -> None:
+        """A line in the log of a pod, or of the one that is created next.
+
+        :param restart: the run of its container. Default: the present one.
+        """
+        name = f"{NAME}-{self.role.lower()}-{index}"
+        if name in self.api.pods:
+            self.api.log(name, restart=restart).line(text, since)
+        else:
+            self.early_lines.append((name, precise_stamp(since), text))
 
     def event(self, reason: str, message: str, *, about: str = "", since: float = 60.0) -> None:
         """A Warning event about the job, or about a pod."""
@@ -233,7 +244,7 @@ class Staged:
 @contextlib.asynccontextmanager
 async def staged(kind: Kind = PYTORCHJOB, **how: Any) -> AsyncIterator[Staged]:
     """A job in an API server of its own."""
-    api = SmallApi()
+    api = ApiServer()
     async with served(api) as url:
         training = Staged(api, kind, **how)
         training.url = url

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
@@ -23,8 +24,9 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs import stream_budget
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
+from tests.apiserver import EPOCH, PodServer, log_time, serving
+from tests.until import until
 
-from .fakekube import EPOCH, FakeKube, Record, serving, stamp, status, until
 from .tasks import Lines, Object
 
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "uid")
@@ -34,15 +36,8 @@ BEGAN, SECONDS = 100.0, 60.0  #: of the clock, in seconds after EPOCH
 of_each_limit = pytest.mark.parametrize("limit", [Limit.LOG_STALL, Limit.PROGRESS])
 
 
-class Kube(FakeKube):
-    """A FakeKube that counts concurrent log requests, and refuses those for some pods."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused_pods: dict[str, tuple[int, str]] = {}
-        self.reading = self.most = 0
-        self.together = 1  # requests that wait for each other
-        self.left = 0  # requests until the last one, which has no other to wait for
+class Kube(PodServer):
+    """Workers and their logs."""
 
     def worker(self, index: int, **state: Any) -> Object:
         labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": str(index)}
@@ -51,19 +46,12 @@ class Kube(FakeKube):
         return made
 
     def write(self, index: int, at: float, text: str) -> None:
-        self.log(f"w{index}").write(stamp(at), text)
+        self.log(f"w{index}").write(log_time(at), text)
 
-    async def _log(self, request: web.BaseRequest, name: str, query: dict[str, str]) -> web.StreamResponse:
-        self.reading += 1
-        self.most = max(self.most, self.reading)
-        try:
-            if name in self.refused_pods:
-                return status(*self.refused_pods[name], "no")
-            await until(lambda: self.reading >= min(self.together, self.left))
-            return await super()._log(request, name, query)
-        finally:
-            self.reading -= 1
-            self.left -= 1
+    def refuse_log(self, name: str, status: int) -> None:
+        """Answer requests for this log with an error status, until `clear_failures`."""
+        self.clear_failures()
+        self.fail("GET", f"/{name}/log", status, math.inf)
 
 
 @dataclass
@@ -86,7 +74,7 @@ class Probing:
     async def look(self) -> bool | None:
         clock = Clock(self.limit, START + self.began + SECONDS, SECONDS)
         self.kube.queries.clear()
-        self.state.job, pods = self.job, {pod["metadata"]["uid"]: pod for pod in self.kube.objects.values()}
+        self.state.job, pods = self.job, {pod["metadata"]["uid"]: pod for pod in self.kube.pods.values()}
         self.state.pods.update(pods, self.state.pods.groups.pods.keys() - pods, timing.utc_now())
         return await self.probe.confirms(clock)
 
@@ -135,7 +123,7 @@ async def test_silent_replicas_are_read_once_each(limit: Limit) -> None:
         kube.write(index, 99, "before")
     async with probing(kube, limit) as training:
         assert await training.look() is True
-    assert [query["sinceTime"] for query in kube.queries] == [stamp(100)[:19] + "Z"] * 3
+    assert [query["sinceTime"] for query in kube.queries] == [log_time(100)[:19] + "Z"] * 3
     assert {query["limitBytes"] for query in kube.queries} == {"65536"}
     assert all(query["timestamps"] == "true" for query in kube.queries)
 
@@ -158,14 +146,15 @@ async def test_log_that_cannot_be_read_decides_nothing(limit: Limit) -> None:
     kube.worker(0)
     kube.worker(1)
     async with probing(kube, limit) as training:
-        for refusal in ((500, "InternalError"), (403, "Forbidden"), (404, "NotFound"), (400, "BadRequest")):
-            kube.refused_pods = {"w1": refusal}
-            assert await training.look() is None, refusal
-        kube.refused_pods, kube.away = {}, True
+        for status in (500, 403, 404, 400):
+            kube.refuse_log("w1", status)
+            assert await training.look() is None, status
+        kube.clear_failures()
+        kube.away = True
         assert await training.look() is None
         kube.away = False
         assert await training.look() is True
-        kube.refused_pods = {"w1": (500, "InternalError")}
+        kube.refuse_log("w1", 500)
         kube.write(0, 130, step(1))
         assert await training.look() is False, "another replica shows it"
 
@@ -176,12 +165,12 @@ async def test_missing_log_of_a_container_that_has_ended_is_tolerated(limit: Lim
     kube.worker(0)
     kube.worker(1, state="terminated", phase="Succeeded")
     async with probing(kube, limit) as training:
-        for refusal in ((404, "NotFound"), (400, "BadRequest")):
-            kube.refused_pods = {"w1": refusal}
+        for status in (404, 400):
+            kube.refuse_log("w1", status)
             assert await training.look() is True
-        kube.refused_pods = {"w1": (500, "InternalError")}
+        kube.refuse_log("w1", 500)
         assert await training.look() is None
-        kube.refused_pods = {}
+        kube.clear_failures()
         kube.write(1, 130, step(1))
         assert await training.look() is False, "it wrote this before its end"
 
@@ -199,7 +188,7 @@ async def test_container_that_has_started_meanwhile_moves_the_clock(limit: Limit
     """The lines of its earlier run can't be found any more."""
     kube = Kube()
     made = kube.worker(0)
-    made["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": stamp(130)}}
+    made["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": log_time(130)}}
     async with probing(kube, limit) as training:
         assert await training.look() is False
         assert training.began == 130
@@ -210,7 +199,7 @@ async def test_percentage_that_the_watch_has_not_shown_moves_the_clock() -> None
     kube = Kube()
     kube.worker(0)
     async with probing(kube, Limit.PROGRESS) as training:
-        training.job["status"] = {"trainerStatus": {"progressPercentage": 50, "lastUpdatedTime": stamp(140)}}
+        training.job["status"] = {"trainerStatus": {"progressPercentage": 50, "lastUpdatedTime": log_time(140)}}
         assert await training.look() is False
         assert training.began == 140
         assert kube.queries == []
@@ -221,12 +210,21 @@ async def test_at_most_16_logs_are_read_at_a_time_until_one_shows_activity(limit
     kube = Kube()
     for index in range(100):
         kube.worker(index)
-    kube.together, kube.left = CONCURRENT_READS, 100
+    kube.hold("before GET .*/log")
     async with probing(kube, limit) as training:
-        assert await training.look() is True
+        looking = asyncio.ensure_future(training.look())
+        for left in range(100, 0, -CONCURRENT_READS):
+            expected = min(left, CONCURRENT_READS)
+            await until(functools.partial(lambda expected: len(kube.gates) == expected, expected))
+            for _ in range(20):
+                await asyncio.sleep(0)  # if more were read at a time, more requests would come now
+            assert len(kube.gates) == expected
+            for gate in kube.gates:
+                gate.open()
+            await until(lambda: not any(gate.opened.done() for gate in kube.gates))
+        assert await looking is True
         assert len(kube.queries) == 100
-        assert kube.most == CONCURRENT_READS
-        kube.together = 1
+        kube.hold("")
         kube.write(99, 130, step(1))
         assert await training.look() is False
         assert len(kube.queries) <= 2 * CONCURRENT_READS
@@ -254,7 +252,7 @@ async def test_line_that_a_cut_stream_did_not_deliver_moves_the_clock(limit: Lim
         training.output.observe({"u": made})
         await until(lambda: training.output.training_metrics.step == 1)
         training.output.last_line_at = START + BEGAN
-        kube.log("w0").files[-1].append(Record(stamp(130), step(2).encode()))  # the stream doesn't deliver it
+        kube.log("w0").store(log_time(130), step(2))  # the stream doesn't deliver it
         assert await training.look() is False
         assert training.began == 130
         kube.log("w0").end()
@@ -296,7 +294,7 @@ async def test_rotated_log_that_was_followed_proves_a_hang() -> None:
         training.output.observe({"u": made})
         await until(lambda: training.output.follower.read_span(made["metadata"]["uid"], "main", 0)[1] > START + 160)
         kube.log("w0").rotate()
-        kube.log("w0").files[-1].append(Record(stamp(162), b"noise"))  # the stream hasn't delivered it yet
+        kube.log("w0").store(log_time(162), "noise")  # the stream hasn't delivered it yet
         assert await training.look() is True
         kube.log("w0").end()
 

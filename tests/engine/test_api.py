@@ -16,19 +16,18 @@ from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.engine.api.client import REBUILD_AFTER_FAILURES, Api, ApiStatusError, ApiUnavailable
-
-from .fakekube import PODS, FakeKube, clients, serving
+from tests.apiserver import PODS, PodServer, clients, serving
 
 
 async def test_request_returns_the_object() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api:
         assert (await api.request("GET", f"{PODS}/a"))["metadata"]["name"] == "a"
 
 
 async def test_error_status_raises_api_status_error() -> None:
-    async with serving(FakeKube()) as api:
+    async with serving(PodServer()) as api:
         with pytest.raises(ApiStatusError) as caught:
             await api.request("GET", f"{PODS}/nosuch")
     assert caught.value.status == 404
@@ -51,8 +50,8 @@ def test_error_message_of_any_response_body(status: int, body: bytes, message: s
 
 
 async def test_401_rebuilds_the_client_and_repeats_the_request() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api:
         await api.request("GET", f"{PODS}/a")
         kube.token = "t1"
@@ -64,7 +63,7 @@ async def test_401_rebuilds_the_client_and_repeats_the_request() -> None:
 
 async def test_401_fails_if_the_connection_now_leads_to_another_cluster() -> None:
     """In another cluster, informers would find no job and report it as deleted."""
-    here, there = FakeKube(), FakeKube()
+    here, there = PodServer(), PodServer()
     async with clients(here) as first, clients(there) as second:
         make = iter([first, second, second])
         api = Api(lambda: next(make)())
@@ -79,8 +78,8 @@ async def test_401_fails_if_the_connection_now_leads_to_another_cluster() -> Non
 
 
 async def test_401_with_new_credentials_fails() -> None:
-    kube = FakeKube()
-    kube.refusal = (401, "Unauthorized")
+    kube = PodServer()
+    kube.refuse(401)
     async with serving(kube) as api:
         with pytest.raises(ApiStatusError, match="401"):
             await api.request("GET", f"{PODS}/a")
@@ -88,7 +87,7 @@ async def test_401_with_new_credentials_fails() -> None:
 
 
 async def test_stream_continues_after_its_client_is_replaced() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     kube.pod("p")
     log = kube.log("p")
     async with (
@@ -105,7 +104,7 @@ async def test_stream_continues_after_its_client_is_replaced() -> None:
 
 
 async def test_missing_response_raises_api_unavailable() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     kube.away = True
     async with serving(kube) as api:
         with pytest.raises(ApiUnavailable, match=f"GET {PODS}/a"):
@@ -113,7 +112,7 @@ async def test_missing_response_raises_api_unavailable() -> None:
 
 
 async def test_cut_stream_raises_api_unavailable() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     kube.pod("p")
     kube.log("p").write("2026-11-21T10:00:00.000000000Z", "x" * 1000)
     kube.cut_after = lambda: 500
@@ -129,7 +128,7 @@ async def test_close_ends_informers_and_streams() -> None:
     async def end(name: str) -> None:
         ended.append(name)
 
-    async with serving(FakeKube()) as api:
+    async with serving(PodServer()) as api:
         api.at_close(lambda: end("kept"))
         unsubscribe = api.at_close(lambda: end("taken back"))
         unsubscribe()
@@ -142,7 +141,9 @@ async def test_close_ends_informers_and_streams() -> None:
 
 
 @contextlib.asynccontextmanager
-async def moving(kube: FakeKube, **options: Any) -> AsyncIterator[tuple[Api, Callable[[], Awaitable[None]], list[str]]]:
+async def moving(
+    kube: PodServer, **options: Any
+) -> AsyncIterator[tuple[Api, Callable[[], Awaitable[None]], list[str]]]:
     """An Api whose server can be moved to another port, and its notices."""
     notices: list[str] = []
     async with contextlib.AsyncExitStack() as first, clients(kube) as second:
@@ -159,8 +160,8 @@ async def moving(kube: FakeKube, **options: Any) -> AsyncIterator[tuple[Api, Cal
 
 
 async def test_client_is_rebuilt_after_failed_connection_attempts() -> None:
-    kube = FakeKube()
-    path, uid = f"{PODS}/a", kube.put("a")["metadata"]["uid"]
+    kube = PodServer()
+    path, uid = f"{PODS}/a", kube.put_pod("a")["metadata"]["uid"]
     async with moving(kube) as (api, move, notices):
         api.add_known_object(path, uid)
         before = await api.cluster()
@@ -177,8 +178,8 @@ async def test_client_is_rebuilt_after_failed_connection_attempts() -> None:
 
 
 async def test_client_is_rebuilt_when_a_file_changes() -> None:
-    kube, changed = FakeKube(), asyncio.Event()
-    path, uid = f"{PODS}/a", kube.put("a")["metadata"]["uid"]
+    kube, changed = PodServer(), asyncio.Event()
+    path, uid = f"{PODS}/a", kube.put_pod("a")["metadata"]["uid"]
 
     async def look() -> bool:
         return changed.is_set()
@@ -194,10 +195,10 @@ async def test_client_is_rebuilt_when_a_file_changes() -> None:
 
 async def test_client_of_another_cluster_is_not_used() -> None:
     """A changed file leads to a cluster without the known job; the current client stays in use."""
-    here, there = FakeKube(), FakeKube()
-    uid = here.put("a")["metadata"]["uid"]
-    there.put("other")
-    there.put("a")
+    here, there = PodServer(), PodServer()
+    uid = here.put_pod("a")["metadata"]["uid"]
+    there.put_pod("other")
+    there.put_pod("a")
     notices: list[str] = []
 
     async def changed() -> bool:
@@ -211,7 +212,7 @@ async def test_client_of_another_cluster_is_not_used() -> None:
         for _ in range(2):
             assert (await api.request("GET", f"{PODS}/a"))["metadata"]["uid"] == uid
         await api.close()
-    assert there.requests["get"] == 1
+    assert there.verbs["get"] == 1
     (notice,) = notices
     assert "could not be rebuilt (the files of the connection changed)" in notice
     assert "could not be recognized as the same cluster. Nothing was deleted" in notice
@@ -219,8 +220,8 @@ async def test_client_of_another_cluster_is_not_used() -> None:
 
 async def test_unknown_cluster_at_a_new_address_is_an_error() -> None:
     """Otherwise, a task would wait forever for a job in a cluster that is gone."""
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with moving(kube) as (api, move, _):
         api.add_known_object(f"{PODS}/a", "of-another-job")
         await api.cluster()
@@ -233,8 +234,8 @@ async def test_unknown_cluster_at_a_new_address_is_an_error() -> None:
 
 
 async def test_slow_client_build_counts_against_the_request_timeout() -> None:
-    kube, built, release = FakeKube(), Counter[str](), asyncio.Event()
-    kube.put("a")
+    kube, built, release = PodServer(), Counter[str](), asyncio.Event()
+    kube.put_pod("a")
     async with clients(kube) as make_client:
 
         async def make() -> ApiClient:
@@ -268,14 +269,14 @@ async def test_failed_client_build_is_not_repeated_for_each_request() -> None:
 
 
 async def test_retired_client_is_closed() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     made: list[weakref.ref[ApiClient]] = []
     sessions: list[Any] = []
     async with clients(kube) as make_client:
 
         async def make() -> ApiClient:
-            client = await make_client()
+            client = ApiClient((await make_client()).configuration)
             made.append(weakref.ref(client))
             sessions.append(client.rest_client.pool_manager)
             return client
@@ -293,8 +294,8 @@ async def test_retired_client_is_closed() -> None:
 async def test_notice_runs_in_the_context_of_its_subscriber() -> None:
     """In a triggerer, the context determines which task's log gets a line."""
     task: ContextVar[str] = ContextVar("task", default="none")
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     notices: list[tuple[str, str]] = []
 
     async def changed() -> bool:
@@ -315,8 +316,8 @@ async def test_notice_runs_in_the_context_of_its_subscriber() -> None:
 
 
 async def test_expired_token_gives_no_notice() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     notices: list[str] = []
     async with serving(kube) as api:
         api.on_notice(notices.append)

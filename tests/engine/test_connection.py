@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,15 @@ from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.connection_pools import environment_proxy
+from tests.apiserver import PODS, PodServer, clients, serving
 
-from .fakekube import PODS, FakeKube, clients, serving
 from .tasks import occupied_threads
 
 
 async def test_requests_do_not_wait_for_the_threads_of_the_loop() -> None:
     """Triggers of other providers share these threads. The name of the API server is resolved in another thread."""
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with clients(kube) as make_client:
 
         async def by_name() -> ApiClient:
@@ -37,15 +38,28 @@ async def test_netrc_does_not_replace_the_credentials(tmp_path: Path, monkeypatc
     netrc = tmp_path / "netrc"
     netrc.write_text("default login user password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
+    async with serving(kube) as api:
+        assert (await api.request("GET", f"{PODS}/a"))["metadata"]["name"] == "a"
+
+
+async def test_plain_http_needs_no_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs 38 ms, and a triggerer has a client for each connection."""
+
+    def fail(**_: object) -> None:
+        raise AssertionError("a TLS context was made")
+
+    monkeypatch.setattr(ssl, "create_default_context", fail)
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api:
         assert (await api.request("GET", f"{PODS}/a"))["metadata"]["name"] == "a"
 
 
 async def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with clients(kube) as make_client:
 
         async def behind_proxy() -> ApiClient:

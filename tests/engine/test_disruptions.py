@@ -22,11 +22,11 @@ from airflow_provider_ktrain.engine.follow import observer
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
+from tests.apiserver import Object, stamp
 from tests.core.disruptions import changes
 from tests.core.test_disruptions import DOUBTS, SHOWN
-from tests.engine.fakekube import until
-from tests.engine.small_api import Object, precise_stamp, stamp
 from tests.engine.staged import NAME, Staged, staged
+from tests.until import until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -141,7 +141,7 @@ async def test_interrupted_success_fails_and_is_marked(name: str) -> None:
 async def test_result_proves_that_the_training_is_complete() -> None:
     async with replaying(MASTER) as (training, recorded):
         recorded.go(lambda change: change["object"]["status"].get("phase") == "Running")
-        training.api.logs["run-master-0"].append((precise_stamp(), RESULT))
+        training.api.log("run-master-0").line(RESULT)
         outcome = await followed(training, recorded)
         assert (outcome.succeeded, outcome.result) == (True, {"loss": 0.5})
         assert mark_of(training) is None
@@ -152,7 +152,7 @@ async def test_result_that_is_read_at_the_end_removes_the_mark() -> None:
     async with replaying(MASTER) as (training, recorded):
         recorded.go(succeeds)
         training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(mark))
-        training.api.logs["run-master-0"].append((precise_stamp(), RESULT))
+        training.api.log("run-master-0").line(RESULT)
         following = asyncio.ensure_future(training.follow(OPTIONS))
         await until(lambda: mark_of(training) is None)
         recorded.go()  # the pod is gone
@@ -246,7 +246,7 @@ async def test_stop_while_the_result_is_read_repeats_no_success() -> None:
     """The program was stopped, and has printed a result. The process ends before it has read that."""
     async with replaying(MASTER) as (training, recorded):
         recorded.go(succeeds)
-        training.api.logs["run-master-0"].append((precise_stamp(), RESULT))
+        training.api.log("run-master-0").line(RESULT)
         training.api.pause("before GET .*/log")
         following = asyncio.ensure_future(training.follow(OPTIONS))
         await training.api.paused.wait()

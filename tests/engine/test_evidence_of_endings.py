@@ -32,9 +32,8 @@ from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.release import release, release_now
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted, find_own
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
+from tests.apiserver import connected, stamp
 from tests.clusters import TestCluster
-from tests.engine import fakekube
-from tests.engine.small_api import connected, stamp
 from tests.engine.staged import NAME, Memory, Staged, staged
 from tests.engine.tasks import (
     STUBBORN,
@@ -49,6 +48,7 @@ from tests.engine.tasks import (
     owner_in,
     until,
 )
+from tests.until import until as until_true
 
 
 class Ti:
@@ -175,9 +175,9 @@ async def test_program_that_exits_with_0_when_it_is_paused_has_not_succeeded(tas
     """Somebody suspends the job. Either it waits, and trains on when it is resumed, or its success is doubtful."""
     ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait")).ref
     following = asyncio.create_task(task.ended(ref, deleted=False))
-    await fakekube.until(lambda: "is Running" in str(task.log))
+    await until_true(lambda: "is Running" in str(task.log))
     await job_control.suspend(task.api, ref, timeout=60)
-    await fakekube.until(lambda: "is Suspended" in str(task.log) or "is Succeeded" in str(task.log))
+    await until_true(lambda: "is Suspended" in str(task.log) or "is Succeeded" in str(task.log))
     if "is Succeeded" not in str(task.log):
         await job_control.resume(task.api, ref, timeout=60)
         await task.running(ref)
@@ -300,8 +300,8 @@ async def test_job_that_was_resumed_after_a_suspension_is_followed() -> None:
         training.pod(0)
         training.running()
         following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
-        await fakekube.until(lambda: " is Running" in str(training.log))
-        await fakekube.until(lambda: any("/pytorchjobs/train" in line for line in training.api.requests))
+        await until_true(lambda: " is Running" in str(training.log))
+        await until_true(lambda: any("/pytorchjobs/train" in line for line in training.api.requests))
         assert training.api.writes() == []
         training.pod(0, "Succeeded")
         training.ended()
@@ -315,15 +315,15 @@ async def test_job_that_somebody_else_suspends_is_followed_to_its_end() -> None:
         training.running()
         training.api.change(training.kind.plural, NAME, lambda job: job["status"].update(startTime=stamp(50.0)))
         following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
-        await fakekube.until(lambda: " is Running" in str(training.log))
+        await until_true(lambda: " is Running" in str(training.log))
         training.spec(**training.kind.form.suspension(True))
         training.api.remove("pods", pod)
         training.condition("Suspended")
-        await fakekube.until(lambda: " is Suspended" in str(training.log))
+        await until_true(lambda: " is Suspended" in str(training.log))
         training.spec(**training.kind.form.suspension(False))
         training.pod(0)
         training.running()
-        await fakekube.until(lambda: str(training.log).count(" is Running") == 2)
+        await until_true(lambda: str(training.log).count(" is Running") == 2)
         assert training.api.writes() == []
         assert not following.done()
         training.pod(0, "Succeeded")
@@ -473,7 +473,7 @@ async def test_cause_of_a_release_that_was_not_made_is_not_the_cause_of_the_end(
 
         training.api.on_request = on_request
         following = asyncio.ensure_future(training.follow(Options(limits=Limits(startup=30.0), drain_timeout=0.5)))
-        await fakekube.until(lambda: stored and training.memory.stored is None)
+        await until_true(lambda: stored and training.memory.stored is None)
         training.memory.stored = {}  # Airflow answers that there is none
         training.api.remove("pytorchjobs", NAME)
         outcome = await following

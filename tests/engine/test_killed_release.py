@@ -18,9 +18,9 @@ from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from tests.engine.fakekube import until
-from tests.engine.small_api import Object, stamp
+from tests.apiserver import Object, stamp
 from tests.engine.staged import NAME, Memory, Staged, staged
+from tests.until import until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -120,10 +120,10 @@ def _without_numbers(text: str) -> str:
 
 def crashing(training: Staged, **limits: int) -> Options:
     """A replica whose second failure a limit doesn't allow, with an exception in its log."""
-    for line in ("Traceback (most recent call last):", "ValueError: row 7 of /data/customers.csv"):
-        training.line(line)
     end = {"terminated": {"exitCode": 1, "startedAt": stamp(8), "finishedAt": stamp(6)}}
     training.pod(0, state={"running": {"startedAt": stamp(5)}}, restarts=2, last=end)
+    for line in ("Traceback (most recent call last):", "ValueError: row 7 of /data/customers.csv"):
+        training.line(line, restart=1)
     training.running()
     return Options(limits=Limits(**limits), drain_timeout=0.5)
 

@@ -9,9 +9,9 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
-from tests.engine.fakekube import until
 from tests.engine.large_job import LargeJob
 from tests.engine.tasks import Lines, Sink
+from tests.until import until
 
 CHANGES = [("Pending", "node"), ("Running", "node")]  # phase and node of a pod
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from .fakekube import EPOCH, FakeKube, until
+from tests.apiserver import EPOCH, PodServer
+from tests.until import until
+
 from .log_following import Sink, following, write
 
 START = EPOCH.timestamp()
 
 
 async def test_nothing_is_read_before_a_container_has_started() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     made = kube.pod("p", state="waiting")
     async with following(kube, sink) as follower:
         assert follower.read_span(made["metadata"]["uid"], "main", 0) == (0, 0)
@@ -17,7 +19,7 @@ async def test_nothing_is_read_before_a_container_has_started() -> None:
 
 
 async def test_log_is_read_since_its_first_line_or_its_last_rotation() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     uid = kube.pod("p")["metadata"]["uid"]
     log = kube.log("p")
     write(log, 0, 10, rate=10, begin=3)

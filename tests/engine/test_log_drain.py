@@ -9,33 +9,33 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import pytest
-from aiohttp import web
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from tests.apiserver import LogFile, PodServer, log_time
+from tests.until import until
 
-from .fakekube import FakeKube, LogFile, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, of_each_kind, write
 
 
 class Read(NamedTuple):
     """A pod `p` that runs, and whose first five lines were read."""
 
-    kube: FakeKube
+    kube: PodServer
     log: LogFile
     sink: Sink
     follower: LogFollower
 
 
 @contextlib.asynccontextmanager
-async def five_lines_read(kube: FakeKube | None = None) -> AsyncIterator[Read]:
+async def five_lines_read(kube: PodServer | None = None) -> AsyncIterator[Read]:
     """
     :param kube: the cluster, possibly with other pods.
     """
-    kube, sink = kube or FakeKube(), Sink()
+    kube, sink = kube or PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
     async with following(kube, sink) as follower:
@@ -45,7 +45,7 @@ async def five_lines_read(kube: FakeKube | None = None) -> AsyncIterator[Read]:
 
 async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
     async with five_lines_read() as (kube, log, sink, follower):
-        pod = kube.delete("p")
+        pod = kube.delete_pod("p")
         follower.observe(pod, deleted=True)
         write(log, 5, 10)
         log.end()
@@ -55,14 +55,14 @@ async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
 
 
 async def test_last_line_without_line_end_is_emitted_after_the_pod_was_deleted() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     pod = kube.pod("p")
     log = kube.log("p")
-    log.write(stamp(1), "first")
-    log.write(stamp(2), "no newline at the end", partial=True)
+    log.write(log_time(1), "first")
+    log.write(log_time(2), "no newline at the end", partial=True)
     async with following(kube, sink) as follower:
         await until(lambda: sink.texts == ["first"])
-        kube.delete("p")
+        kube.delete_pod("p")
         follower.observe(pod, deleted=True)
         log.end()
         report = await follower.drain(240)
@@ -71,14 +71,14 @@ async def test_last_line_without_line_end_is_emitted_after_the_pod_was_deleted()
 
 
 async def test_deleted_pod_that_was_read_or_never_started_leaves_no_gap() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     pods = [kube.pod("read", state="terminated", phase="Succeeded"), kube.pod("waits", state="waiting")]
     write(kube.log("read"), 0, 5)
     kube.log("read").end()
     async with following(kube, sink) as follower:
         await follower.drain(240)
         saved = follower.cursor.to_dict()
-    kube.objects.clear()
+    kube.pods.clear()
     async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
         for pod in pods:
             follower.observe(pod, deleted=True)
@@ -87,7 +87,7 @@ async def test_deleted_pod_that_was_read_or_never_started_leaves_no_gap() -> Non
 
 
 async def test_drain_reads_a_running_container_up_to_now() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 50)
@@ -100,7 +100,7 @@ async def test_drain_reads_a_running_container_up_to_now() -> None:
 
 
 async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 50)
@@ -114,7 +114,7 @@ async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
         await until(lambda: len(sink.lines) == 150)
         write(log, 150, 160)
         log.end()
-        kube.delete("p")
+        kube.delete_pod("p")
         report = await follower.drain_deleted(60, 60)
     assert sink.texts == numbered(0, 160)
     assert (report.total.lines, report.unread, gaps_of(report)) == (160, [], {})
@@ -122,26 +122,18 @@ async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
 
 async def test_kept_container_with_an_unended_line_has_caught_up() -> None:
     async with five_lines_read() as (kube, log, sink, follower):
-        log.write(stamp(1), "50% ", partial=True)
+        log.write(log_time(1), "50% ", partial=True)
         assert (await follower.drain(60, keep_open=True)).unread == []
-        log.write(stamp(1), "100%")
+        log.write(log_time(1), "100%")
         log.end()
-        kube.delete("p")
+        kube.delete_pod("p")
         await follower.drain_deleted(60, 60)
     assert sink.texts == [*numbered(0, 5), "50% 100%"]
 
 
-class KubeWithAStuckLog(FakeKube):
-    """An API server that doesn't answer requests for the log of the pod `q`."""
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path.endswith("/q/log"):
-            await asyncio.Event().wait()
-        return await super().handle(request)
-
-
 async def test_kept_container_does_not_prolong_the_drain_of_another() -> None:
-    kube = KubeWithAStuckLog()
+    kube = PodServer()
+    kube.pause("before GET .*/q/log")  # that log is never answered
     kube.pod("q", state="terminated", phase="Succeeded")
     async with five_lines_read(kube) as (_, log, _, follower):
 
@@ -172,7 +164,7 @@ async def test_kept_container_that_cannot_catch_up_is_drained() -> None:
 async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> None:
     async with five_lines_read() as (kube, _, sink, follower):
         assert (await follower.drain(60, keep_open=True)).unread == []
-        kube.delete("p")
+        kube.delete_pod("p")
         kube.cut()
         report = await follower.drain_deleted(60, 60)
     assert sink.notes == list(gaps_of(report)["p", "main"])
@@ -196,7 +188,7 @@ class SlowSink(Sink):
 
 
 async def test_drain_continues_while_lines_come() -> None:
-    kube, sink = FakeKube(), SlowSink()
+    kube, sink = PodServer(), SlowSink()
     kube.pod("p")
     write(kube.log("p"), 0, 400)
     kube.log("p").end()
@@ -208,7 +200,7 @@ async def test_drain_continues_while_lines_come() -> None:
 
 
 async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> None:
-    kube, sink, seen = FakeKube(), SlowSink(), []
+    kube, sink, seen = PodServer(), SlowSink(), []
     kube.pod("p")
     write(kube.log("p"), 0, 400)
     kube.log("p").end()
@@ -224,17 +216,17 @@ async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> N
 
 @of_each_kind
 async def test_refused_logs_are_retried_with_one_warning(kind: Kind) -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", containers="ab")
     for container in "ab":
         write(kube.log("p", container), 0, 5)
-    kube.refusal = (403, "Forbidden")
+    kube.refuse(403)
     async with following(kube, sink, kind=kind) as follower:
         await until(lambda: kube.refused > 6)
         (note,) = sink.notes
         assert "403 Forbidden" in note
         assert "`pods/log`" in note
-        kube.refusal = None
+        kube.clear_failures()
         await until(lambda: len(sink.lines) == 10)
         report = await follower.drain(60)
     assert len(sink.notes) == 1
@@ -242,18 +234,18 @@ async def test_refused_logs_are_retried_with_one_warning(kind: Kind) -> None:
 
 
 async def test_refused_log_is_retried_in_the_final_drain() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
     kube.log("p").end()
-    kube.refusal = (403, "Forbidden")
+    kube.refuse(403)
     async with following(kube, sink) as follower:
         await until(lambda: kube.refused > 3)
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         draining = asyncio.create_task(follower.drain(240))
         refused = kube.refused
         await until(lambda: kube.refused > refused)
-        kube.refusal = None
+        kube.clear_failures()
         report = await draining
     assert sink.texts == numbered(0, 5)
     assert (gaps_of(report), report.unread) == ({}, [])
@@ -261,9 +253,9 @@ async def test_refused_log_is_retried_in_the_final_drain() -> None:
 
 async def test_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "FORBIDDEN_GRACE_SECONDS", 0.5)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
-    kube.refusal = (403, "Forbidden")
+    kube.refuse(403)
     async with following(kube, sink) as follower:
         report = await follower.drain(240)
     assert "403 Forbidden" in gaps_of(report)["p", "main"][0]
@@ -271,7 +263,7 @@ async def test_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.Monke
 
 
 async def test_container_that_was_read_is_not_read_again_while_its_pod_exists() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     write(kube.log("p"), 0, 5)
     kube.log("p").end()

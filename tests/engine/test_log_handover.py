@@ -7,21 +7,22 @@ import pytest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from tests.apiserver import PodServer, log_time, serving
+from tests.until import until
 
-from .fakekube import FakeKube, serving, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, of_each_kind, write
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_pod_deleted_before_it_is_followed_is_reported_as_a_gap(handed_over: bool) -> None:
-    kube, sink, cursor = FakeKube(), Sink(), Cursor()
+    kube, sink, cursor = PodServer(), Sink(), Cursor()
     old = kube.pod("p")
     if handed_over:
         write(kube.log("p"), 0, 5)
         async with following(kube, sink) as follower:
             await until(lambda: len(sink.lines) == 5)
             cursor = Cursor.from_dict(follower.cursor.to_dict())
-    kube.delete("p")
+    kube.delete_pod("p")
     kube.pod("p")  # recreated
     write(kube.log("p"), 5, 10, begin=50)
     async with following(kube, sink, cursor=cursor) as follower:
@@ -31,12 +32,12 @@ async def test_pod_deleted_before_it_is_followed_is_reported_as_a_gap(handed_ove
         report = await follower.drain(240)
     (gap,) = gaps_of(report)["p", "main"]
     assert ("could be resumed" if handed_over else "was read to the end") in gap
-    assert (stamp(0.04) in gap) is handed_over
+    assert (log_time(0.04) in gap) is handed_over
     assert report.total.lines == 5
 
 
 async def test_handover_resumes_at_the_cursor() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 50)
@@ -52,7 +53,7 @@ async def test_handover_resumes_at_the_cursor() -> None:
 
 
 async def test_a_late_handover_reads_all_lines_since_the_cursor() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 50)
@@ -71,13 +72,13 @@ async def test_a_late_handover_reads_all_lines_since_the_cursor() -> None:
 
 
 async def test_containers_without_a_position_are_read_from_the_common_time() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     old, new = kube.pod("old"), kube.pod("new")
-    old["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = stamp(0)
-    new["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = stamp(280)
+    old["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = log_time(0)
+    new["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = log_time(280)
     write(kube.log("old"), 0, 50, rate=0.1)  # until 490 s
     write(kube.log("new"), 0, 5, begin=280)
-    cursor = Cursor(since=stamp(300), omitted=1)
+    cursor = Cursor(since=log_time(300), omitted=1)
     async with following(kube, sink, cursor=cursor) as follower:
         await until(lambda: len(sink.lines) == 25)
         report = await follower.drain(60)
@@ -88,7 +89,7 @@ async def test_containers_without_a_position_are_read_from_the_common_time() -> 
 @pytest.mark.parametrize("status_lags", [False, True])
 async def test_restart_during_a_handover_is_not_read_as_the_same_run(status_lags: bool) -> None:
     """The watch lags behind the pod; if `status_lags`, the pod also lags behind its container."""
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     behind = kube.pod("p")
     log = kube.log("p")
     write(log, 0, 10)
@@ -102,10 +103,10 @@ async def test_restart_during_a_handover_is_not_read_as_the_same_run(status_lags
         kube.pod("p", restart=1)
     async with serving(kube) as api:
         follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=Cursor.from_dict(saved))
-        asked = kube.requests["get"]
+        asked = kube.verbs["get"]
         follower.observe(behind)
         if status_lags:
-            await until(lambda: kube.requests["get"] > asked + 1)
+            await until(lambda: kube.verbs["get"] > asked + 1)
             assert len(sink.lines) == 10
             kube.pod("p", restart=1)
         await until(lambda: len(sink.lines) >= 25)
@@ -115,17 +116,17 @@ async def test_restart_during_a_handover_is_not_read_as_the_same_run(status_lags
 
 
 async def test_complete_container_is_not_read_again_after_a_handover() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     write(kube.log("p"), 0, 5)
     kube.log("p").end()
     async with following(kube, sink) as follower:
         await follower.drain(60)
         saved = follower.cursor.to_dict()
-    asked = kube.requests["log"]
+    asked = kube.verbs["log"]
     async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
         report = await follower.drain(60)
-    assert kube.requests["log"] == asked
+    assert kube.verbs["log"] == asked
     assert report.unread == []
 
 
@@ -138,7 +139,7 @@ def held(follower: LogFollower) -> int:
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Kind) -> None:
     """With ExitCode, an operator deletes each failed pod and creates another one with its name."""
-    kube, sink, cursor = FakeKube(), Sink(), Cursor()
+    kube, sink, cursor = PodServer(), Sink(), Cursor()
     async with serving(kube) as api:
         follower = LogFollower(api, sink, kind=kind, cursor=cursor)
         for n in range(300):
@@ -155,7 +156,7 @@ async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Ki
                 follower = LogFollower(api, sink, kind=kind, cursor=Cursor.from_dict(saved))
                 follower.observe(ended)
             await until(lambda f=follower: f.report().containers["p", "main"].complete)
-            follower.observe(kube.delete("p"), deleted=True)
+            follower.observe(kube.delete_pod("p"), deleted=True)
             assert held(follower) <= 6
         report = await follower.drain(240)
         await follower.close()

@@ -13,8 +13,9 @@ from airflow_provider_ktrain.core.logs.cursor import Position, Replay
 from airflow_provider_ktrain.engine.logs import emitter, log_socket, stream_budget
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
+from tests.apiserver import PodServer, log_time
+from tests.until import until
 
-from .fakekube import FakeKube, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
 
 
@@ -30,11 +31,11 @@ def limit_streams(monkeypatch: pytest.MonkeyPatch, streams: int, turn: float) ->
 
 async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_rate(monkeypatch, bytes_per_second=1000, burst_bytes=100_000)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("flood")
     kube.pod("quiet")
     for n in range(5000):
-        kube.log("flood").write(stamp(n / 1000), f"line {n} " + "x" * 1000)
+        kube.log("flood").write(log_time(n / 1000), f"line {n} " + "x" * 1000)
     write(kube.log("quiet"), 0, 100)
     for pod in ("flood", "quiet"):
         kube.log(pod).end()
@@ -53,13 +54,13 @@ async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers(m
 
 
 async def test_endless_line_is_cut() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     for n in range(40):
-        log.write(stamp(n / 100), "x" * 16384, partial=True)
-    log.write(stamp(1), "end")
-    log.write(stamp(2), "next")
+        log.write(log_time(n / 100), "x" * 16384, partial=True)
+    log.write(log_time(1), "end")
+    log.write(log_time(2), "next")
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 2)
         report = await follower.drain(60)
@@ -72,7 +73,7 @@ async def test_endless_line_is_cut() -> None:
 
 async def test_streams_over_the_budget_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_streams(monkeypatch, 3, turn=0.2)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     names = [f"p{n}" for n in range(12)]
     for name in names:
         kube.pod(name)
@@ -112,7 +113,7 @@ async def test_turn_begins_with_the_response(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_rate(monkeypatch, bytes_per_second=1, burst_bytes=100)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     seen: list[str] = []
     sources: list[LogLine] = []
@@ -137,7 +138,7 @@ async def test_text_without_a_time_is_not_a_late_line() -> None:
     live = emitter.RateLimitedEmitter(lambda line: None, source, on_full=lambda position: None)
     late = emitter.RateLimitedEmitter(lambda line: None, source, until=lambda position, time: False)
     live.logs, late.tally, late.repays = False, live.tally, True
-    block = f"{stamp(1)} a\n{stamp(2)} b".encode()
+    block = f"{log_time(1)} a\n{log_time(2)} b".encode()
     await live.emit(block, Replay(Position()))
     assert live.tally.late == 2
     await late.emit(block + b"\nfailed to create fsnotify watcher: too many open files", Replay(Position()))
@@ -147,7 +148,7 @@ async def test_text_without_a_time_is_not_a_late_line() -> None:
 @of_each_kind
 async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow needs time to cancel a trigger that it has reassigned to another triggerer. Reading goes on."""
-    kube, sink, seen = FakeKube(), Sink(), []
+    kube, sink, seen = PodServer(), Sink(), []
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 5)
@@ -169,7 +170,7 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: py
 
 async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another triggerer logs these lines."""
-    kube, sink, seen = FakeKube(), Sink(), list[str]()
+    kube, sink, seen = PodServer(), Sink(), list[str]()
     kube.pod("p")
     socket = log_socket.log_socket()
     socket.connect(lambda: 0, 100_000)
@@ -190,7 +191,7 @@ async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypa
 async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
     monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 0.2)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
     log_socket.log_socket().connect(lambda: 0, 100_000)
@@ -206,11 +207,11 @@ async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pyte
 async def test_limit_of_an_init_container_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits repeats the same few lines."""
     monkeypatch.setattr(emitter, "INIT_BURST_BYTES", 10_000)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", init=["init-pytorch"], containers=["main"])
     for container in ("init-pytorch", "main"):
         for n in range(1000):
-            kube.log("p", container).write(stamp(2 * n), f"waiting for master {n:04}")
+            kube.log("p", container).write(log_time(2 * n), f"waiting for master {n:04}")
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.by_run().get(("p", "main", 0), [])) == 1000)
         report = await follower.drain(60)
@@ -222,12 +223,12 @@ async def test_limit_of_an_init_container_is_low(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_tail_check_requests_few_bytes() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     async with following(kube, sink) as follower:
         for n in range(5):
-            log.write(stamp(n), "y" * 100_000)
+            log.write(log_time(n), "y" * 100_000)
         log.end()
         await until(lambda: len(sink.lines) == 5)
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))

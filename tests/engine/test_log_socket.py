@@ -21,8 +21,9 @@ from airflow_provider_ktrain.engine.logs import log_socket as module
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import LineQueue, json_size, log_socket, parts, record_cost
+from tests.apiserver import PodServer, log_time
+from tests.until import until
 
-from .fakekube import FakeKube, stamp, until
 from .log_following import following, numbered, write
 from .log_wire import Loop, Wire, turns, wire
 
@@ -32,7 +33,7 @@ TASK: ContextVar[str] = ContextVar("TASK", default="")
 
 
 def line(text: str, **changed: Any) -> LogLine:
-    return LogLine("p", "main", "Worker", 0, 0, stamp(0), text, **changed)
+    return LogLine("p", "main", "Worker", 0, 0, log_time(0), text, **changed)
 
 
 @pytest.fixture
@@ -303,7 +304,7 @@ ODD = [b"10%|#   |\r20%|##  |\r", b"\xff\xfe\xfa", b"\0", b"\xed\xa0\x80", "Ã©ðŸ
 
 @pytest.mark.parametrize("goes_away", [False, True], ids=["is slow and stops", "goes away"])
 async def test_odd_and_long_lines_neither_block_the_loop_nor_get_lost(supervisor: Wire, goes_away: bool) -> None:
-    kube, lines = FakeKube(), 0
+    kube, lines = PodServer(), 0
     for pod in ("p0", "p1", "p2"):
         kube.pod(pod)
         log = kube.log(pod)
@@ -311,7 +312,7 @@ async def test_odd_and_long_lines_neither_block_the_loop_nor_get_lost(supervisor
             for odd in ODD:
                 text = odd * (size // len(odd) + 1)
                 log.write(
-                    stamp(lines / 1000), f"[{lines:05}]".encode() + text[: min(size, 30_000 if lines % 2 else size)]
+                    log_time(lines / 1000), f"[{lines:05}]".encode() + text[: min(size, 30_000 if lines % 2 else size)]
                 )
                 lines += 1
         log.end()
@@ -355,7 +356,7 @@ async def test_reading_does_not_wait_for_a_log_that_is_not_read(
 ) -> None:
     """Results and causes are found while the supervisor is stuck; later, each line is logged once and in order."""
     monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
-    kube, seen = FakeKube(), [0]
+    kube, seen = PodServer(), [0]
     kube.pod("p")
     write(kube.log("p"), 0, MANY)
     supervisor.connect()
@@ -386,7 +387,7 @@ async def test_reading_does_not_wait_for_a_log_that_is_not_read(
 
 async def test_lines_that_are_not_logged_in_time_are_counted(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
-    kube = FakeKube()
+    kube = PodServer()
     kube.pod("p")
     write(kube.log("p"), 0, MANY)
     kube.log("p").end()
@@ -402,7 +403,7 @@ async def test_lines_that_are_not_logged_in_time_are_counted(supervisor: Wire, m
 
 @pytest.mark.parametrize("stuck", [True, False], ids=["are counted", "are waited for"])
 async def test_waiting_lines_of_a_deleted_pod(supervisor: Wire, stuck: bool) -> None:
-    kube = FakeKube()
+    kube = PodServer()
     kube.pod("p")
     write(kube.log("p"), 0, 50)
     supervisor.connect()
@@ -410,7 +411,7 @@ async def test_waiting_lines_of_a_deleted_pod(supervisor: Wire, stuck: bool) -> 
     async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
         await until(lambda: follower.report().total.lines == 50)
         kube.log("p").end()
-        follower.observe(kube.delete("p"), deleted=True)
+        follower.observe(kube.delete_pod("p"), deleted=True)
         assert (await follower.drain(240)).unread == []
         reading = asyncio.ensure_future(asyncio.sleep(0) if stuck else supervisor.read_until(lambda: False, 0.0))
         report = await follower.log_rest(0.3 if stuck else 240, 240, 240)
@@ -422,7 +423,7 @@ async def test_waiting_lines_of_a_deleted_pod(supervisor: Wire, stuck: bool) -> 
 
 async def test_container_that_restarts_while_its_lines_wait(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
-    kube = FakeKube()
+    kube = PodServer()
     kube.pod("p")
     write(kube.log("p"), 0, MANY)
     supervisor.connect()

@@ -14,8 +14,9 @@ from airflow_provider_ktrain.engine.logs.emitter import Inspect
 from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
+from tests.apiserver import PodServer, log_time
+from tests.until import until
 
-from .fakekube import FakeKube, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, write
 
 AT = 60.0  # seconds: when the other triggerer took over
@@ -32,7 +33,7 @@ class Seen:
         return lambda text, time, run: self.texts.append(text)
 
 
-async def handed_over(kube: FakeKube, lines: int = 10) -> Cursor:
+async def handed_over(kube: PodServer, lines: int = 10) -> Cursor:
     """The cursor of a worker that has read that many lines of pod p."""
     sink = Sink()
     async with following(kube, sink) as worker:
@@ -43,7 +44,7 @@ async def handed_over(kube: FakeKube, lines: int = 10) -> Cursor:
 class Taken:
     """A follower after a takeover, and what became of the lines."""
 
-    def __init__(self, kube: FakeKube, follower: LogFollower, sink: Sink, live: Seen, earlier: Seen) -> None:
+    def __init__(self, kube: PodServer, follower: LogFollower, sink: Sink, live: Seen, earlier: Seen) -> None:
         self.kube, self.follower, self.sink, self.live, self.earlier = kube, follower, sink, live, earlier
 
     @property
@@ -57,26 +58,26 @@ class Taken:
 
 
 @contextlib.asynccontextmanager
-async def taken_over(kube: FakeKube, cursor: Cursor, unread: int = 0, at: float = AT) -> AsyncIterator[Taken]:
+async def taken_over(kube: PodServer, cursor: Cursor, unread: int = 0, at: float = AT) -> AsyncIterator[Taken]:
     """
     :param unread: bytes that the supervisor has not read.
     """
     sink, live, earlier = Sink(), Seen(), Seen()
     log_socket().connect(lambda: unread, 200_000)
-    takeover = Takeover(cursor, stamp(at), earlier)
+    takeover = Takeover(cursor, log_time(at), earlier)
     async with following(kube, sink, cursor=Cursor(), inspector=live, takeover=takeover) as follower:
         yield Taken(kube, follower, sink, live, earlier)
 
 
 @pytest.fixture
-async def kube() -> FakeKube:
-    kube = FakeKube()
+async def kube() -> PodServer:
+    kube = PodServer()
     kube.pod("p")
     write(kube.log("p"), 0, 10, rate=10)
     return kube
 
 
-async def test_each_line_is_logged_once_and_new_ones_are_not_marked(kube: FakeKube) -> None:
+async def test_each_line_is_logged_once_and_new_ones_are_not_marked(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     write(kube.log("p"), 10, 650, rate=10)
     async with taken_over(kube, cursor) as taken:
@@ -93,18 +94,18 @@ async def test_each_line_is_logged_once_and_new_ones_are_not_marked(kube: FakeKu
     assert (earlier.total.lines, earlier.unread, gaps_of(earlier)) == (590, [], {})
 
 
-async def test_lines_of_one_time_at_the_takeover_are_not_split(kube: FakeKube) -> None:
+async def test_lines_of_one_time_at_the_takeover_are_not_split(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     log = kube.log("p")
     for time in (AT - 0.5, AT, AT, AT - 0.25, AT + 0.5):  # one of another stream of the container came late
-        log.write(stamp(time), str(time))
+        log.write(log_time(time), str(time))
     async with taken_over(kube, cursor) as taken:
         await until(lambda: len(taken.sink.lines) == 5)
         await until(lambda: not taken.follower.earlier_report().unread)
     assert (taken.again, taken.new) == ([str(AT - 0.5)], [str(AT), str(AT), str(AT - 0.25), str(AT + 0.5)])
 
 
-async def test_end_does_not_wait_for_earlier_lines(kube: FakeKube) -> None:
+async def test_end_does_not_wait_for_earlier_lines(kube: PodServer) -> None:
     """Nothing is read by the supervisor: the end is known at once, and what is not logged again is counted."""
     cursor = await handed_over(kube)
     write(kube.log("p"), 10, 700, rate=10)
@@ -121,7 +122,7 @@ async def test_end_does_not_wait_for_earlier_lines(kube: FakeKube) -> None:
     assert taken.earlier.texts == BEFORE[10:], "what they report is read all the same"
 
 
-async def test_container_that_has_restarted_since_the_handover(kube: FakeKube) -> None:
+async def test_container_that_has_restarted_since_the_handover(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     write(kube.log("p"), 10, 300, rate=10)
     kube.log("p").end()
@@ -133,17 +134,17 @@ async def test_container_that_has_restarted_since_the_handover(kube: FakeKube) -
     assert taken.sink.notes == []
 
 
-async def test_container_that_starts_after_the_takeover(kube: FakeKube) -> None:
+async def test_container_that_starts_after_the_takeover(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     async with taken_over(kube, cursor) as taken:
         kube.pod("q")
         write(kube.log("q"), 0, 5, begin=AT + 1)
-        taken.follower.observe(kube.objects["q"])
+        taken.follower.observe(kube.pods["q"])
         await until(lambda: len(taken.new) == 5)
     assert taken.again == []
 
 
-async def test_container_whose_log_was_read_before_the_handover(kube: FakeKube) -> None:
+async def test_container_whose_log_was_read_before_the_handover(kube: PodServer) -> None:
     sink = Sink()
     kube.log("p").end()
     pod = kube.pod("p", state="terminated", phase="Succeeded")
@@ -156,21 +157,21 @@ async def test_container_whose_log_was_read_before_the_handover(kube: FakeKube) 
     assert taken.sink.lines == []
 
 
-async def test_pod_that_was_deleted_before_the_takeover_has_a_gap(kube: FakeKube) -> None:
+async def test_pod_that_was_deleted_before_the_takeover_has_a_gap(kube: PodServer) -> None:
     cursor = await handed_over(kube)
-    kube.delete("p")
+    kube.delete_pod("p")
     async with taken_over(kube, cursor) as taken:
         report = await taken.follower.drain(60)
     assert "the pod was deleted before its log could be resumed" in gaps_of(report)["p", "main"][0]
 
 
-async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: FakeKube) -> None:
+async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     write(kube.log("p"), 10, 700, rate=10)
     async with taken_over(kube, cursor, unread=200_000) as taken:
         await until(lambda: taken.live.texts == AFTER)
         kube.log("p").end()
-        taken.follower.observe(kube.delete("p"), deleted=True)
+        taken.follower.observe(kube.delete_pod("p"), deleted=True)
         await taken.follower.drain(60)
         await taken.follower.log_rest(0.2, 60, 60)
         earlier = taken.follower.earlier_report()
@@ -178,7 +179,7 @@ async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: FakeKube) -> N
     assert earlier.total.late > 0
 
 
-async def test_worker_that_resumes_repeats_nothing(kube: FakeKube) -> None:
+async def test_worker_that_resumes_repeats_nothing(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     write(kube.log("p"), 10, 20, rate=10)
     sink = Sink()

@@ -14,13 +14,14 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import container_follower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
+from tests.apiserver import PODS, PodServer, cutter, log_time
+from tests.until import until
 
-from .fakekube import PODS, FakeKube, cutter, stamp, until
 from .log_following import Sink, following, gaps_of, numbered, write
 
 
 async def test_lines_come_live_and_as_they_were_written() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     log.write("2026-11-21T10:06:08.6Z", "first")
@@ -28,8 +29,8 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
         await until(lambda: sink.texts == ["first"])
         odd = ["", "  indented\ttab", "progress 1\rprogress 2", "\x1b[31mred\x1b[0m", "héllo ✓", "a\x85b\u2028c"]
         for n, text in enumerate(odd):
-            log.write(stamp(1000 + n), text)
-        log.write(stamp(2000), b"bytes \xff\xfe")
+            log.write(log_time(1000 + n), text)
+        log.write(log_time(2000), b"bytes \xff\xfe")
         await until(lambda: len(sink.lines) == 8)
         assert sink.texts[1:] == [*odd, "bytes \ufffd\ufffd"]
         assert sink.lines[0] == LogLine("p", "main", "Worker", 0, 0, "2026-11-21T10:06:08.600000000Z", "first")
@@ -39,7 +40,7 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
 
 
 async def test_a_thousand_cut_streams_lose_and_repeat_no_line() -> None:
-    kube, sink, rng = FakeKube(), Sink(), random.Random(5)
+    kube, sink, rng = PodServer(), Sink(), random.Random(5)
     kube.pod("p", containers="abcd")
     logs = [kube.log("p", container) for container in "abcd"]
     kube.cut_after = cutter(rng, 8000, 1000)
@@ -49,13 +50,13 @@ async def test_a_thousand_cut_streams_lose_and_repeat_no_line() -> None:
             for log in logs:
                 for n in range(total, total + 20):
                     text = f"line {n} " + "é✓x"[n % 3] * rng.randrange(1, 40)
-                    log.write(stamp(n // 3), text)
+                    log.write(log_time(n // 3), text)
             total += 20
             await until(lambda expected=4 * total - 1600: len(sink.lines) >= expected)
         for log in logs:
             log.end()
         kube.pod("p", containers="abcd", state="terminated", phase="Succeeded")
-        follower.observe(kube.objects["p"])
+        follower.observe(kube.pods["p"])
         report = await follower.drain(60)
     for container in "abcd":
         texts = sink.by_run()["p", container, 0]
@@ -68,7 +69,7 @@ async def test_a_thousand_cut_streams_lose_and_repeat_no_line() -> None:
 async def test_every_line_of_every_run_is_read_once_in_random_container_lives(seed: int) -> None:
     """Restarts, cuts, responses that only look complete, an unreachable server, pods that join late."""
     rng = random.Random(seed)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.clean_cuts = seed % 2 == 0
     written: dict[tuple[str, str, int], list[str]] = defaultdict(list)
     time = 0.0
@@ -81,7 +82,7 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
             text = f"{pod} {restart} {len(written[pod, 'main', restart])} " + "z" * rng.choice([5, 50, 20_000])
             written[pod, "main", restart].append(text)
             for at in range(0, len(text), 16384):
-                log.write(stamp(time), text[at : at + 16384], partial=at + 16384 < len(text) or (ends and at < 0))
+                log.write(log_time(time), text[at : at + 16384], partial=at + 16384 < len(text) or (ends and at < 0))
         if ends:
             log.end()
 
@@ -100,7 +101,7 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
                 say(pod, 0)
                 observe(pod)
             elif rng.random() < 0.3:
-                restart, key = pods[pod], Cursor.key(kube.objects[pod]["metadata"]["uid"], "main")
+                restart, key = pods[pod], Cursor.key(kube.pods[pod]["metadata"]["uid"], "main")
                 pods[pod] += 1
                 await until(lambda p=pod, r=restart: (p, "main", r) in sink.by_run())
                 kube.away = rng.random() < 0.5  # the restart is observed, or only detected later
@@ -115,7 +116,7 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
                 kube.pod(pod, restart=pods[pod])
                 say(pod, pods[pod])
                 if not kube.away or rng.random() < 0.5:
-                    follower.observe(kube.objects[pod])
+                    follower.observe(kube.pods[pod])
                 kube.away = False
                 # until the new run is read: if two restarts are missed, the kubelet keeps only one previous log
                 await until(lambda k=key, r=restart: follower.cursor.positions[k].restart > r)
@@ -137,11 +138,11 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
 
 
 async def test_last_line_without_line_end_is_emitted() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
-    log.write(stamp(1), "first")
-    log.write(stamp(2), "no newline at the end", partial=True)
+    log.write(log_time(1), "first")
+    log.write(log_time(2), "no newline at the end", partial=True)
     async with following(kube, sink) as follower:
         await until(lambda: sink.texts == ["first"])
         log.end()
@@ -152,7 +153,7 @@ async def test_last_line_without_line_end_is_emitted() -> None:
 
 
 async def test_response_that_only_looks_complete_does_not_end_a_run() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 100)
@@ -167,11 +168,11 @@ async def test_response_that_only_looks_complete_does_not_end_a_run() -> None:
 
 
 async def test_tail_check_avoids_a_second_download_of_a_burst() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     for n in range(20_000):
-        log.write(stamp(1, nanos=n), f"line {n}")
+        log.write(log_time(1, nanos=n), f"line {n}")
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 20_000)
         log.end()
@@ -185,15 +186,15 @@ async def test_tail_check_avoids_a_second_download_of_a_burst() -> None:
 @pytest.mark.parametrize("text", ["the same", "line {n}"])
 async def test_tail_check_rejects_ambiguous_last_lines(text: str) -> None:
     """A response ends after 20 of 40 lines as if it were complete, and the last lines may be equal to these."""
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     log = kube.log("p")
     texts = [text.format(n=n) for n in range(40)]
     for line in texts:
-        log.write(stamp(1), line)
+        log.write(log_time(1), line)
     log.end()
     kube.clean_cuts = True
-    sizes = iter([sum(len(f"{stamp(1)} {line}\n") for line in texts[:20])])
+    sizes = iter([sum(len(f"{log_time(1)} {line}\n") for line in texts[:20])])
     kube.cut_after = lambda: next(sizes, None)
     async with following(kube, sink) as follower:
         report = await follower.drain(60)
@@ -204,11 +205,11 @@ async def test_tail_check_rejects_ambiguous_last_lines(text: str) -> None:
 
 @pytest.mark.parametrize("rotated", [False, True])
 async def test_rotation_under_an_open_stream_is_reported_as_a_gap(rotated: bool) -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     for n in range(1200):
-        log.write(stamp(n / 100), f"line {n} ".ljust(1000, "x"))
+        log.write(log_time(n / 100), f"line {n} ".ljust(1000, "x"))
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 1200)
         if rotated:
@@ -221,11 +222,11 @@ async def test_rotation_under_an_open_stream_is_reported_as_a_gap(rotated: bool)
     assert len(sink.notes) == rotated
     if rotated:
         assert sink.notes == list(gaps_of(report)["p", "main"])
-        assert f"lines before {stamp(12)} may be missing" in sink.notes[0]
+        assert f"lines before {log_time(12)} may be missing" in sink.notes[0]
 
 
 async def test_container_that_ended_before_it_was_observed_is_read() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded", init=["init"])
     for container in ("init", "main"):
         write(kube.log("p", container), 0, 10)
@@ -236,7 +237,7 @@ async def test_container_that_ended_before_it_was_observed_is_read() -> None:
 
 
 async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
     async with following(kube, sink) as follower:
@@ -250,12 +251,12 @@ async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
         kube.away = False
         await until(lambda: len(sink.lines) == 13)
         assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
-        assert kube.requests["get"] >= 1  # without a watch event, the pod was read before the log was requested again
+        assert kube.verbs["get"] >= 1  # without a watch event, the pod was read before the log was requested again
         assert gaps_of(await follower.drain(60)) == {}
 
 
 async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
     async with following(kube, sink) as follower:
@@ -265,9 +266,9 @@ async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in
         write(kube.log("p"), 5, 10)
         kube.log("p").end()
         write(kube.log("p", restart=1), 0, 3, begin=50)  # served from now on, although the status still shows run 0
-        asked = kube.requests["log"]
+        asked = kube.verbs["log"]
         kube.away = False
-        await until(lambda: kube.requests["log"] > asked and kube.requests["get"] > 1)
+        await until(lambda: kube.verbs["log"] > asked and kube.verbs["get"] > 1)
         assert len(sink.lines) == 5
         kube.pod("p", restart=1)
         await until(lambda: len(sink.lines) == 13)
@@ -277,7 +278,7 @@ async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in
 
 
 async def test_run_before_the_last_one_is_reported_as_a_gap_during_a_back_off() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
     async with following(kube, sink) as follower:
@@ -295,7 +296,7 @@ async def test_run_before_the_last_one_is_reported_as_a_gap_during_a_back_off() 
 
 
 async def test_runs_that_the_kubelet_does_not_keep_are_reported_as_a_gap() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", restart=3)
     for restart in (2, 3):
         write(kube.log("p", restart=restart), 0, 3, begin=10 * restart)
@@ -309,7 +310,7 @@ async def test_runs_that_the_kubelet_does_not_keep_are_reported_as_a_gap() -> No
 
 
 async def test_log_that_the_kubelet_has_deleted_is_reported_as_a_gap() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", restart=1)
     kube.log("p").write("", b"unable to retrieve container logs for containerd://5541b231", partial=True)
     write(kube.log("p", restart=1), 0, 3)
@@ -320,7 +321,7 @@ async def test_log_that_the_kubelet_has_deleted_is_reported_as_a_gap() -> None:
 
 
 async def test_rotation_between_two_requests_is_reported_as_a_gap() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 10)
@@ -337,24 +338,24 @@ async def test_rotation_between_two_requests_is_reported_as_a_gap() -> None:
         report = await follower.drain(60)
     assert sink.texts == numbered(0, 10) + numbered(20, 30)
     assert "may be missing" in gaps_of(report)["p", "main"][0]
-    assert stamp(0.09) in sink.notes[0]
+    assert log_time(0.09) in sink.notes[0]
 
 
 async def test_recreated_pod_with_the_same_name_is_read_as_another_pod() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5, begin=100)
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 5)
         kube.away = True
         kube.cut()
-        kube.delete("p")
+        kube.delete_pod("p")
         kube.pod("p")
         write(kube.log("p"), 0, 5)  # on another node, whose clock is slow
         kube.away = False
         await until(lambda: sink.notes)
         assert len(sink.lines) == 5
-        follower.observe(kube.objects["p"])
+        follower.observe(kube.pods["p"])
         await until(lambda: len(sink.lines) == 10)
         report = await follower.drain(60)
     assert sink.texts == numbered(0, 5) * 2
@@ -362,7 +363,7 @@ async def test_recreated_pod_with_the_same_name_is_read_as_another_pod() -> None
 
 
 async def test_only_chosen_containers_are_followed() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("launcher", labels={"training.kubeflow.org/job-role": "launcher"})
     kube.pod("worker", labels={"training.kubeflow.org/job-role": "worker", "training.kubeflow.org/replica-index": "3"})
     for name in ("launcher", "worker"):
@@ -371,13 +372,13 @@ async def test_only_chosen_containers_are_followed() -> None:
     async with following(kube, sink, kind=MPIJOB, chosen=lambda pod, _: pod["metadata"]["name"] in chosen) as follower:
         await until(lambda: len(sink.lines) == 2)
         chosen.add("worker")
-        follower.observe(dict(kube.objects["worker"]))
+        follower.observe(dict(kube.pods["worker"]))
         await until(lambda: len(sink.lines) == 4)
     assert [(line.role, line.index) for line in sink.lines] == [("Launcher", 0)] * 2 + [("Worker", 3)] * 2
 
 
 async def test_unchanged_pod_is_not_examined_again() -> None:
-    kube, asked = FakeKube(), 0
+    kube, asked = PodServer(), 0
 
     def choose(pod: object, container: str) -> bool:
         nonlocal asked
@@ -387,7 +388,7 @@ async def test_unchanged_pod_is_not_examined_again() -> None:
     kube.pod("p")
     async with following(kube, Sink(), chosen=choose) as follower:
         for _ in range(3):
-            follower.observe(kube.objects["p"])
+            follower.observe(kube.pods["p"])
         assert asked == 1
         follower.observe(kube.pod("p", restart=1))
         assert asked == 2
@@ -398,7 +399,7 @@ NO_FILE = b'failed to try resolving symlinks in path "/var/log/pods/ns_p/main/0.
 
 
 async def test_error_of_the_kubelet_is_no_line_and_the_log_is_read_on() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 5)
@@ -415,7 +416,7 @@ async def test_error_of_the_kubelet_is_no_line_and_the_log_is_read_on() -> None:
 
 
 async def test_log_that_the_kubelet_can_not_read_any_more_is_reported_as_a_gap() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 5)
@@ -431,7 +432,7 @@ async def test_log_that_the_kubelet_can_not_read_any_more_is_reported_as_a_gap()
 
 
 async def test_previous_run_that_the_kubelet_can_not_read_does_not_hold_up_the_next_one() -> None:
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p", restart=1)
     kube.log("p").fail(NO_FILE)
     write(kube.log("p", restart=1), 0, 3)
@@ -446,16 +447,16 @@ async def test_previous_run_that_the_kubelet_can_not_read_does_not_hold_up_the_n
 async def test_restart_that_the_status_shows_late_is_no_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fast crash loop on a loaded node: the next run writes before restartCount shows it (Kubernetes 1.36)."""
     monkeypatch.setattr(container_follower, "STATUS_LAG_SECONDS", 0.1)
-    kube, sink = FakeKube(), Sink()
+    kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 3)
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 3)
         kube.log("p").end()
-        await until(lambda: kube.requests["get"] >= 1)  # the status still shows the first run
+        await until(lambda: kube.verbs["get"] >= 1)  # the status still shows the first run
         write(kube.log("p", restart=1), 0, 3, begin=20)
-        before = kube.requests["get"]
-        await until(lambda: kube.requests["get"] >= before + 4)
+        before = kube.verbs["get"]
+        await until(lambda: kube.verbs["get"] >= before + 4)
         follower.observe(kube.pod("p", restart=1))
         await until(lambda: len(sink.lines) == 6)
         report = await follower.drain(60)

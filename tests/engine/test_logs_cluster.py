@@ -21,8 +21,8 @@ from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_i
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import api_of
+from tests.until import until
 
-from .fakekube import until
 from .watching import changes
 
 pytestmark = pytest.mark.embedded("sets fault switches")

@@ -44,11 +44,11 @@ from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
 from airflow_provider_ktrain.engine.training import Training
+from tests.apiserver.in_process import InProcessStream
 from tests.engine.model_airflow import OVER, RETRIES, Airflow
 from tests.engine.model_cluster import (
     KEY,
     NAME,
-    PODS,
     REAPER,
     Broken,
     Client,
@@ -79,12 +79,12 @@ class Interleaving:
         cleans_up = rng.random() < 0.5
         kind = rng.choice(list(KINDS.values()))
         self.cluster = Cluster(
-            self, loop.wall_time, kind, cleans_up=cleans_up, labels_pods=kind.behavior.labels_pods or rng.random() < 0.8
+            self, loop.epoch, kind, cleans_up=cleans_up, labels_pods=kind.behavior.labels_pods or rng.random() < 0.8
         )
         self.cluster.status_lag = rng.choice([0, 0, 1, 3, 10])
-        self.cluster.no_nodes_until = loop.wall_time() + rng.choice([0, 3, 15, 40])
-        self.cluster.no_images_until = loop.wall_time() + rng.choice([0, 3, 15, 40])
-        self.slow = rng.choice(["", PODS, self.cluster.jobs_path])  # path of the watches that are far behind
+        self.cluster.no_nodes_until = loop.epoch() + rng.choice([0, 3, 15, 40])
+        self.cluster.no_images_until = loop.epoch() + rng.choice([0, 3, 15, 40])
+        self.slow = rng.choice(["", "pods", kind.plural])  # resource of the watches that are far behind
         self.airflow = Airflow()
         self.action = rng.choice([OnFinishAction.DELETE_JOB, *OnFinishAction])
         self.in_terminal = rng.random() < 0.1
@@ -190,7 +190,7 @@ class Interleaving:
 
     def _has_passed(self, evidence: Evidence, deadline: float | None) -> bool:
         """Whether a limit has passed, by the timestamps of what a process has read."""
-        now, job, limits = self.loop.wall_time(), evidence.job, self.limits
+        now, job, limits = self.loop.epoch(), evidence.job, self.limits
 
         def longer(since: object, limit: float | None) -> bool:
             return limit is not None and now >= (epoch_seconds(since) or 0.0) + limit
@@ -298,7 +298,7 @@ class Interleaving:
     def _expire_deferral(self) -> None:
         me = self.airflow.tries and self.airflow.current
         due = me and me.deferral and me.deferral.options.deadline
-        if me and due and self.loop.wall_time() > due + 5 and self.airflow.move(me, "deferred", "queued"):
+        if me and due and self.loop.epoch() > due + 5 and self.airflow.move(me, "deferred", "queued"):
             me.event = None
             self._cancel_triggers_of(me)
 
@@ -325,7 +325,7 @@ class Interleaving:
     def _finish_at_deadline(self) -> None:
         """A training succeeds when its deadline or a limit is about to pass."""
         for process in self._running(Process):
-            if process.deadline is not None and 0 < process.deadline - self.loop.wall_time() < 3:
+            if process.deadline is not None and 0 < process.deadline - self.loop.epoch() < 3:
                 self.cluster.finish(True, self.rng.random() < 0.3)
 
     def _sigterm(self) -> None:
@@ -369,28 +369,30 @@ class Interleaving:
             else:
                 gate.open()
 
+    @property
+    def _streams(self) -> list[InProcessStream]:
+        return [stream for stream in self.cluster.streams.values() if isinstance(stream, InProcessStream)]
+
     def _deliver(self) -> None:
         """One watch delivers some events. The others may be behind."""
-        behind = [stream for stream in self.cluster.streams if stream.backlog]
+        behind = [stream for stream in self._streams if stream.backlog]
         if behind:
             stream = self.rng.choice(behind)
-            if stream.path != self.slow or self.rng.random() < 0.1:
+            if stream.resource != self.slow or self.rng.random() < 0.1:
                 stream.deliver(self.rng.choice([1, 1, 2, 5, 100]), bookmark=self.rng.random() < 0.2)
 
     def _cut(self) -> None:
         """A watch ends. If its version has expired, the informer lists again."""
-        if self.cluster.streams:
+        if streams := self._streams:
             if self.rng.random() < 0.5:
                 self.cluster.expire()
-            self.rng.choice(self.cluster.streams).cut()
+            self.rng.choice(streams).abort()
 
     def _go_away(self) -> None:
         """The API server can't be reached for some time."""
         if self.world.faulty:
             self.cluster.away, self.back_at = True, self.loop.now + self.rng.choice([2, 8, 30])
             self.cluster.note("the API server is away")
-            for stream in self.cluster.streams:
-                stream.cut()
 
     def _wait(self) -> None:
         """Time passes."""
@@ -401,7 +403,7 @@ class Interleaving:
             other = manifest(STRANGER, "theirs")
             if self.rng.random() < 0.5:
                 other["metadata"]["annotations"] = {}
-            self.cluster.put(other)
+            self.cluster.put(self.cluster.kind.plural, other)
 
     def _step(self) -> None:
         rng, cluster = self.rng, self.cluster
@@ -540,29 +542,26 @@ def _scheduled(pod: Object) -> str:
     return str(pod["status"]["conditions"][0]["lastTransitionTime"])
 
 
-def find_broken(seeds: Iterator[int], make_training: type[Training], monkeypatch: pytest.MonkeyPatch) -> str:
+def find_broken(seeds: Iterator[int], make_training: type[Training] = Training) -> str:
     """The first seed whose interleaving breaks an invariant, with its story; empty if none does."""
     for seed in seeds:
         loop = InstantLoop()
-        with monkeypatch.context() as patched:
-            patched.setattr("time.monotonic", loop.time)
-            patched.setattr("time.time", loop.wall_time)
-            interleaving = Interleaving(seed, loop, make_training)
-            try:
-                loop.run_until_complete(interleaving.run())
-            except Exception as e:
-                story = "\n  ".join(interleaving.cluster.log)
-                return f"seed {seed}: {type(e).__name__}: {e}\n  {story}"
-            finally:
-                loop.run_until_complete(interleaving.end())
-                loop.close()
+        interleaving = Interleaving(seed, loop, make_training)
+        try:
+            loop.run_until_complete(interleaving.run())
+        except Exception as e:
+            story = "\n  ".join(interleaving.cluster.story)
+            return f"seed {seed}: {type(e).__name__}: {e}\n  {story}"
+        finally:
+            loop.run_until_complete(interleaving.end())
+            loop.close()
     return ""
 
 
 @pytest.mark.parametrize("batch", range(-(-RUNS // BATCH)))
-def test_no_interleaving_breaks_an_invariant(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_interleaving_breaks_an_invariant(batch: int) -> None:
     seeds = iter(range(batch * BATCH, min((batch + 1) * BATCH, RUNS)))
-    if broken := find_broken(seeds, Training, monkeypatch):
+    if broken := find_broken(seeds):
         pytest.fail(broken, pytrace=False)
 
 
@@ -621,7 +620,7 @@ def test_a_mutation_of_the_rules_is_found(name: str, monkeypatch: pytest.MonkeyP
     mutated = functools.partial(decide, rules=MUTATED_RULES[name])
     for module in (owning, decisions, owned_job, stopping):
         monkeypatch.setattr(module, "decide", mutated)
-    assert find_broken(_seeds(name), Training, monkeypatch)
+    assert find_broken(_seeds(name))
 
 
 class WatchDecisions(Decisions):
@@ -678,8 +677,8 @@ class ReadsNoConclusion(Training):
 
 
 @pytest.mark.parametrize("mutation", [DecidesOnTheWatch, StoresNoCause, ReadsNoConclusion])
-def test_a_mutation_of_the_owner_is_found(mutation: type[Training], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_broken(_seeds(mutation.__name__), mutation, monkeypatch)
+def test_a_mutation_of_the_owner_is_found(mutation: type[Training]) -> None:
+    assert find_broken(_seeds(mutation.__name__), mutation)
 
 
 async def _write_again(self: OwnedJob, rule: Rule, read: JobRead, *, verify: bool = True) -> Result:
@@ -758,4 +757,4 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
 def test_a_mutation_of_what_the_owner_uses_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for target, attribute, replacement in PATCHES[name]:
         monkeypatch.setattr(target, attribute, replacement)
-    assert find_broken(_seeds(name), Training, monkeypatch)
+    assert find_broken(_seeds(name))

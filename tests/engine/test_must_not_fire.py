@@ -24,9 +24,9 @@ from airflow_provider_ktrain.core.state.queue.kueue_status import FAILS_AFTER_SE
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.watch import informer
-from tests.engine.fakekube import until
-from tests.engine.small_api import stamp
+from tests.apiserver import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged, writes_of
+from tests.until import until
 
 pytestmark = pytest.mark.virtual_time
 

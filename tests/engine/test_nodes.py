@@ -17,10 +17,10 @@ from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
-from tests.engine.fakekube import until
-from tests.engine.small_api import Object, SmallApi, connected, stamp
+from tests.apiserver import ApiServer, Object, connected, stamp
 from tests.engine.staged import NAME, Staged, staged
 from tests.engine.tasks import Lines, Task, of_each_kind
+from tests.until import until
 
 KILLED = "Worker 0 was killed from outside by SIGKILL (exit code 137)"
 BROKEN = "Node node-1: AcceleratedHardwareReady is False since"
@@ -33,11 +33,11 @@ def condition(status: str = "False", since: float = 30.0) -> Object:
     }  # fmt: skip
 
 
-def put_node(api: SmallApi, name: str, *conditions: Object) -> None:
+def put_node(api: ApiServer, name: str, *conditions: Object) -> None:
     api.put("nodes", {"metadata": {"name": name}, "spec": {}, "status": {"conditions": list(conditions)}})
 
 
-def reads(api: SmallApi) -> list[str]:
+def reads(api: ApiServer) -> list[str]:
     return [line.rpartition("/")[2] for line in api.requests if "/api/v1/nodes/" in line]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_ktrain.engine.follow import observer
 from airflow_provider_ktrain.engine.follow.options import Options
-from tests.engine.fakekube import until
 from tests.engine.staged import Staged, staged
+from tests.until import until
 
 
 def phases_of(training: Staged) -> Iterator[str]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION, JobRef
@@ -22,8 +21,9 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.stacks import SECONDS, StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.stream_budget import STREAMS
+from tests.apiserver import PodServer, log_time, serving
+from tests.until import until
 
-from .fakekube import FakeKube, serving, stamp, until
 from .tasks import Lines
 
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "u")
@@ -43,7 +43,7 @@ def context_of(api: Any, workers: int) -> FollowContext:
     return FollowContext(api, state, Lines())
 
 
-def pod(kube: FakeKube, role: str, index: int, **status: Any) -> dict[str, Any]:
+def pod(kube: PodServer, role: str, index: int, **status: Any) -> dict[str, Any]:
     labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
     return kube.pod(f"train-{role}-{index}", containers=("pytorch",), labels=labels, **status)
 
@@ -56,11 +56,11 @@ def printed_at(frames: list[list[Any]]) -> list[str]:
 
 async def test_primary_lowest_step_and_highest_indices_are_read() -> None:
     """Workers 0 and 2 to 6 are not: what they would print names nobody."""
-    kube, pods, printed = FakeKube(), [], {}
+    kube, pods, printed = PodServer(), [], {}
     for role, index in (("master", 0), *(("worker", n) for n in range(69))):
         pods.append(pod(kube, role, index))
         name = pods[-1]["metadata"]["name"]
-        kube.log(name, "pytorch").write(stamp(1), "step 3")
+        kube.log(name, "pytorch").write(log_time(1), "step 3")
         printed[name] = printed_at(BARRIER if role == "master" else LOADS if index < 7 else WAITS)
     async with serving(kube) as api:
         context = context_of(api, 69)
@@ -72,10 +72,10 @@ async def test_primary_lowest_step_and_highest_indices_are_read() -> None:
             await reader.open()
             for name, records in printed.items():
                 for text in records:
-                    kube.log(name, "pytorch").write(stamp(2), text)
+                    kube.log(name, "pytorch").write(log_time(2), text)
                 kube.log(name, "pytorch").end()
             cause, lines = await reader.explain(Cause(Category.HANG, "no step"))
-    assert kube.requests["log"] == 64
+    assert kube.verbs["log"] == 64
     assert cause.summary == (
         "No step for 30 min: Worker 1 is in load_batch (data.py:41), "
         "62 of the 63 other replicas that were read wait in all_reduce (train.py:88)"
@@ -87,7 +87,7 @@ async def test_primary_lowest_step_and_highest_indices_are_read() -> None:
 @pytest.mark.parametrize("why", ["no free stream", "no connection", "no kubelet"])
 async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why: str) -> None:
     """A triggerer that follows many jobs has no free stream, or the API server is busy, until the pods have ended."""
-    kube, frames = FakeKube(), {("master", 0): WAITS, ("worker", 0): LOADS, ("worker", 1): WAITS}
+    kube, frames = PodServer(), {("master", 0): WAITS, ("worker", 0): LOADS, ("worker", 1): WAITS}
     pods = [pod(kube, role, index) for role, index in frames]
     async with serving(kube) as api:
         context = context_of(api, 2)
@@ -95,15 +95,18 @@ async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why:
         async with contextlib.AsyncExitStack() as others, StackReader(context, output, Limit.PROGRESS, 1800, pods) as r:
             for _ in range(STREAMS if why == "no free stream" else 0):
                 await others.enter_async_context(output.follower.budget.slot())
-            kube.away, kube.refusal = why == "no connection", (503, "x") if why == "no kubelet" else None
+            kube.away = why == "no connection"
+            if why == "no kubelet":
+                kube.refuse(503)
             await r.open()
             for (role, index), found in frames.items():
                 log = kube.log(f"train-{role}-{index}", "pytorch")
                 for text in ("step 3", *printed_at(found), "Received 15 death signal", "shutting down workers"):
-                    log.write(stamp(2), text)
+                    log.write(log_time(2), text)
                 log.end()
-            assert kube.requests["log"] == 0
-            kube.away, kube.refusal = False, None
+            assert kube.verbs["log"] == 0
+            kube.away = False
+            kube.clear_failures()
             await others.aclose()
             cause, _ = await r.explain(Cause(Category.HANG, "no step"))
     assert cause.summary == (
@@ -113,12 +116,12 @@ async def test_stacks_are_read_by_streams_that_are_opened_after_the_release(why:
 
 async def test_replica_whose_pod_has_ended_has_left() -> None:
     """Not one whose pod was replaced."""
-    kube = FakeKube()
+    kube = PodServer()
     replaced = pod(kube, "master", 0, state="terminated", phase="Failed")
     pods = [replaced, pod(kube, "master", 0), pod(kube, "worker", 0, state="terminated", phase="Succeeded")]
     log = kube.log("train-master-0", "pytorch")
     for text in printed_at(WAITS):
-        log.write(stamp(2), text)
+        log.write(log_time(2), text)
     async with serving(kube) as api:
         context = context_of(api, 1)
         async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
@@ -145,18 +148,6 @@ class Clock(asyncio.SelectorEventLoop):
             self.now = None
 
 
-class SilentNodes(FakeKube):
-    """It answers no read of a node."""
-
-    node_reads = 0
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if "/nodes/" in request.path:
-            self.node_reads += 1
-            await asyncio.Event().wait()
-        return await super().handle(request)
-
-
 async def turn(condition: Callable[[], object]) -> None:
     """Let the loop go on until the condition is true; its time may stand still."""
     while not condition():  # noqa: ASYNC110
@@ -168,13 +159,14 @@ def test_error_line_waits_for_10_seconds_at_most(late: str) -> None:
     """By the clock of the loop, which stands still until the test sets it."""
 
     async def bounded(loop: Clock) -> None:
-        kube, frames = SilentNodes(), {("master", 0): WAITS, ("worker", 0): LOADS}
+        kube, frames = PodServer(), {("master", 0): WAITS, ("worker", 0): LOADS}
+        kube.pause("before GET .*/nodes/")  # no read of a node is answered
         pods = [pod(kube, role, index) for role, index in frames]
         for one in pods:
             one["spec"]["nodeName"] = "gpu-7"
         logs = {role: kube.log(f"train-{role}-{index}", "pytorch") for role, index in frames}
         for (role, _), found in frames.items():
-            logs[role].write(stamp(1), printed_at(found)[0])
+            logs[role].write(log_time(1), printed_at(found)[0])
         async with serving(kube) as api:
             context = context_of(api, 1)
             async with StackReader(context, JobOutput(context), Limit.PROGRESS, 1800, pods) as reader:
@@ -184,15 +176,17 @@ def test_error_line_waits_for_10_seconds_at_most(late: str) -> None:
                     explaining = asyncio.create_task(reader.explain(Cause(Category.HANG, "no step")))
                     if late.startswith("node"):
                         for log in logs.values():
-                            log.write(stamp(2), printed_at([])[1])
+                            log.write(log_time(2), printed_at([])[1])
                     for moment in range(100):
                         loop.now = began + SECONDS * moment / 100
                         if late.startswith("container"):
                             sent = kube.sent
-                            logs["worker"].write(stamp(3), printed_at([])[0].replace('"main": true', '"main": false'))
+                            logs["worker"].write(
+                                log_time(3), printed_at([])[0].replace('"main": true', '"main": false')
+                            )
                             await turn(functools.partial(lambda sent: kube.sent > sent, sent))
                         else:
-                            await turn(lambda: kube.node_reads)
+                            await turn(kube.paused.is_set)
                         await asyncio.sleep(0)
                         assert not explaining.done()
                     loop.now = began + SECONDS

@@ -18,9 +18,9 @@ from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
-from tests.engine.fakekube import until
-from tests.engine.small_api import stamp
+from tests.apiserver import stamp
 from tests.engine.staged import KINDS, NAME, Staged, staged
+from tests.until import until
 
 pytestmark = pytest.mark.virtual_time
 

@@ -13,11 +13,11 @@ from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.options import Options
+from tests.apiserver import stamp
 from tests.clusters import TestCluster
-from tests.engine.fakekube import until
-from tests.engine.small_api import stamp
 from tests.engine.staged import NAME, Staged, staged, writes_of
 from tests.engine.tasks import Task, api_of
+from tests.until import until
 
 NO_MATCH = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.evidence_collector import TAIL_LINES, EvidenceCollector
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from tests.apiserver import PodServer, log_time, serving
 
-from .fakekube import FakeKube, serving, stamp
 from .log_following import write
 from .tasks import Lines
 
@@ -41,13 +42,15 @@ ERROR = "ValueError: the data set has a damaged file"
     ],
 )
 async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, served: bool, summary: str) -> None:
-    kube, log = FakeKube(), Lines()
+    kube, log = PodServer(), Lines()
     pod = kube.pod("w", state="terminated", phase="Failed")
     if served:
         written = kube.log("w")
         write(written, 0, 500)
-        written.write(stamp(5), ERROR)
+        written.write(log_time(5), ERROR)
         written.end()
+    else:
+        kube.fail("GET", "/log", 400, math.inf)
     async with serving(kube) as api:
         state = JobState(REF, Handover())
         state.job = JOB
@@ -61,10 +64,10 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
     assert ERROR not in log.messages, "the follower logs the lines"
 
 
-async def gathered(kube: FakeKube, pod: Any, lines: Sequence[tuple[int, str]], is_followed: bool) -> Any:
+async def gathered(kube: PodServer, pod: Any, lines: Sequence[tuple[int, str]], is_followed: bool) -> Any:
     """The evidence of a pod with these lines, each with its second, if its log is followed or read at the end."""
     for second, line in lines:
-        kube.log("w").write(stamp(second), line)
+        kube.log("w").write(log_time(second), line)
     kube.log("w").end()
     async with serving(kube) as api:
         state = JobState(REF, Handover())
@@ -74,14 +77,14 @@ async def gathered(kube: FakeKube, pod: Any, lines: Sequence[tuple[int, str]], i
         if is_followed:
             keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
             for second, line in lines:
-                keep(line, stamp(second), 0)
+                keep(line, log_time(second), 0)
         return await evidence.gather((), [pod])
 
 
 @pytest.mark.parametrize("is_followed", [True, False])
 async def test_reports_of_a_timeout_are_kept_before_the_last_lines(is_followed: bool) -> None:
     """The C++ stacks of all ranks, and torchrun's own report, follow them."""
-    kube = FakeKube()
+    kube = PodServer()
     pod = kube.pod("w", state="terminated", phase="Failed")
     lines = [*WATCHDOG, *(f"frame #{number}: <unknown function>" for number in range(2 * TAIL_LINES)), "SIGABRT"]
     found = await gathered(kube, pod, list(enumerate(lines)), is_followed)
@@ -95,7 +98,7 @@ async def test_reports_of_a_timeout_that_the_program_survived_explain_no_later_e
     is_followed: bool, began: int
 ) -> None:
     """torchrun has started its processes again in the same container. They trained for an hour, or for minutes."""
-    kube = FakeKube()
+    kube = PodServer()
     pod = kube.pod("w", state="terminated", phase="Failed")
     ended = (
         "[rank1]:[E626 06:24:44 ProcessGroupNCCL.cpp:1895] [PG 0 Rank 1] Process group watchdog thread terminated with "
@@ -116,9 +119,9 @@ async def test_reports_of_a_timeout_that_the_program_survived_explain_no_later_e
 
 
 async def test_error_of_the_kubelet_is_not_the_last_line() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     pod = kube.pod("w", state="terminated", phase="Failed")
-    kube.log("w").write(stamp(5), "the data set has a damaged file")
+    kube.log("w").write(log_time(5), "the data set has a damaged file")
     kube.log("w").fail(b"failed to create fsnotify watcher: too many open files")
     async with serving(kube) as api:
         state = JobState(REF, Handover())
@@ -131,10 +134,10 @@ async def test_error_of_the_kubelet_is_not_the_last_line() -> None:
 
 async def test_last_lines_of_the_container_that_waits_for_the_master_are_read_when_it_fails() -> None:
     """Its log isn't followed."""
-    kube = FakeKube()
+    kube = PodServer()
     pod = kube.pod("w", state="terminated", phase="Failed", init=["init-pytorch"], containers=[])
     for n, line in enumerate(("** server can't find train-master-0: NXDOMAIN", "waiting for master")):
-        kube.log("w", "init-pytorch").write(stamp(n), line)
+        kube.log("w", "init-pytorch").write(log_time(n), line)
     async with serving(kube) as api:
         state = JobState(REF, Handover())
         state.job = JOB

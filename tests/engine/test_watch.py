@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
@@ -30,8 +29,9 @@ from airflow_provider_ktrain.engine.watch.informer import (
 from airflow_provider_ktrain.engine.watch.object_keys import by_label, by_name, by_owner, by_uid
 from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from tests.apiserver import PODS, PodServer, Response, clients, cutter, serving
+from tests.until import until
 
-from .fakekube import PODS, FakeKube, clients, cutter, serving, until
 from .watching import Change, changed, changes
 
 OURS = {"app": "ktrain", SUBMISSION_LABEL: "ours"}
@@ -60,68 +60,59 @@ async def collect(subscription: Subscription, received: list[Change]) -> None:
 
 
 async def test_subscription_gets_the_list_and_then_changes() -> None:
-    kube = FakeKube()
-    kube.put("a", OURS)
-    kube.put("other", THEIRS)
+    kube = PodServer()
+    kube.put_pod("a", OURS)
+    kube.put_pod("other", THEIRS)
     async with (
         serving(kube) as api,
         shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as subscription,
     ):
         assert [(s.deleted, s.name) for s in await changed(subscription)] == [(False, "a")]
-        kube.put("a", OURS, spec={"x": 1})
+        kube.put_pod("a", OURS, spec={"x": 1})
         (event,) = await changed(subscription)
         assert (event.deleted, event.object["spec"]) == (False, {"x": 1})
         assert event.object["kind"] == "Pod"
         assert "managedFields" not in event.object["metadata"]
-        gone = kube.delete("a")
+        gone = kube.delete_pod("a")
         (event,) = await changed(subscription)
         assert (event.deleted, event.object["metadata"]["uid"]) == (True, gone["metadata"]["uid"])
         assert subscription.objects == {}
         assert event.object["spec"] == {"x": 1}
 
 
-class Maintained(FakeKube):
-    """A proxy answers the first request with a page about hours of maintenance."""
-
-    answered = False
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self.answered:
-            return await super().handle(request)
-        self.answered = True
-        return web.Response(status=503, headers={"Retry-After": "7200"}, text="<html>Maintenance</html>")
-
-
 async def test_watch_does_not_wait_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job would end meanwhile, and nobody would notice."""
+    """A proxy answers with a page about hours of maintenance. The job would end meanwhile, and nobody would notice."""
+    page = Response(503, b"<html>Maintenance</html>", {"Retry-After": "7200"})
+    kube = PodServer()
+    kube.replace("GET", "", page, processed=False)
     monkeypatch.setattr(informer, "MAX_RETRY_AFTER_SECONDS", 0.1)
-    async with serving(Maintained()) as api, shared_informer(api, PODS).subscribe() as subscription:
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         async with asyncio.timeout(240):
             await changed(subscription)
         assert subscription.synced
 
 
 async def test_changed_returns_after_an_empty_list() -> None:
-    async with serving(FakeKube()) as api, shared_informer(api, PODS).subscribe() as subscription:
+    async with serving(PodServer()) as api, shared_informer(api, PODS).subscribe() as subscription:
         assert not subscription.synced
         assert await changed(subscription) == []
         assert subscription.synced
 
 
 async def test_unread_changes_of_an_object_are_merged() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await changed(subscription)
         for n in range(5):
-            kube.put("a", spec={"n": n})
+            kube.put_pod("a", spec={"n": n})
         await until(lambda: any(o["spec"] == {"n": 4} for o in subscription.objects.values()))
         (event,) = await changed(subscription)
         assert (event.deleted, event.object["spec"]) == (False, {"n": 4})
 
 
 async def test_object_that_loses_its_label_becomes_deleted() -> None:
-    kube = FakeKube()
-    kube.put("a", OURS)
+    kube = PodServer()
+    kube.put_pod("a", OURS)
     async with (
         serving(kube) as api,
         shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as by_selector,
@@ -130,17 +121,17 @@ async def test_object_that_loses_its_label_becomes_deleted() -> None:
         subscriptions = (by_selector, by_key)
         for subscription in subscriptions:
             assert [s.deleted for s in await changed(subscription)] == [False]
-        kube.put("a", THEIRS)
+        kube.put_pod("a", THEIRS)
         for subscription in subscriptions:
             assert [s.deleted for s in await changed(subscription)] == [True]
             assert subscription.objects == {}
 
 
 async def test_subscriptions_get_only_objects_of_their_key() -> None:
-    kube = FakeKube()
-    a = kube.put("a", OURS)
+    kube = PodServer()
+    a = kube.put_pod("a", OURS)
     uid = a["metadata"]["uid"]
-    kube.put("b", THEIRS, metadata={"ownerReferences": [{"uid": uid}]})
+    kube.put_pod("b", THEIRS, metadata={"ownerReferences": [{"uid": uid}]})
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with (
@@ -150,17 +141,17 @@ async def test_subscriptions_get_only_objects_of_their_key() -> None:
             pods.subscribe(key=by_label(SUBMISSION_LABEL, "theirs")) as four,
         ):
             await until(lambda: four.synced)
-            assert [list(w.objects) for w in (one, two, three, four)] == [["u1"], ["u2"], ["u2"], ["u2"]]
+            assert [list(w.objects) for w in (one, two, three, four)] == [["uid-1"], ["uid-2"], ["uid-2"], ["uid-2"]]
             async with pods.subscribe(key=by_owner(uid)) as late:  # from the known objects
                 assert late.synced
-                assert list(late.objects) == ["u2"]
-        assert kube.requests["list"] == 1
+                assert list(late.objects) == ["uid-2"]
+        assert kube.verbs["list"] == 1
 
 
 async def test_a_thousand_subscriptions_share_one_watch() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     for n in range(250):
-        kube.put(f"p{n}", OURS)
+        kube.put_pod(f"p{n}", OURS)
     async with serving(kube) as api, asyncio.timeout(240):
 
         async def wait_for_end(n: int) -> str:
@@ -171,17 +162,17 @@ async def test_a_thousand_subscriptions_share_one_watch() -> None:
             raise AssertionError
 
         waiting = [asyncio.create_task(wait_for_end(n)) for n in range(1000)]
-        await until(lambda: kube.requests["watch"])
+        await until(lambda: kube.verbs["watch"])
         for n in range(250):
-            kube.delete(f"p{n}")
+            kube.delete_pod(f"p{n}")
         assert await asyncio.gather(*waiting) == [f"p{n % 250}" for n in range(1000)]
-    assert kube.requests == {"list": 3, "watch": 1}
+    assert kube.verbs == {"list": 3, "watch": 1}
 
 
 async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
-    kube, sizes = FakeKube(), set[int]()
+    kube, sizes = PodServer(), set[int]()
     for n in range(3 * PAGE_SIZE):
-        kube.put(f"p{n}")
+        kube.put_pod(f"p{n}")
     async with serving(kube) as api, contextlib.AsyncExitStack() as open_until_the_end:
         pods = shared_informer(api, PODS)
 
@@ -203,9 +194,11 @@ async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
 
 async def test_resync_keeps_unchanged_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "RESYNC_SECONDS", 0.01)
-    kube = FakeKube()
+    kube = PodServer()
     big = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    kube.put("a", spec={"nodeName": "n", "containers": [{**big, "env": [{"name": "A"}], "args": ["x"]}], "volumes": []})
+    kube.put_pod(
+        "a", spec={"nodeName": "n", "containers": [{**big, "env": [{"name": "A"}], "args": ["x"]}], "volumes": []}
+    )
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
@@ -213,56 +206,53 @@ async def test_resync_keeps_unchanged_objects(monkeypatch: pytest.MonkeyPatch) -
             (held,) = subscription.objects.values()
             assert held["spec"] == {"nodeName": "n", "containers": [big]}
             await until(lambda: pods.stats["lists"] > 2)
-            assert subscription.objects["u1"] is held
+            assert subscription.objects["uid-1"] is held
             assert gc.isenabled()
 
 
 async def test_cut_stream_resumes_and_expired_version_lists_again() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await changed(subscription)
         kube.cut()
-        kube.put("b")
+        kube.put_pod("b")
         assert [s.name for s in await changed(subscription)] == ["b"]
-        assert kube.requests["list"] == 1
+        assert kube.verbs["list"] == 1
 
         await until(lambda: kube.streams)
         kube.away = True
         kube.cut()
-        kube.delete("a")
-        kube.put("c")
+        kube.delete_pod("a")
+        kube.put_pod("c")
         kube.expire()
         kube.away = False
         received = await changed(subscription)
         assert sorted((s.deleted, s.name) for s in received) == [(False, "c"), (True, "a")]
         assert shared_informer(api, PODS).stats["expired"] == 1
-        assert kube.requests["list"] == 2
+        assert kube.verbs["list"] == 2
 
 
 async def test_list_restarts_when_its_continue_token_expires() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     for n in range(150):
-        kube.put(f"p{n}")
-    pages = iter([kube.expire])
+        kube.put_pod(f"p{n}")
 
-    class Expiring(FakeKube):
-        def _list(self, query):  # type: ignore[no-untyped-def]
-            if "continue" in query:
-                next(pages, lambda: None)()
-            return super()._list(query)
+    def expire_once(line: str) -> None:
+        if "continue=" in line and not kube.oldest:
+            kube.expire()
 
-    kube.__class__ = Expiring
+    kube.on_request = expire_once
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await changed(subscription)
         assert len(subscription.objects) == 150
-    assert kube.requests["list"] == 3
+    assert kube.verbs["list"] == 3
 
 
 async def test_rejection_reaches_subscriptions_and_is_retried() -> None:
-    kube = FakeKube()
-    kube.put("a")
-    kube.refusal = (403, "Forbidden")
+    kube = PodServer()
+    kube.put_pod("a")
+    kube.refuse(403)
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
@@ -271,7 +261,7 @@ async def test_rejection_reaches_subscriptions_and_is_retried() -> None:
             async with pods.subscribe() as second:
                 with pytest.raises(ApiStatusError, match="403"):
                     await changed(second)
-            kube.refusal = None
+            kube.clear_failures()
             await until(lambda: subscription.synced)
             assert [s.deleted for s in await anext_after_errors(subscription)] == [False]
             assert pods.failure is None
@@ -283,15 +273,15 @@ async def test_watch_goes_on_if_its_lines_can_not_be_logged() -> None:
     def refuse(record: logging.LogRecord) -> bool:
         raise RuntimeError("this line can't be logged")
 
-    kube = FakeKube()
-    kube.put("a")
-    kube.refusal = (403, "Forbidden")
+    kube = PodServer()
+    kube.put_pod("a")
+    kube.refuse(403)
     informer.log.addFilter(refuse)
     try:
         async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
             with pytest.raises(RuntimeError, match="can't be logged"):
                 await changed(subscription)
-            kube.refusal = None
+            kube.clear_failures()
             async with asyncio.timeout(60):
                 await until(lambda: subscription.synced)
     finally:
@@ -308,20 +298,20 @@ async def anext_after_errors(subscription: Subscription) -> list[Change]:
 
 
 async def test_expired_credentials_are_renewed_without_an_error() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await changed(subscription)
         kube.token = "t1"
         kube.cut()
-        kube.put("b")
+        kube.put_pod("b")
         assert [s.name for s in await changed(subscription)] == ["b"]
         assert api.stats["rebuilt"] == 1
 
 
 async def test_informer_retries_until_the_server_is_back() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
@@ -330,15 +320,15 @@ async def test_informer_retries_until_the_server_is_back() -> None:
             kube.cut()
             await until(lambda: pods.stats["cuts"] > 3)
             assert pods.unreachable_since is not None
-            assert list(subscription.objects) == ["u1"]
-            kube.put("b")
+            assert list(subscription.objects) == ["uid-1"]
+            kube.put_pod("b")
             kube.away = False
             assert [s.name for s in await changed(subscription)] == ["b"]
             assert pods.unreachable_since is None
 
 
 async def test_canceled_subscription_does_not_stop_the_informer() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
 
@@ -353,17 +343,17 @@ async def test_canceled_subscription_does_not_stop_the_informer() -> None:
         await asyncio.wait([first])
         async with pods.subscribe() as subscription:
             await changed(subscription)
-            kube.put("a")
+            kube.put_pod("a")
             assert len(await changed(subscription)) == 1
-        assert kube.requests == {"list": 1, "watch": 1}
+        assert kube.verbs == {"list": 1, "watch": 1}
 
 
 async def test_informer_runs_in_its_own_context() -> None:
     task_of = contextvars.ContextVar("task_of", default="nobody")
     event: list[str] = []
     news = Noting(lambda: event.append(task_of.get()))
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     task_of.set("the first subscription")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe(news=news) as subscription:
         await changed(subscription)
@@ -371,7 +361,7 @@ async def test_informer_runs_in_its_own_context() -> None:
 
 
 async def test_closing_the_api_ends_subscriptions_with_an_error() -> None:
-    async with serving(FakeKube()) as api:
+    async with serving(PodServer()) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
             await changed(subscription)
@@ -382,8 +372,8 @@ async def test_closing_the_api_ends_subscriptions_with_an_error() -> None:
 
 
 async def test_watch_resumes_at_the_last_bookmark() -> None:
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
@@ -393,24 +383,24 @@ async def test_watch_resumes_at_the_last_bookmark() -> None:
             await until(lambda: pods.stats["events"])
             assert not subscription.take_changed()
             kube.cut()
-            await until(lambda: kube.requests["watch"] == 2)
+            await until(lambda: kube.verbs["watch"] == 2)
             assert kube.queries[-1]["resourceVersion"] == version
             assert kube.queries[-1]["allowWatchBookmarks"] == "true"
 
 
 async def test_resync_finds_changes_that_the_watch_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "RESYNC_SECONDS", 0.1)
-    kube = FakeKube()
-    kube.put("a")
+    kube = PodServer()
+    kube.put_pod("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await changed(subscription)
-        gone = kube.forget("a")
+        gone = kube.forget("pods", "a")
         (event,) = await changed(subscription)
         assert (event.deleted, event.object["metadata"]["uid"]) == (True, gone["metadata"]["uid"])
 
 
 async def test_informers_are_shared_per_api_path_and_selector() -> None:
-    async with serving(FakeKube()) as one, serving(FakeKube()) as other:
+    async with serving(PodServer()) as one, serving(PodServer()) as other:
         pods = shared_informer(one, PODS, label_selector="a=b")
         assert shared_informer(one, PODS, label_selector="a=b") is pods
         different = [
@@ -423,7 +413,7 @@ async def test_informers_are_shared_per_api_path_and_selector() -> None:
 
 async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
     """An informer that is being closed is not shared with users of the next Api."""
-    kube = FakeKube()
+    kube = PodServer()
     async with clients(kube) as make:
 
         class Hook(TrainingHook):
@@ -451,7 +441,7 @@ async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
             subscriptions = await coming[0]
             for n, subscription in enumerate(subscriptions):
                 assert await changed(subscription) == []
-                kube.put(f"p{n}", {"app": str(n)})
+                kube.put_pod(f"p{n}", {"app": str(n)})
                 (event,) = await changed(subscription)
                 assert event.object["metadata"]["name"] == f"p{n}"
 
@@ -463,20 +453,21 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("how", ["no connection", "503"])
 async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", informer.__name__)
-    kube = FakeKube()
+    kube = PodServer()
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
             await changed(subscription)
             await until(lambda: kube.streams)
             if how == "503":
-                kube.refusal = (503, "ServiceUnavailable")
+                kube.refuse(503)
             else:
                 kube.away = True
             kube.cut()
             await until(lambda: pods.stats["cuts"] > 4)
-            kube.refusal, kube.away = None, False
-            kube.put("a")
+            kube.away = False
+            kube.clear_failures()
+            kube.put_pod("a")
             assert len(await changed(subscription)) == 1  # no error before it
     assert len(log_lines(caplog)) == 2
     assert log_lines(caplog)[0].startswith(f"WARNING Watch of {PODS} failed. Trying again.\n")
@@ -485,13 +476,13 @@ async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogC
 
 async def test_cut_stream_that_reopens_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", informer.__name__)
-    kube = FakeKube()
+    kube = PodServer()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await changed(subscription)
         for n in range(3):
             await until(lambda: kube.streams)
             kube.cut()
-            kube.put(f"p{n}")
+            kube.put_pod(f"p{n}")
             assert len(await changed(subscription)) == 1
     assert log_lines(caplog) == []
 
@@ -502,30 +493,30 @@ async def test_only_streams_that_end_early_count_as_failures(
 ) -> None:
     """A proxy that cuts streams occasionally must not slow the watch down; one that cuts each immediately must."""
     monkeypatch.setattr(informer, "STABLE_STREAM_SECONDS", stable_after)
-    kube = FakeKube()
+    kube = PodServer()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await changed(subscription)
         for n in range(1, RELIST_AFTER_FAILURES + 1):
-            await until(lambda n=n: kube.streams and kube.requests["watch"] == n)
+            await until(lambda n=n: kube.streams and kube.verbs["watch"] == n)
             kube.cut()
-        await until(lambda: kube.requests["watch"] == RELIST_AFTER_FAILURES + 1)
-    assert kube.requests["list"] == lists
+        await until(lambda: kube.verbs["watch"] == RELIST_AFTER_FAILURES + 1)
+    assert kube.verbs["list"] == lists
 
 
 async def test_subscriptions_get_repeated_401() -> None:
-    kube = FakeKube()
+    kube = PodServer()
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
             await changed(subscription)
             await until(lambda: kube.streams)
-            kube.refusal = (401, "Unauthorized")
+            kube.refuse(401)
             kube.cut()
             with pytest.raises(ApiStatusError, match="401"):
                 await changed(subscription)
             assert api.stats["rebuilt"] >= 2  # a new client each time
-            kube.refusal = None
-            kube.put("a")
+            kube.clear_failures()
+            kube.put_pod("a")
             assert len(await anext_after_errors(subscription)) == 1
 
 
@@ -546,16 +537,16 @@ class Story:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.kube = FakeKube()
+        self.kube = PodServer()
         self.kube.clean_cuts = self.rng.random() < 0.5
         self.created: set[str] = set()
 
     def write(self) -> None:
         name = f"p{self.rng.randrange(6)}"
-        if name in self.kube.objects and self.rng.random() < 0.3:
-            self.kube.delete(name)
+        if name in self.kube.pods and self.rng.random() < 0.3:
+            self.kube.delete_pod(name)
         else:
-            self.kube.put(name, self.rng.choice([OURS, OURS, THEIRS]), spec={"n": self.rng.random()})
+            self.kube.put_pod(name, self.rng.choice([OURS, OURS, THEIRS]), spec={"n": self.rng.random()})
 
     def trouble(self) -> None:
         troubles: list[Callable[[], object]] = [
@@ -573,7 +564,10 @@ class Story:
         self.kube.cut()
 
     def overload(self) -> None:
-        self.kube.refusal = None if self.kube.refusal else self.rng.choice([(503, "ServiceUnavailable"), (429, "Slow")])
+        if self.kube.fails:
+            self.kube.clear_failures()
+        else:
+            self.kube.refuse(self.rng.choice([503, 429]))
         self.kube.cut()
 
     async def run(self, actions: int) -> None:
@@ -589,11 +583,12 @@ class Story:
                         turns -= 1
                         await asyncio.sleep(0)
                 self.kube.cut_after = lambda: None
-                self.kube.away, self.kube.refusal = False, None
-                self.kube.put("last", OURS)
+                self.kube.away = False
+                self.kube.clear_failures()
+                self.kube.put_pod("last", OURS)
 
                 def standing(name: str | None = None) -> dict[str, str]:
-                    objects = self.kube.objects.items()
+                    objects = self.kube.pods.items()
                     return versions({n: o for n, o in objects if o["metadata"]["labels"] == OURS and name in (None, n)})
 
                 await until(lambda: versions(everything.objects) == standing())

@@ -21,8 +21,8 @@ from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHo
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.hooks import kubeconfig
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from tests.engine.fakekube import until
 from tests.hooks.certificates import CERTIFICATE, KEY
+from tests.until import until
 
 TRIGGERS = 20
 Extras = Mapping[str, Any]

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.options import Options
-from tests.engine.small_api import stamp
+from tests.apiserver import stamp
 from tests.engine.staged import staged
 
 MESSAGE = (

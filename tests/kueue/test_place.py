@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import math
 
 import pytest
 
@@ -15,7 +15,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState
-from tests.engine.small_api import NAMESPACE, SmallApi, connected, served
+from tests.apiserver import NAMESPACE, ApiServer, Response, connected, served
 from tests.engine.tasks import Lines, until
 
 from .test_status import PENDING
@@ -26,13 +26,13 @@ JOB = {
 }  # fmt: skip
 
 
-def pending_workloads(*names: str) -> dict[str, Any]:
-    """A LocalQueue as the visibility API shows it: here the server has one object for both."""
+def pending_workloads(names: list[str]) -> Response:
+    """A LocalQueue as the visibility API shows it."""
     items = [
         {"metadata": {"name": name}, "positionInLocalQueue": 0, "positionInClusterQueue": at}
         for at, name in enumerate(names)
     ]
-    return {"metadata": {"name": "team-a"}, "items": items}
+    return Response(200, {"metadata": {"name": "team-a"}, "items": items})
 
 
 @pytest.mark.parametrize("readable", [True, False])
@@ -41,13 +41,13 @@ async def test_the_place_in_the_queue_is_shown_where_it_may_be_read(
 ) -> None:
     monkeypatch.setattr(requests, "PLACE_SECONDS", 0.0)
     monkeypatch.setattr(queueing, "LOOK_AGAIN_SECONDS", (0.05, 0.05))
-    api, log = SmallApi(), Lines()
+    api, log, waiting = ApiServer(), Lines(), ["other", "pytorchjob-train-1"]
     owner = {"uid": "u-1", "controller": True, "kind": "PyTorchJob", "name": "train"}
     meta = {"name": "pytorchjob-train-1", "ownerReferences": [owner]}
     spec = {"queueName": "team-a", "podSets": []}
     api.put("workloads", {"metadata": meta, "spec": spec, "status": {"conditions": [PENDING]}})
     if readable:
-        api.put("localqueues", pending_workloads("other", "pytorchjob-train-1"))
+        api.replace("GET", "visibility", lambda request, _: pending_workloads(waiting), math.inf, processed=False)
     else:
         api.fail("GET", "visibility", 403, float("inf"))
     state = JobState(JobRef("PyTorchJob", "v1", NAMESPACE, "train", "u-1"), Handover())
@@ -64,7 +64,7 @@ async def test_the_place_in_the_queue_is_shown_where_it_may_be_read(
             await until(lambda: shows(2 if readable else None))
             assert (follower.wakes_at is not None) is readable
             if readable:
-                api.put("localqueues", pending_workloads("pytorchjob-train-1"))
+                waiting.remove("other")
                 await until(lambda: shows(1))
         finally:
             await follower.close()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity.names import JobRef
@@ -22,8 +19,8 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.training import Training
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from tests.apiserver import NAMESPACE, ApiServer, InThread, Object, kubeconfig, stamp
 from tests.clusters import TestCluster
-from tests.engine.small_api import NAMESPACE, Object, SmallApi, precise_stamp, served, stamp
 
 TRAINS_FOR = 0.4  # seconds of a training
 RESULT = {"loss": 0.5}
@@ -35,11 +32,13 @@ class Operator:
 
     :ivar created: number of jobs that were created.
     :ivar deleted_alive: number of jobs that were deleted before they had ended.
+    :ivar trains_for: seconds of a training.
     """
 
     def __init__(self) -> None:
         self.created = self.deleted_alive = 0
-        self.api = SmallApi(self.on_write)
+        self.trains_for = TRAINS_FOR
+        self.api = ApiServer(self.on_write)
 
     def on_write(self, method: str, resource: str, obj: Object) -> None:
         if resource != JOBS:
@@ -50,8 +49,8 @@ class Operator:
         self.created += 1
         name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
         self._show(name, uid, "Running", {"running": {"startedAt": stamp()}})
-        self.api.logs[f"{name}-{uid}"].append((precise_stamp(), f"KTRAIN_RESULT {json.dumps(RESULT)}"))
-        asyncio.get_running_loop().call_later(TRAINS_FOR, self._succeed, name, uid)
+        self.api.log(f"{name}-{uid}").line(f"KTRAIN_RESULT {json.dumps(RESULT)}")
+        asyncio.get_running_loop().call_later(self.trains_for, self._succeed, name, uid)
 
     def _succeed(self, name: str, uid: str) -> None:
         job = self.api.objects[JOBS].get(name)
@@ -97,37 +96,14 @@ def small_cluster(directory: Path) -> Iterator[tuple[Operator, TestCluster]]:
 
     :param directory: for its kubeconfig.
     """
-    running, stop, urls = threading.Event(), asyncio.Event(), []
-    loop = asyncio.new_event_loop()
     made: list[Operator] = []
 
-    async def serve() -> None:
+    def make() -> ApiServer:
         made.append(Operator())
-        async with served(made[0].api) as url:
-            urls.append(url)
-            running.set()
-            await stop.wait()
+        return made[0].api
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
-    thread.start()
-    assert running.wait(60)
-    path = directory / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1", "kind": "Config", "current-context": "small",
-                "contexts": [{"name": "small", "context": {"cluster": "small", "user": "small"}}],
-                "clusters": [{"name": "small", "cluster": {"server": urls[0]}}],
-                "users": [{"name": "small", "user": {}}],
-            }
-        )
-    )  # fmt: skip
-    try:
-        yield made[0], TestCluster(path, NAMESPACE)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
-        loop.close()
+    with InThread(make) as thread:
+        yield made[0], TestCluster(kubeconfig(directory, thread.url, NAMESPACE), NAMESPACE)
 
 
 async def event_of_trigger(arguments: Mapping[str, Any], state: str, log: Log) -> Object:

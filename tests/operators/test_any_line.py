@@ -32,8 +32,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, 
 
 import airflow_provider_ktrain
 from airflow_provider_ktrain.core.identity.reaping import judge
+from tests.apiserver import Object
 from tests.clusters import TestCluster
-from tests.engine.small_api import Object
 from tests.operators.conftest import set_connection
 from tests.operators.small_cluster import JOBS, RESULT, Operator, event_of_trigger, small_cluster
 from tests.operators.task_instance import Instance, Store, Supervisor, supervised

@@ -17,10 +17,10 @@ from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from airflow_provider_ktrain.core.identity.reaping import judge
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingKilledError
+from tests.apiserver import Object
 from tests.clusters import TestCluster
-from tests.engine.small_api import Object
 from tests.operators.conftest import set_connection
-from tests.operators.small_cluster import JOBS, RESULT, Operator, event_of_trigger, small_cluster
+from tests.operators.small_cluster import JOBS, RESULT, TRAINS_FOR, Operator, event_of_trigger, small_cluster
 from tests.operators.task_instance import Instance, Supervisor, supervised
 
 PROGRAM = ["train"]
@@ -38,6 +38,7 @@ def operator(small: tuple[Operator, TestCluster]) -> Iterator[Operator]:
     made.created = made.deleted_alive = 0
     yield made
     made.api.slow("", 0)
+    made.trains_for = TRAINS_FOR
     made.api.objects.clear()
 
 
@@ -217,6 +218,7 @@ def test_kill_while_a_line_is_logged(
     task: Instance, operator: Operator, interrupt: Any, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """The signal handler sets a flag and wakes the event loop: it logs nothing and waits for no lock."""
+    operator.trains_for = 600.0
     interrupt(lambda: killed(task))
     with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError):
         interrupted_while_logging(line, task, monkeypatch)
@@ -232,6 +234,7 @@ def test_timeout_while_a_line_of_the_training_is_logged(
         sys.stdout.write("Process timed out\n")
         _raise_timeout()
 
+    operator.trains_for = 600.0
     interrupt(handle_timeout)
     with pytest.raises(AirflowTaskTimeout):
         interrupted_while_logging("is Running", task, monkeypatch)

@@ -22,10 +22,10 @@ from airflow.triggers.base import TriggerEvent
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, log_socket_size, unread_log
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.engine.fakekube import until as true
 from tests.engine.tasks import until
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
 from tests.operators.test_trigger import ImpatientTrigger, trigger_of
+from tests.until import until as true
 
 MANY_LINES = 3000  # more than the socket holds
 LINE = "a line that the supervisor has not read\n"

@@ -11,14 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from airflow.sdk import TaskInstanceState
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.engine.small_api import NAMESPACE, SmallApi, served
+from tests.apiserver import NAMESPACE, ApiServer, kubeconfig, served
 from tests.engine.staged import Staged
 from tests.operators.task_instance import Supervisor, supervised
 
@@ -27,16 +26,9 @@ pytestmark = pytest.mark.virtual_time
 
 @contextlib.asynccontextmanager
 async def staged_with_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Staged]:
-    api = SmallApi()
+    api = ApiServer()
     async with served(api) as url:
-        path = tmp_path / "kubeconfig"
-        path.write_text(yaml.safe_dump({
-            "apiVersion": "v1", "kind": "Config", "current-context": "small",
-            "contexts": [{"name": "small", "context": {"cluster": "small", "user": "small"}}],
-            "clusters": [{"name": "small", "cluster": {"server": url}}],
-            "users": [{"name": "small", "user": {}}],
-        }))  # fmt: skip
-        extra = {"kube_config_path": str(path), "namespace": NAMESPACE}
+        extra = {"kube_config_path": str(kubeconfig(tmp_path, url, NAMESPACE)), "namespace": NAMESPACE}
         monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
         monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")
         training = Staged(api)
