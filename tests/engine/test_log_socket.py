@@ -281,6 +281,10 @@ async def test_log_that_nobody_reads_is_not_waited_for(supervisor: Wire) -> None
     assert not await log_socket().read(0.3)
 
 
+async def test_log_to_which_nothing_was_written_counts_as_read(supervisor: Wire) -> None:
+    assert await log_socket().read(30)
+
+
 async def test_single_lines_wait_for_each_other(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hundred streams of a line each cause two bursts: the first line, and all others."""
     monkeypatch.setattr(module, "BURST_INTERVAL", 3600.0)

@@ -89,6 +89,17 @@ def test_a_job_without_unread_fields_is_followed_alike() -> None:
     assert container.keys() == {"name", "image", "command", "resources"}
 
 
+def test_required_nodes_are_kept_until_a_pod_has_a_node() -> None:
+    """They explain why a pod can't be scheduled."""
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}
+
+    def pod(**spec: Any) -> dict[str, Any]:
+        return {"metadata": {}, "spec": {"affinity": {"nodeAffinity": required, "podAffinity": {}}, **spec}}
+
+    assert stripped(pod())["spec"] == {"affinity": {"nodeAffinity": required}}
+    assert stripped(pod(nodeName="node-1"))["spec"] == {"nodeName": "node-1"}
+
+
 def test_equal_pod_templates_of_a_job_are_kept_once() -> None:
     roles = stripped(a_job(1))["spec"]["pytorchReplicaSpecs"]
     assert roles["Master"]["template"] is roles["Worker"]["template"]
