@@ -170,6 +170,30 @@ async def test_worker_does_not_wait_for_a_write_in_flight() -> None:
     allow.set()
 
 
+@pytest.mark.parametrize(("error", "waits"), [(None, True), (KeyError, False)])
+async def test_trigger_waits_for_its_write_in_flight_unless_it_fails(
+    error: type[BaseException] | None, waits: bool
+) -> None:
+    started, allow = threading.Event(), threading.Event()
+
+    class Slow(Supervisor):
+        def send(self, message: Any) -> Any:
+            started.set()
+            allow.wait(60)
+
+    key: Any = SimpleNamespace(dag_id="dag", run_id="run", task_id="task", map_index=None, try_number=1)
+    with supervised(Slow(None)):
+        sink = TaskStatusSink(key, TRIGGER)
+        sink.offer(lambda: lambda: {"n": 1}, urgent=True)
+        await Writes().wait_for(started.is_set)
+        leaving = asyncio.ensure_future(sink.__aexit__(error))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert leaving.done() is not waits
+        allow.set()
+        await leaving
+
+
 # conclusions
 
 
