@@ -28,6 +28,13 @@ class Stuck(BaseException):
     """The test would wait for ever, or its time runs away."""
 
 
+def passes(seconds: float) -> None:
+    """Let time pass within a callback of the running loop, as one that blocks the loop does."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.advance(seconds)
+
+
 class _Selector(selectors.DefaultSelector):
     """Polls. Where it would wait, the loop advances time."""
 

@@ -29,6 +29,8 @@ from tests.until import until
 
 from .tasks import Lines, Object
 
+pytestmark = pytest.mark.virtual_time
+
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "uid")
 JOB: Object = {"kind": "PyTorchJob", "metadata": {"name": "train", "uid": "uid"}, "spec": {}}
 START = EPOCH.timestamp()

@@ -18,6 +18,8 @@ from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.engine.api.client import REBUILD_AFTER_FAILURES, Api, ApiStatusError, ApiUnavailable
 from tests.apiserver import PODS, PodServer, clients, serving
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_request_returns_the_object() -> None:
     kube = PodServer()

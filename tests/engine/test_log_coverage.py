@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.apiserver import EPOCH, PodServer
 from tests.until import until
 
 from .log_following import Sink, following, write
+
+pytestmark = pytest.mark.virtual_time
 
 START = EPOCH.timestamp()
 

@@ -12,13 +12,16 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.log_socket import SLICE_SECONDS
 from tests.apiserver import LogFile, PodServer, log_time
 from tests.until import until
+from tests.virtual import passes
 
 from .log_following import Sink, following, gaps_of, numbered, of_each_kind, write
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Read(NamedTuple):
@@ -183,7 +186,9 @@ class SlowSink(Sink):
     """A sink that needs time for each line, like the logger on a loaded machine."""
 
     def __call__(self, line: LogLine) -> None:
-        time.sleep(0.025)
+        passes(0.025)
+        if not len(self.lines) % 20:
+            time.sleep(2 * SLICE_SECONDS)  # the slices are of real time
         super().__call__(line)
 
 
@@ -251,8 +256,7 @@ async def test_refused_log_is_retried_in_the_final_drain() -> None:
     assert (gaps_of(report), report.unread) == ({}, [])
 
 
-async def test_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "FORBIDDEN_GRACE_SECONDS", 0.5)
+async def test_drain_gives_up_a_log_that_stays_refused() -> None:
     kube, sink = PodServer(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     kube.refuse(403)

@@ -12,6 +12,8 @@ from tests.until import until
 
 from .log_following import Sink, following, gaps_of, numbered, of_each_kind, write
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_pod_deleted_before_it_is_followed_is_reported_as_a_gap(handed_over: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -15,8 +14,11 @@ from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 from tests.apiserver import PodServer, log_time
 from tests.until import until
+from tests.virtual import passes
 
 from .log_following import Sink, following, numbered, of_each_kind, write
+
+pytestmark = pytest.mark.virtual_time
 
 
 def limit_rate(monkeypatch: pytest.MonkeyPatch, *, bytes_per_second: int, burst_bytes: int) -> None:
@@ -102,8 +104,7 @@ async def test_turn_begins_with_the_response(monkeypatch: pytest.MonkeyPatch) ->
 
     async with budget.slot() as slot:
         waiting = asyncio.ensure_future(wait_for_a_slot())
-        requested = time.monotonic()
-        await until(lambda: time.monotonic() > requested + 0.15)
+        await asyncio.sleep(0.15)
         slot.on_revoke(ended.set)
         assert not ended.is_set()
         await until(ended.is_set)
@@ -160,7 +161,7 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: py
         await until(lambda: len(sink.lines) == 5)
         # only now, because the process may stall on a loaded machine
         monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
-        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        passes(0.3)  # the stall
         write(log, 5, 10)
         await until(lambda: len(seen) == 10)
         for _ in range(100):
@@ -178,7 +179,7 @@ async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypa
     monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
     inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
     async with following(kube, sink, inspector=inspector) as follower:
-        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        passes(0.3)  # the stall
         write(kube.log("p"), 0, 5)
         await until(lambda: len(seen) == 5)
         monkeypatch.setattr(log_socket, "STALL_SECONDS", 3600)
@@ -197,7 +198,7 @@ async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pyte
     log_socket.log_socket().connect(lambda: 0, 100_000)
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 5)
-        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        passes(0.3)  # the stall
         write(kube.log("p"), 5, 10)
         await until(lambda: len(sink.lines) == 10)
         await follower.drain(240)

@@ -19,6 +19,8 @@ from tests.until import until
 
 from .log_following import Sink, following, gaps_of, numbered, write
 
+pytestmark = pytest.mark.virtual_time
+
 AT = 60.0  # seconds: when the other triggerer took over
 BEFORE, AFTER = numbered(0, 600), numbered(600, 700)  # ten lines a second
 

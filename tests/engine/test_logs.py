@@ -11,13 +11,14 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.logs import container_follower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 from tests.apiserver import PODS, PodServer, cutter, log_time
 from tests.until import until
 
 from .log_following import Sink, following, gaps_of, numbered, write
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def test_lines_come_live_and_as_they_were_written() -> None:
@@ -444,9 +445,8 @@ async def test_previous_run_that_the_kubelet_can_not_read_does_not_hold_up_the_n
     assert gap.startswith("lines of run 0 may be missing: the kubelet can't read its log.")
 
 
-async def test_restart_that_the_status_shows_late_is_no_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restart_that_the_status_shows_late_is_no_rotation() -> None:
     """A fast crash loop on a loaded node: the next run writes before restartCount shows it (Kubernetes 1.36)."""
-    monkeypatch.setattr(container_follower, "STATUS_LAG_SECONDS", 0.1)
     kube, sink = PodServer(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 3)

@@ -22,6 +22,8 @@ from tests.apiserver import PodServer, log_time, serving
 from .log_following import write
 from .tasks import Lines
 
+pytestmark = pytest.mark.virtual_time
+
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "u")
 JOB: dict[str, Any] = {"kind": "PyTorchJob", "metadata": {"name": "train"}, "spec": {}}
 WATCHDOG = (

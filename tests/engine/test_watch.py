@@ -31,8 +31,11 @@ from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests.apiserver import PODS, PodServer, Response, clients, cutter, serving
 from tests.until import until
+from tests.virtual import VirtualLoop
 
 from .watching import Change, changed, changes
+
+pytestmark = pytest.mark.virtual_time
 
 OURS = {"app": "ktrain", SUBMISSION_LABEL: "ours"}
 THEIRS = {"app": "x", SUBMISSION_LABEL: "theirs"}
@@ -80,12 +83,11 @@ async def test_subscription_gets_the_list_and_then_changes() -> None:
         assert event.object["spec"] == {"x": 1}
 
 
-async def test_watch_does_not_wait_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_does_not_wait_for_hours() -> None:
     """A proxy answers with a page about hours of maintenance. The job would end meanwhile, and nobody would notice."""
     page = Response(503, b"<html>Maintenance</html>", {"Retry-After": "7200"})
     kube = PodServer()
     kube.replace("GET", "", page, processed=False)
-    monkeypatch.setattr(informer, "MAX_RETRY_AFTER_SECONDS", 0.1)
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         async with asyncio.timeout(240):
             await changed(subscription)
@@ -192,8 +194,7 @@ async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
     assert len(sizes) > 2
 
 
-async def test_resync_keeps_unchanged_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer, "RESYNC_SECONDS", 0.01)
+async def test_resync_keeps_unchanged_objects() -> None:
     kube = PodServer()
     big = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     kube.put_pod(
@@ -205,7 +206,7 @@ async def test_resync_keeps_unchanged_objects(monkeypatch: pytest.MonkeyPatch) -
             await changed(subscription)
             (held,) = subscription.objects.values()
             assert held["spec"] == {"nodeName": "n", "containers": [big]}
-            await until(lambda: pods.stats["lists"] > 2)
+            await until(lambda: pods.stats["lists"] > 2, 3 * informer.RESYNC_SECONDS)
             assert subscription.objects["uid-1"] is held
             assert gc.isenabled()
 
@@ -388,8 +389,7 @@ async def test_watch_resumes_at_the_last_bookmark() -> None:
             assert kube.queries[-1]["allowWatchBookmarks"] == "true"
 
 
-async def test_resync_finds_changes_that_the_watch_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer, "RESYNC_SECONDS", 0.1)
+async def test_resync_finds_changes_that_the_watch_missed() -> None:
     kube = PodServer()
     kube.put_pod("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
@@ -616,4 +616,5 @@ class Story:
 @settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_no_event_is_missed_or_delivered_twice(seed: int, actions: int) -> None:
-    asyncio.run(Story(seed).run(actions))
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(Story(seed).run(actions))
