@@ -566,17 +566,26 @@ PRELOADED = (
     "cryptography.x509", "sqlalchemy.orm",
 )  # fmt: skip
 BATCHES = (15.0, 60.0, 150.0, 600.0)  #: seconds of tests in each start of pytest
+UNKNOWN_SECONDS = 5.0  #: of a test that was not measured
 SAME_FUNCTION = 3  #: so many cases of one test function run first; its others wait until all functions have run
 _slot: Slot
 
 
-def run(commit: str, data: Path, only: Sequence[str] | None, jobs: int, budget: float, core: bool) -> None:
-    """Run the tests of each mutation, and store the outcomes."""
+def run(
+    commit: str, data: Path, only: Sequence[str] | None, jobs: int, budget: float, core: bool, hints: Sequence[Path]
+) -> None:
+    """Run the tests of each mutation, and store the outcomes.
+
+    :param hints: folders of earlier measurements: the tests that caught a mutation there run first.
+    """
     commit = git("rev-parse", commit)
     chosen = selected(only)
     results = data / "outcomes"
     results.mkdir(parents=True, exist_ok=True)
     tests, reached = measured(data), covering(data)
+    known = {
+        m.name: [o["caught_by"] for h in hints if (o := outcomes(h).get(m.name)) and o["caught_by"]] for m in chosen
+    }
     for name in PRELOADED:
         importlib.import_module(name)
     context = multiprocessing.get_context("fork")
@@ -588,7 +597,7 @@ def run(commit: str, data: Path, only: Sequence[str] | None, jobs: int, budget: 
     try:
         with concurrent.futures.ProcessPoolExecutor(jobs, context, _take_slot, (slots, data)) as pool:
             waiting = {
-                pool.submit(examine, m, order(reached.get(m.name, set()), tests, core), tests, budget): m
+                pool.submit(examine, m, known[m.name], order(reached.get(m.name, set()), tests, core), tests, budget): m
                 for m in chosen
             }
             for done in concurrent.futures.as_completed(waiting):
@@ -623,9 +632,20 @@ def order(names: Iterable[str], tests: Mapping[str, Measured], core: bool) -> li
     return [name for _, name in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def examine(mutation: Mutation, names: Sequence[str], tests: Mapping[str, Measured], budget: float) -> Outcome:
-    """Run the tests of one mutation until one fails that passes without it."""
+def outcomes(data: Path) -> dict[str, dict[str, Any]]:
+    """What an earlier run has found, by mutation."""
+    return {o["mutation"]: o for o in (json.loads(p.read_text()) for p in (data / "outcomes").glob("*.json"))}
+
+
+def examine(
+    mutation: Mutation, first: Sequence[str], names: Sequence[str], tests: Mapping[str, Measured], budget: float
+) -> Outcome:
+    """Run the tests of one mutation until one fails that passes without it.
+
+    :param first: the tests to begin with.
+    """
     outcome = Outcome(mutation.name, covering=len(names))
+    names = [*dict.fromkeys([*first, *names])]
     place = _slot.package.place(mutation)
     original = place.path.read_bytes()
     broken = changed(original, place)
@@ -636,8 +656,8 @@ def examine(mutation: Mutation, names: Sequence[str], tests: Mapping[str, Measur
         _slot.write(place.path, broken)
         for limit in BATCHES:
             batch: list[str] = []
-            while todo and (not batch or sum(tests[n].seconds for n in batch) < limit):
-                if sum(tests[n].seconds for n in (*names[: outcome.ran], *batch, todo[0])) > budget:
+            while todo and (not batch or seconds_of(batch, tests) < limit):
+                if seconds_of((*names[: outcome.ran], *batch, todo[0]), tests) > budget:
                     break
                 batch.append(todo.pop(0))
             while batch:
@@ -688,10 +708,11 @@ def pytest_run(names: Sequence[str], tests: Mapping[str, Measured]) -> tuple[str
     out = _slot.out
     for path in out.glob("*"):
         path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-    files = list(dict.fromkeys(name.partition("::")[0] for name in names))
+    files = [file for file in dict.fromkeys(n.partition("::")[0] for n in names) if (_slot.tree / file).exists()]
+    if not files:
+        return None, set()
     (out / "wanted.json").write_text(json.dumps(names))
-    longest = max(tests[n].seconds if n in tests else 5.0 for n in names)
-    expected = sum(tests[n].seconds if n in tests else 5.0 for n in names)
+    longest, expected = max(seconds_of([name], tests) for name in names), seconds_of(names, tests)
     limit = max(60.0, 5 * longest)
     args = [
         "-p", "scripts.mutations_plugin", "-p", "no:randomly", "-p", "no:cacheprovider", "-n", "0", "-x", "-q",
@@ -720,6 +741,10 @@ def pytest_run(names: Sequence[str], tests: Mapping[str, Measured]) -> tuple[str
             failed = missing[0]
             finished.add(failed)
     return failed, finished
+
+
+def seconds_of(names: Iterable[str], tests: Mapping[str, Measured]) -> float:
+    return sum(tests[name].seconds if name in tests else UNKNOWN_SECONDS for name in names)
 
 
 def lines_of(path: Path) -> list[str]:
@@ -765,10 +790,10 @@ def words_of(outcome: Outcome) -> str:
 def report(data: Path, to: Path) -> None:
     """Write the table of outcomes, and that of tests, seconds and CPU for each folder."""
     tree, reached = Tree(ROOT), covering(data)
-    outcomes = {o["mutation"]: o for o in (json.loads(p.read_text()) for p in (data / "outcomes").glob("*.json"))}
+    found = outcomes(data)
     rows, rules = list[str](), list[str]()
     for m in mutations():
-        o = outcomes.get(m.name)
+        o = found.get(m.name)
         if o is None:
             said = "not measured"
         elif o["caught_by"]:
@@ -786,8 +811,8 @@ def report(data: Path, to: Path) -> None:
     totals = {True: 0, False: 0}
     for m in mutations():
         totals[m.kind == "rule"] += 1
-        caught[m.kind == "rule"] += bool(outcomes.get(m.name, {}).get("caught_by"))
-    commits = ", ".join(sorted({o["commit"][:8] for o in outcomes.values()}))
+        caught[m.kind == "rule"] += bool(found.get(m.name, {}).get("caught_by"))
+    commits = ", ".join(sorted({o["commit"][:8] for o in found.values()}))
     text = [
         f"# What the tests of {commits} notice",
         "",
@@ -868,6 +893,7 @@ def main() -> None:
     runs.add_argument("--jobs", type=int, default=1)
     runs.add_argument("--budget", type=float, default=300.0, help="seconds of tests for each mutation")
     runs.add_argument("--core", action="store_true", help="only tests of tests/core")
+    runs.add_argument("--hints", type=Path, action="append", default=[], help="--data of an earlier run")
     commands.add_parser("report").add_argument("to", type=Path)
     args, others = parser.parse_known_args()
     if others and args.command != "probe":
@@ -888,7 +914,7 @@ def main() -> None:
     elif args.command == "probe":
         sys.exit(probe(args.commit, args.data, args.add, others))
     elif args.command == "run":
-        run(args.commit, args.data, args.only, args.jobs, args.budget, args.core)
+        run(args.commit, args.data, args.only, args.jobs, args.budget, args.core, args.hints)
     else:
         report(args.data, args.to)
 
