@@ -73,3 +73,28 @@ async def test_kill_of_a_task_that_stays_queued_keeps_the_job(tmp_path: Path, mo
             await trigger.cleanup()
         assert training.api.objects["pytorchjobs"]
         assert 300 <= timing.now() - began < 310
+
+
+async def test_cleanup_closes_the_streams_of_a_trigger_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triggerers repeat cancellations, which must not leave a client half closed."""
+    async with staged_with_connection(tmp_path, monkeypatch) as training:
+        training.pod(0)
+        training.running()
+        trigger = trigger_of(training)
+        with supervised(Supervisor(TaskInstanceState.DEFERRED)):
+            running = asyncio.ensure_future(anext(aiter(trigger.run())))
+            await asyncio.sleep(5)
+            assert training.api.open
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            others = asyncio.all_tasks()
+            cleaning = asyncio.ensure_future(trigger.cleanup())
+            await asyncio.sleep(0)
+            cleaning.cancel()
+            await asyncio.gather(cleaning, return_exceptions=True)
+            assert cleaning.cancelled()
+            assert asyncio.all_tasks() <= others, "the closing goes on"
+        await asyncio.sleep(1)
+        assert not training.api.open
