@@ -9,7 +9,6 @@ from airflow_provider_ktrain import exceptions
 from airflow_provider_ktrain.core import errors
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.exceptions import (
-    BY_CATEGORY,
     TrainingClusterError,
     TrainingConfigurationError,
     TrainingJobError,
@@ -18,12 +17,26 @@ from airflow_provider_ktrain.exceptions import (
     failure,
 )
 
+EXCEPTIONS = {
+    Category.USER_CODE: "TrainingUserCodeError",
+    Category.ENVIRONMENT: "TrainingEnvironmentError",
+    Category.IMAGE: "TrainingImageError",
+    Category.SCHEDULING: "TrainingSchedulingError",
+    Category.INFRASTRUCTURE: "TrainingInfrastructureError",
+    Category.OUT_OF_MEMORY: "TrainingOutOfMemoryError",
+    Category.QUEUE: "TrainingQueueError",
+    Category.TIMEOUT: "TrainingTimeoutError",
+    Category.HANG: "TrainingHangError",
+    Category.KILLED: "TrainingKilledError",
+    Category.UNKNOWN: "TrainingJobError",
+}
+
 
 @pytest.mark.parametrize("category", Category)
 def test_each_category_has_its_exception_and_carries_the_cause(category: Category) -> None:
     error = failure(Cause(category, "why", "more", "do this", "Worker 3").as_dict(), "2 GPUs released")
     assert str(error).splitlines() == ["why", "more", "do this", "2 GPUs released"]
-    assert type(error) is BY_CATEGORY.get(category, TrainingJobError)
+    assert type(error) is getattr(exceptions, EXCEPTIONS[category])
     assert not isinstance(error, AirflowFailException), "what ended a job never forbids a retry"
     assert error.cause["replica"] == "Worker 3"
 
