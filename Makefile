@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt scripts/bootstrap.py
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the same modules
 
-.PHONY: demo test test-all lint unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
+.PHONY: demo test test-all test-often lint unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -20,11 +20,18 @@ test-all: test
 	@$(MAKE) --no-print-directory thorough
 	@$(MAKE) --no-print-directory test-matrix QUICK=1 ONLY=3.2.2
 
-PYTEST = $(BIN)/python -m pytest -q --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(OPTIONS)
+OPTIONS := -q --dist loadgroup --no-loadscope-reorder
 SEPARATE := not chaos and not browser and not index  # they have targets of their own
 
+UNIT := -n 3 -m 'not thorough and $(SEPARATE)'
+
 unit: $(VENV)/.test
-	@$(PYTEST) -n 3 -m 'not thorough and $(SEPARATE)'
+	@$(PYTEST) $(UNIT)
+
+# the tests of `make test` N times, each time in another order, which a seed repeats; some beside busy processes
+test-often: $(VENV)/.test
+	@$(BIN)/python scripts/test_often.py --runs $(or $(N),12) -- $(OPTIONS) $(UNIT)
 
 thorough: $(VENV)/.test
 	@HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 6 -m '(thorough or hypothesis) and $(SEPARATE)'
