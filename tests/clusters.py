@@ -26,6 +26,7 @@ from kubernetes import client, config
 from airflow_provider_ktrain.core.checks import rbac
 from airflow_provider_ktrain.core.kinds import TRAINJOB, Kind
 from ktrain_embedded import EmbeddedCluster
+from tests.isolation import directory_of_pods
 
 REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
 IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "scratch") if REAL else "scratch"
@@ -61,7 +62,10 @@ def cluster(
         with _namespace(Path(REAL)) as namespace, _pretended_gpus(Path(REAL), gpus):
             yield TestCluster(Path(REAL), namespace)
         return
-    with EmbeddedCluster(images={IMAGE: None, **(images or {})}, gpus_per_node=gpus, **embedded) as started:
+    with contextlib.ExitStack() as stack:
+        with directory_of_pods():
+            made = EmbeddedCluster(images={IMAGE: None, **(images or {})}, gpus_per_node=gpus, **embedded)
+            started = stack.enter_context(made)
         yield TestCluster(started.kubeconfig, "default", started)
 
 

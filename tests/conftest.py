@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from hypothesis import settings
 
-from tests import clusters
+from tests import captured, clusters, leaks
 from tests.clusters import REAL, TestCluster
+from tests.isolation import own_directories
 from tests.virtual import VirtualLoop
+
+own_directories()
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -20,6 +23,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=300)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    captured.register(config)
+    leaks.register(config)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups; pytest-randomly has changed the order before

@@ -32,6 +32,7 @@ from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSen
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
 from scripts.signatures import FILES, updated
 from scripts.tables import PAGES as TABLES
+from tests.leaks import restored_signals
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -97,7 +98,8 @@ def test_python_runs(block: Block, tmp_path: pathlib.Path) -> None:
     if "from airflow.sdk import" not in text:
         text = PRELUDE + (text if "with DAG(" in text else f'with DAG("docs"):\n{textwrap.indent(text, "    ")}')
     (tmp_path / "documented.py").write_text(text)
-    bag = DagBag(tmp_path, load_op_links=False)
+    with restored_signals():
+        bag = DagBag(tmp_path, load_op_links=False)
     assert not bag.import_errors
     assert [dag for dag in bag.dags.values() if dag.tasks]
 

@@ -9,6 +9,10 @@ import pytest
 from hypothesis import settings
 
 from conformance.facts import Facts
+from tests import captured, leaks
+from tests.isolation import own_directories
+
+own_directories()
 
 COMPONENTS = pathlib.Path(__file__).parent / "components"  # tests of the embedded cluster's own parts
 
@@ -17,6 +21,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=300)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    captured.register(config)
+    leaks.register(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -107,15 +108,16 @@ def start() -> Iterator[Any]:
     started: list[Container] = []
 
     def run(*command: str, **options: Any) -> Container:
-        environment = dict.fromkeys(("RANK", "LOCAL_RANK"), "") | options.pop("env", {})
+        environment = dict.fromkeys(("RANK", "LOCAL_RANK"), "") | {"TMPDIR": temporary} | options.pop("env", {})
         started.append(Container(*command, env=environment, **options))
         return started[-1]
 
-    yield run
-    for container in started:
-        container.kill()
-        if container.stacks_name:  # without it, this would be the whole /dev/shm of the machine
-            shutil.rmtree(f"/dev/shm/{container.stacks_name}", ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="st") as temporary:  # of killed programs
+        yield run
+        for container in started:
+            container.kill()
+            if container.stacks_name:  # without it, this would be the whole /dev/shm of the machine
+                shutil.rmtree(f"/dev/shm/{container.stacks_name}", ignore_errors=True)
 
 
 def functions(stack: Stack) -> list[str]:

@@ -12,6 +12,7 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator, pytorchjob_task
 from airflow_provider_ktrain.sensors.training import TrainingJobSensor
+from tests.leaks import restored_signals
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "example_dags"
 OUTSIDE = 3
@@ -19,7 +20,8 @@ OUTSIDE = 3
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, DAG]:
-    bag = DagBag(EXAMPLES)
+    with restored_signals():
+        bag = DagBag(EXAMPLES)
     assert bag.import_errors == {}
     return dict(bag.dags)
 

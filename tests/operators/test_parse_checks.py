@@ -21,6 +21,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 from airflow_provider_ktrain.sensors.training import PyTorchJobSensor, TrainJobSensor
 from airflow_provider_ktrain.volumes import ClaimVolume
+from tests.leaks import restored_signals
 
 IMAGE = {"image": "i:1"}
 JOB = {"job_name": "job"}
@@ -153,7 +154,8 @@ with DAG("wrong"):
 
 def test_import_error_of_airflow_has_the_line_and_the_problem(tmp_path: pathlib.Path) -> None:
     (tmp_path / "wrong.py").write_text(DAG_FILE)
-    errors = DagBag(tmp_path).import_errors
+    with restored_signals():
+        errors = DagBag(tmp_path).import_errors
     error = next(text for path, text in errors.items() if path.endswith("wrong.py"))
     assert 'PyTorchJobOperator(task_id="train", image="i:1", logs="master")' in error
     assert "ValueError: logs: found 'master', expected one of auto, all, primary, none" in error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ktrain_embedded.cluster import EmbeddedCluster
+from tests.isolation import directory_of_pods
 
 
 @pytest.fixture(scope="session")
@@ -20,5 +22,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(workshop: Path) -> Iterator[EmbeddedCluster]:
     """One cluster for a whole session: use names of your own, and leave no fault behind."""
     images = {"busybox": None, "demo": None, "python": None, "workshop": workshop}
-    with EmbeddedCluster(images=images, gpus_per_node=4) as embedded:
+    with contextlib.ExitStack() as stack:
+        with directory_of_pods():
+            embedded = stack.enter_context(EmbeddedCluster(images=images, gpus_per_node=4))
         yield embedded
