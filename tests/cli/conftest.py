@@ -14,6 +14,7 @@ import pytest
 
 from tests import clusters
 from tests.clusters import TestCluster
+from tests.isolation import directory_of_pods
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join((str(ROOT), str(ROOT / "embedded_cluster" / "src")))  #: of this checkout
@@ -51,7 +52,8 @@ class Ktrain:
     """
 
     def __init__(self, *args: object, cwd: Path, env: dict[str, str] | None = None) -> None:
-        environment = {**os.environ, "PYTHONPATH": PATHS, **(env or {})}
+        with directory_of_pods():
+            environment = {**os.environ, "PYTHONPATH": PATHS, **(env or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-c", WITHOUT_AIRFLOW, *map(str, args)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd,

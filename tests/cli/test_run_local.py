@@ -14,6 +14,7 @@ import yaml
 
 from tests.cli.conftest import PATHS, ROOT, Start
 from tests.cli.test_run import IGNORE_SIGTERM, WAIT, job
+from tests.isolation import directory_of_pods
 
 pytestmark = pytest.mark.embedded("starts a cluster by --local")
 
@@ -165,7 +166,8 @@ def test_each_replica_sees_only_its_own_gpus(ktrain: Start, tmp_path: Path, fake
 def test_make_test_gpu_runs_one_rank_for_each_gpu(fake_gpus: dict[str, str]) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(ROOT / "scripts" / "test_gpu.py"), "--backend", "gloo"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **fake_gpus})
+    with directory_of_pods():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **fake_gpus})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed: 3 ranks with gloo" in done.stdout
 
