@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
+import math
 import pathlib
-import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -26,6 +24,8 @@ from airflow_provider_ktrain.core.prepare import prepare
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.submit.preflight import preflight
+from tests import apiserver
+from tests.apiserver import ApiServer, InThread, Request, Response, failure
 from tests.clusters import TestCluster, in_namespace, least_rights, require, serves, with_token
 from tests.core.manifests import DATA, mpijob, pytorchjob
 from tests.job_control.conftest import Check
@@ -221,45 +221,17 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
     """A server with fixed responses (a number: that status). Yields its kubeconfig and the writes that it receives."""
     written: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer = answers.get(self.path.partition("?")[0], 404)
-            if "/secrets/" in self.path and "as=PartialObjectMetadata" not in self.headers["Accept"]:
-                answer = 500  # nothing may read a Secret's data
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status = {"kind": "Status", "code": answer, "message": "no"} if isinstance(answer, int) else answer
-            body = json.dumps(status).encode()
-            self.send_response(answer if isinstance(answer, int) else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: Request, _: object) -> Response:
+        found = answers.get(request.path, 404)
+        if "/secrets/" in request.path and "as=PartialObjectMetadata" not in request.headers["Accept"]:
+            found = 500  # nothing may read a Secret's data
+        if request.method == "POST" and "selfsubject" not in request.path:
+            written.append(request.line.removeprefix("POST "))
+        return failure(found, "no") if isinstance(found, int) else Response(200, found)
 
-        def do_POST(self) -> None:
-            if "selfsubject" not in self.path:
-                written.append(self.path)
-            self.do_GET()
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    kubeconfig = folder / "fake.kubeconfig"
-    named = {"clusters": "cluster", "users": "user", "contexts": "context"}
-    content = {
-        "cluster": {"server": f"http://127.0.0.1:{server.server_port}"},
-        "user": {},
-        "context": {"cluster": "x", "user": "x"},
-    }
-    kubeconfig.write_text(
-        yaml.safe_dump({"current-context": "x", **{k: [{"name": "x", v: content[v]}] for k, v in named.items()}})
-    )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield kubeconfig, written
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with InThread(ApiServer) as thread:
+        thread.api.replace("", "", answer, math.inf, processed=False)
+        yield apiserver.kubeconfig(folder, thread.url, "default"), written
 
 
 @pytest.mark.parametrize(
