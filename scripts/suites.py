@@ -20,7 +20,6 @@ from scripts.pages import Pages, table  # noqa: E402
 FEATURES = "tests/e2e/test_features.py"
 #: the fixtures of tests that a conftest.py marks as thorough, by their folder
 BY_FIXTURE = {
-    "tests/kueue/": re.compile(r"\b(replay|replays|raw)\b"),
     "embedded_cluster/tests/conformance/": re.compile(r"\bresults\b"),
 }
 

@@ -1,4 +1,4 @@
-"""A recording of Kueue as a sequence of steps: writes of the client, writes of Kueue, states reached by the operators.
+"""A recording of Kueue: every change of every object, and what the recorded client wrote.
 
 The format is that of the recordings of a real cluster: `setup.yaml` (objects without a namespace that are created
 before; may be missing), `events.jsonl` (every change of every object) and `http.jsonl` (the client's requests with
@@ -8,120 +8,116 @@ Changes are ordered by resourceVersion, which is one sequence over all resources
 
 from __future__ import annotations
 
+import datetime
+import functools
 import json
-import re
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.apiserver.messages import Where
+from tests.apiserver.server import merged
+
 Obj = dict[str, Any]
+About = tuple[str, str]  #: the resource and the name of an object
 
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-#: the API of each resource, and whether its objects are namespaced. `load` adds those of other objects of a scenario
-RESOURCES = {
-    "workloads": (KUEUE, True), "localqueues": (KUEUE, True), "clusterqueues": (KUEUE, False),
-    "cohorts": (KUEUE, False), "admissionchecks": (KUEUE, False), "topologies": (KUEUE, False),
-    "resourceflavors": (KUEUE, False), "workloadpriorityclasses": (KUEUE, False), "events": ("/api/v1", True),
-    "pytorchjobs": ("/apis/kubeflow.org/v1", True), "mpijobs": ("/apis/kubeflow.org/v2beta1", True),
-    "trainjobs": ("/apis/trainer.kubeflow.org/v1alpha1", True),
-}  # fmt: skip
+KEPT = Path(__file__).parent / "recordings"
+#: another folder with recordings
+FOLDER = Path(os.path.expanduser(os.environ.get("KTRAIN_TEST_RECORDINGS", "") or KEPT))
 JOBS = ("pytorchjobs", "mpijobs", "trainjobs")
-#: labels of pods with the name of their job
-JOB_LABELS = ("training.kubeflow.org/job-name", "jobset.sigs.k8s.io/jobset-name")
-QUEUES = ("localqueues", "clusterqueues")
-PLURALS = {
-    "ResourceFlavor": "resourceflavors", "ClusterQueue": "clusterqueues", "LocalQueue": "localqueues",
-    "WorkloadPriorityClass": "workloadpriorityclasses", "Cohort": "cohorts", "AdmissionCheck": "admissionchecks",
-    "Topology": "topologies",
-}  # fmt: skip
-#: conditions of jobs that the operators must reach before the replay continues; a replay may miss other conditions
-AWAITED = {
-    ("Running", "True"), ("Succeeded", "True"), ("Failed", "True"), ("Complete", "True"), ("Suspended", "True"),
-    ("Suspended", "False"),
-}  # fmt: skip
-PATH = re.compile(
-    r"(?P<base>/api/v1|/apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)"
-    r"(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
-)
-WRITES = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+PLURALS = {"WorkloadPriorityClass": "workloadpriorityclasses", "Topology": "topologies"}
+VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
-class Actor(Enum):
-    """The component that made the change of a step."""
+@dataclass(frozen=True)
+class Write:
+    """A successful request of the recorded client.
 
-    CLIENT = "client"
-    KUEUE = "Kueue"
-    OPERATOR = "operator"
+    :param verb: create, patch or delete.
+    :param title: the name of the request in the recording.
+    """
+
+    verb: str
+    about: About
+    body: Obj
+    title: str
+
+    @property
+    def job(self) -> str:
+        """The job that it wrote to, or whose Workload it wrote to; "" if it wrote to something else."""
+        return self.about[1] if self.about[0] in JOBS else job_of_workload(self.about)
+
+    def __str__(self) -> str:
+        return f"{self.title!r}: {self.verb} {'/'.join(self.about)} {json.dumps(self.body)[:300]}"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded change.
+    """A change of an object, a write of the client, or both: the change that the write made.
 
-    :param verb: client: create, patch, delete, status (replaced as a whole), evict (a pod). Kueue: create, status,
-        spec, finalizers, delete, job, event. Operator: condition, ready, no pods, gone.
-    :param about: the resource and the recorded name of the object.
-    :param body: the written object or merge patch. For a condition, its type and status.
-    :param title: the name of the client's step in the recording.
+    :param at: seconds since the recording began.
     """
 
-    actor: Actor
-    verb: str
-    about: tuple[str, str]
-    body: Obj = field(default_factory=dict)
-    title: str = ""
-
-    def __str__(self) -> str:
-        named = f"{self.title!r}: " if self.title else ""
-        return f"{named}{self.actor.value} {self.verb} {'/'.join(self.about)} {json.dumps(self.body)[:300]}"
+    at: float
+    change: Obj | None
+    write: Write | None
 
 
 @dataclass(frozen=True)
 class Recording:
     """:param namespace: of the recorded objects.
-    :param setup: objects without a namespace, which an administrator creates before.
-    :param jobs: the resource of the recorded jobs: pytorchjobs, mpijobs or trainjobs.
-    :param seconds: how long the recording took.
+    :param began: when, in epoch seconds.
+    :param setup: objects that an administrator has created before.
     """
 
     name: str
     namespace: str
+    began: float
     setup: tuple[Obj, ...]
     steps: tuple[Step, ...]
-    jobs: str
-    namespace_labels: dict[str, str]
-    seconds: float
 
     @property
-    def stopped(self) -> set[str]:
-        """The jobs that somebody has stopped, or changed otherwise: they must still run then."""
-        return {
-            step.about[1].partition("-")[2].rpartition("-")[0] if step.about[0] == "workloads" else step.about[1]
-            for step in self.steps
-            if (step.actor is Actor.CLIENT and step.verb != "create" and step.about[0] in (*JOBS, "workloads"))
-            or (step.verb == "job" and "true" in json.dumps(step.body).partition('"suspend": ')[2][:4])
-        }
+    def jobs(self) -> list[str]:
+        """The jobs with a queue that the client has created, in order."""
+        created = [step.write for step in self.steps if step.write is not None and step.write.verb == "create"]
+        return [write.about[1] for write in created if write.about[0] in JOBS and _has_queue(write.body)]
+
+    def states(self, job: str) -> Iterator[Obj]:
+        """The states of a job."""
+        for step in self.steps:
+            if step.change is not None and (step.change["watch"] in JOBS, about_of(step.change)[1]) == (True, job):
+                yield step.change["object"]
+
+    def workloads(self, job: str) -> Iterator[Obj]:
+        """The states of a job's Workload."""
+        for step in self.steps:
+            if step.change is not None and job_of_workload(about_of(step.change)) == job:
+                yield step.change["object"]
 
 
-def load(folder: Path) -> Recording:
-    """The recording in a folder."""
-    scenario = yaml.safe_load((folder / "scenario.yaml").read_text())
-    given = folder / "setup.yaml"
-    setup = tuple(yaml.safe_load_all(given.read_text())) if given.exists() else ()
-    for obj in setup:
-        version_path = f"/apis/{obj['apiVersion']}" if "/" in obj["apiVersion"] else f"/api/{obj['apiVersion']}"
-        RESOURCES.setdefault(plural_of(obj), (version_path, False))
-    namespace = scenario["recorded"]["namespace"]
-    changes = sorted(_lines(folder / "events.jsonl"), key=lambda change: version(change["object"]))
-    written = list(_client_writes(_lines(folder / "http.jsonl"), changes))
-    jobs = next(change["watch"] for change in changes if change["watch"] in JOBS)
-    steps = tuple(_steps(changes, dict(written), setup))
-    seconds, labels = float(scenario["recorded"]["seconds"]), scenario.get("namespace_labels") or {}
-    return Recording(folder.name, namespace, setup, steps, jobs, labels, seconds)
+def names() -> list[str]:
+    """The names of all recordings with a queue."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/setup.yaml"))
+
+
+@functools.cache
+def recording(name: str) -> Recording:
+    """The recording with that name; other folders may lack those that some tests need."""
+    folder = (FOLDER if (FOLDER / name).exists() else KEPT) / name
+    recorded = yaml.safe_load((folder / "scenario.yaml").read_text())["recorded"]
+    setup = tuple(yaml.safe_load_all((folder / "setup.yaml").read_text())) if (folder / "setup.yaml").exists() else ()
+    changes = changes_in(folder / "events.jsonl")
+    written = dict(_writes(lines(folder / "http.jsonl"), changes))
+    began = max(
+        _seconds(change["object"]["metadata"]["creationTimestamp"]) - change["t"]
+        for change in changes
+        if change["type"] == "ADDED"
+    )
+    return Recording(name, recorded["namespace"], began, setup, tuple(_steps(changes, written)))
 
 
 def plural_of(obj: Obj) -> str:
@@ -129,156 +125,90 @@ def plural_of(obj: Obj) -> str:
     return PLURALS.get(obj["kind"]) or f"{obj['kind'].lower()}s"
 
 
+def about_of(change: Obj) -> About:
+    return change["watch"], change["object"]["metadata"]["name"]
+
+
+def job_of_workload(about: About) -> str:
+    """The job of a Workload, by its name."""
+    return about[1].partition("-")[2].rpartition("-")[0] if about[0] == "workloads" else ""
+
+
 def version(obj: Obj) -> int:
     return int(obj["metadata"]["resourceVersion"])
 
 
-def kept(change: Obj) -> bool:
-    """Whether a replay needs the change: changes of Kueue's objects and of jobs, and Kueue's events."""
-    if change["watch"] == "events":
-        reporter = change["object"].get("reportingComponent") or change["object"].get("source", {}).get("component", "")
-        return "kueue" in reporter and change["type"] == "ADDED"
-    return change["watch"] in RESOURCES
-
-
-def job_of(pod: Obj) -> str:
-    """The name of the job that a pod belongs to; "" if it belongs to none."""
-    labels = pod["metadata"].get("labels") or {}
-    return next((str(labels[label]) for label in JOB_LABELS if label in labels), "")
-
-
-def _lines(path: Path) -> list[Obj]:
+def lines(path: Path) -> list[Obj]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _client_writes(requests: list[Obj], changes: list[Obj]) -> Iterator[tuple[float, Step]]:
-    """The client's successful writes, each with the version of the resulting change, or one just before the next."""
+def changes_in(path: Path) -> list[Obj]:
+    """The changes in a file, in order of their versions. Those of this directory have merge patches of most objects."""
+    found = lines(path)
+    known: dict[About, Obj] = {}
+    for change in found:
+        if (patch := change.pop("patch", None)) is not None:
+            change["object"] = merged(known[change["watch"], patch["metadata"].pop("name")], patch)
+        known[about_of(change)] = change["object"]
+    return sorted(found, key=lambda change: version(change["object"]))
+
+
+def _has_queue(job: Obj) -> bool:
+    return "kueue.x-k8s.io/queue-name" in (job["metadata"].get("labels") or {})
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.datetime.fromisoformat(stamp).timestamp()
+
+
+def _writes(requests: list[Obj], changes: list[Obj]) -> Iterator[tuple[float, tuple[float, Write]]]:
+    """The client's writes and their times, each with the version of the change that it made, or one just before the
+    next change. Evictions and writes of a status are left out: the changes show what they did.
+    """
     for record in requests:
-        request = record["request"]
-        if request["method"] not in WRITES or record["status"] >= 400:
+        request, where = record["request"], Where.of(record["request"]["path"].partition("?")[0])
+        if request["method"] not in VERBS or record["status"] >= 400 or "dryRun" in request["path"] or where.sub:
             continue
-        verb, body = WRITES[request["method"]], request.get("body") or {}
-        path, _, query = request["path"].partition("?")
-        found = PATH.fullmatch(path)
-        if found is None or "dryRun" in query:
-            continue
-        plural, name = found["plural"], found["name"] or (body.get("metadata") or {}).get("name")
-        if name is None or found["subresource"] not in (None, "status", "eviction"):
-            continue
-        RESOURCES.setdefault(plural, (found["base"], found["namespace"] is not None))
-        verb = {"status": "status", "eviction": "evict"}.get(found["subresource"] or "", verb)
-        step = Step(Actor.CLIENT, verb, (plural, name), body, record["name"])
-        yield _version_of(record, step, changes), step
+        body = request.get("body") or {}
+        about = where.resource, where.name or (body.get("metadata") or {}).get("name", "")
+        write = Write(VERBS[request["method"]], about, body, record["name"])
+        yield _version_of(record, write, changes), (record["t"], write)
 
 
-def _version_of(record: Obj, step: Step, changes: list[Obj]) -> float:
+def _version_of(record: Obj, write: Write, changes: list[Obj]) -> float:
     """The version that a write made: from the response, or else from the object's next change, or else by time."""
     answered = (record["body"] or {}).get("metadata", {}).get("resourceVersion")
-    if answered and step.verb != "evict":
+    if answered:
         return int(answered)
-    plural, name = step.about
     later = [change for change in changes if change["t"] >= record["t"]]
-    since = (c for c in later if (c["watch"], c["object"]["metadata"]["name"]) == (plural, name))
-    ending = (c for c in since if c["type"] == "DELETED" or "deletionTimestamp" in c["object"]["metadata"])
-    if (ended := next(ending, None)) is not None and plural != "pods":
-        return version(ended["object"])
+    for change in (of for of in later if about_of(of) == write.about and write.about[0] != "pods"):
+        if change["type"] == "DELETED" or "deletionTimestamp" in change["object"]["metadata"]:
+            return version(change["object"])
     return min((version(change["object"]) for change in later), default=version(changes[-1]["object"]) + 1) - 0.5
 
 
-def _steps(changes: list[Obj], written: dict[float, Step], setup: tuple[Obj, ...]) -> Iterator[Step]:
-    known: dict[tuple[str, str], Obj] = {(plural_of(obj), obj["metadata"]["name"]): obj for obj in setup}
-    waiting: dict[tuple[str, str], bool] = {}  # jobs whose pods have not been ready since they were admitted
-    pending = dict(written)
-    pods: dict[str, str] = {}  # the job of each pod that exists, by uid
-    jobs = next(change["watch"] for change in changes if change["watch"] in JOBS)
+def _steps(changes: list[Obj], written: dict[float, tuple[float, Write]]) -> Iterator[Step]:
     for change in changes:
-        obj, about = change["object"], (change["watch"], change["object"]["metadata"]["name"])
-        for at in [at for at in pending if at < version(obj)]:  # a write to an object that isn't watched
-            yield pending.pop(at)
-        step = pending.pop(version(obj), None)
-        if step is not None:
-            yield replace(step, body=obj.get("status") or {}) if step.verb == "status" else step
-            if change["type"] == "DELETED" and about[0] in JOBS:
-                yield Step(Actor.OPERATOR, "gone", about)
-        elif change["watch"] == "pods":
-            yield from _of_pod(change, pods, jobs)
-        elif kept(change):
-            yield from _step(change, known.get(about, {}), about, waiting)
-        known[about] = {} if change["type"] == "DELETED" else obj
-    yield from pending.values()
+        for at in sorted(at for at in written if at < version(change["object"])):  # to objects that aren't watched
+            yield Step(written[at][0], None, written.pop(at)[1])
+        _, write = written.pop(version(change["object"]), (0.0, None))
+        yield Step(change["t"], change, write)
+    for at in sorted(written):
+        yield Step(written[at][0], None, written[at][1])
 
 
-def _step(change: Obj, old: Obj, about: tuple[str, str], waiting: dict[tuple[str, str], bool]) -> Iterator[Step]:
-    plural, obj = about[0], change["object"]
-    if plural == "events":
-        yield Step(Actor.KUEUE, "event", about, obj)
-    elif plural in JOBS:
-        yield from _of_job(change, old, about, waiting)
-    elif change["type"] == "DELETED":
-        yield Step(Actor.KUEUE, "delete", about)
-    elif change["type"] == "ADDED":
-        yield Step(Actor.KUEUE, "create", about, obj)
-    else:
-        yield from _of_kueue(obj, old, about)
+def difference(old: Any, new: Any, *, whole: bool = False) -> Any:
+    """The merge patch that changes `old` into `new`; {} if they are equal.
 
-
-def _of_pod(change: Obj, pods: dict[str, str], jobs: str) -> Iterator[Step]:
-    """A job lost its last pod: Kueue or the client may have waited for this."""
-    uid, job = change["object"]["metadata"]["uid"], job_of(change["object"])
-    if change["type"] != "DELETED":
-        pods[uid] = job
-    elif pods.pop(uid, "") and job not in pods.values():
-        yield Step(Actor.OPERATOR, "no pods", (jobs, job))
-
-
-def _of_kueue(obj: Obj, old: Obj, about: tuple[str, str]) -> Iterator[Step]:
-    """Kueue's changes of its own objects: their status, spec and finalizers."""
-    if obj.get("status") != old.get("status"):
-        yield Step(Actor.KUEUE, "status", about, obj.get("status") or {})
-    if about[0] in QUEUES:
-        return  # the first change of a queue contains the defaults of its spec
-    if spec := difference(old.get("spec") or {}, obj.get("spec") or {}):
-        yield Step(Actor.KUEUE, "spec", about, {"spec": spec})
-    if obj["metadata"].get("finalizers") != old.get("metadata", {}).get("finalizers"):
-        yield Step(Actor.KUEUE, "finalizers", about, {"metadata": {"finalizers": obj["metadata"].get("finalizers")}})
-
-
-def _of_job(change: Obj, old: Obj, about: tuple[str, str], waiting: dict[tuple[str, str], bool]) -> Iterator[Step]:
-    obj = change["object"]
-    if change["type"] == "DELETED":
-        yield Step(Actor.OPERATOR, "gone", about)
-        return
-    if change["type"] == "ADDED":
-        return  # by the client; the webhooks suspend it
-    if "deletionTimestamp" in obj["metadata"] and "deletionTimestamp" not in old.get("metadata", {}):
-        return
-    if spec := difference(old.get("spec") or {}, obj["spec"]):
-        yield Step(Actor.KUEUE, "job", about, {"spec": spec})
-        waiting[about] = not obj["spec"].get("suspend")
-    before = _conditions(old)
-    for condition in sorted(_conditions(obj) - before):
-        if condition in AWAITED:
-            yield Step(Actor.OPERATOR, "condition", about, dict(zip(("type", "status"), condition, strict=True)))
-    counts = obj.get("status", {}).get("jobsStatus") or ()
-    if waiting.get(about) and any(of["ready"] and of["active"] for of in counts):
-        waiting[about] = False
-        yield Step(Actor.OPERATOR, "ready", about)
-
-
-def _conditions(obj: Obj) -> set[tuple[str, str]]:
-    return {(c["type"], c["status"]) for c in obj.get("status", {}).get("conditions") or ()}
-
-
-def difference(old: Any, new: Any) -> Any:
-    """The merge patch that changes `old` into `new`; {} if they are equal. It removes values, never whole objects."""
+    :param whole: remove objects as a whole. Default: only the values in them, for an object that has others, too.
+    """
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
-    found: Obj = {
-        key: difference(old[key], {}) if isinstance(old[key], dict) else None for key in old if key not in new
-    }
+    removed = {key: value for key, value in old.items() if key not in new}
+    found: Obj = {key: None if whole or not isinstance(of, dict) else difference(of, {}) for key, of in removed.items()}
     for key, value in new.items():
         if key not in old:
             found[key] = value
         elif value != old[key]:
-            found[key] = difference(old[key], value)
+            found[key] = difference(old[key], value, whole=whole)
     return found

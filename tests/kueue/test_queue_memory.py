@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-import time
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -25,14 +24,14 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState
-from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, until
+from tests.apiserver import ApiServer
+from tests.engine.tasks import Task, of_each_kind, until
 
 from .test_follow import EVICTED_FOR_GOOD
 from .test_weak_evidence import NEVER_FITS
-from .workloads import account, allow, write_workload
+from .workloads import admit, end, operated, until_logged, workload_name, write_workload
 
-pytestmark = pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
+pytestmark = pytest.mark.virtual_time
 PREEMPTED = {
     "type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate a workload",
     "lastTransitionTime": "2026-11-22T02:00:00Z",
@@ -45,7 +44,7 @@ RESERVED = {
 
 async def state_of(task: Task, handover: Handover | None = None, **overlay: Any) -> JobState:
     """The state of a job that waits in a queue."""
-    state = JobState((await task.submit(1, TRAINS, queue="team-a", **overlay)).ref, handover or Handover())
+    state = JobState((await task.submit(queue="team-a", **overlay)).ref, handover or Handover())
     state.job = await task.job()
     state.enter(Phase.QUEUED)
     return state
@@ -74,7 +73,7 @@ async def _reaches(follower: QueueFollower, phase: QueuePhase) -> bool:
 
 
 async def set_conditions(task: Task, *conditions: dict[str, str]) -> None:
-    path = requests.workloads_path("v1beta2", task.namespace, f"pytorchjob-{task.name}-12345")
+    path = requests.workloads_path("v1beta2", task.namespace, workload_name(task))
     body = {"status": {"conditions": list(conditions)}}
     await task.api.request("PATCH", f"{path}/status", body=body)
 
@@ -85,8 +84,8 @@ async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     async with following(task, state, QueuePhase.NEVER_FITS) as follower:
         assert await follower.find_failure() is None
-    assert time.time() - state.queue.since < 60
-    handed_over = {**state.queue.to_dict(), "since": time.time() - 601}
+    assert timing.epoch() - state.queue.since < 60
+    handed_over = {**state.queue.to_dict(), "since": timing.epoch() - 601}
     async with following(task, await state_of(task, Handover(queue=handed_over)), QueuePhase.NEVER_FITS) as follower:
         cause = await follower.find_failure()
     assert cause is not None
@@ -94,7 +93,7 @@ async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task
 
 
 async def test_another_phase_starts_the_clock_again(task: Task) -> None:
-    state = await state_of(task, Handover(queue={"phase": "waiting", "since": time.time() - 601}))
+    state = await state_of(task, Handover(queue={"phase": "waiting", "since": timing.epoch() - 601}))
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     async with following(task, state, QueuePhase.NEVER_FITS) as follower:
         assert await follower.find_failure() is None
@@ -112,7 +111,7 @@ async def test_the_clock_of_equal_jobs_that_never_fit_survives_the_loss_of_the_v
         since = state.queue.since
         state.queue = replace(state.queue, since=since - 601)
         assert (await follower.find_failure()) is not None
-        path = requests.workloads_path("v1beta2", task.namespace, f"pytorchjob-{first.name}-12345")
+        path = requests.workloads_path("v1beta2", task.namespace, workload_name(first))
         await task.api.request("DELETE", path)
         await until(lambda: _reaches(follower, QueuePhase.PENDING))
         assert await follower.find_failure() is None
@@ -155,19 +154,18 @@ async def _evictions(follower: QueueFollower, state: JobState, number: int) -> b
     return state.metrics["queue.evictions"] == number
 
 
-async def test_workloads_are_watched_as_soon_as_the_right_is_granted(
-    kueue: TestCluster, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queueing, "FORBIDDEN_RETRY_SECONDS", 0.2)
+async def test_workloads_are_watched_as_soon_as_the_right_is_granted(server: ApiServer, task: Task) -> None:
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [NEVER_FITS])
-    token = await account(task.api, task.namespace, name="later")
-    async with api_of(kueue, token=token) as limited, follower_of(limited, state, task) as follower:
+    server.fail("GET", "/workloads", 403, math.inf)
+    async with follower_of(task.api, state, task) as follower:
         await until(lambda: _refused(follower, task))
         assert follower.status is None
         assert follower.wakes_at is not None
-        await allow(task.api, task.namespace, "later")
-        await until(lambda: _sees(follower))
+        server.clear_failures()
+        began = timing.now()
+        await until(lambda: _sees(follower), 1000)
+        assert timing.now() - began == pytest.approx(queueing.FORBIDDEN_RETRY_SECONDS, abs=1)
     assert sum("Can't read Kueue's Workloads" in line for line in task.log.messages) == 1
     assert state.queue.warned is True
 
@@ -213,7 +211,7 @@ CRASHED = {
 async def test_the_job_whose_pods_were_never_ready_fails_with_what_kept_them(
     task: Task, status: Any, category: Category, why: str, detail: str
 ) -> None:
-    state = await state_of(task, Handover(queue={"phase": "given up", "since": time.time() - 61}))
+    state = await state_of(task, Handover(queue={"phase": "given up", "since": timing.epoch() - 61}))
     labels = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
     meta = {"name": f"{task.name}-master-0", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
     pod = {"metadata": {**meta, "labels": labels}, "spec": {"nodeSelector": {"gpu": "a100"}}, "status": status}
@@ -229,27 +227,25 @@ async def test_the_job_whose_pods_were_never_ready_fails_with_what_kept_them(
     assert detail in cause.detail
 
 
-async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> None:
+async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(server: ApiServer, task: Task) -> None:
     """The job isn't the sensor's: somebody may activate its Workload."""
-    ref = (await task.submit(1, TRAINS, queue="team-a")).ref
+    ref = (await task.submit(queue="team-a")).ref
     await write_workload(task.api, (await task.job()) or {}, [EVICTED_FOR_GOOD], active=False)
-    waiting = asyncio.create_task(task.follow(ref, release=False, conditions=("Running",)))
-    await until(lambda: _logged(task, "Kueue gave up on the job"))
-    await task.patch({"spec": {"runPolicy": {"suspend": False}}})
-    outcome = await waiting
+    async with operated(server, task):
+        waiting = asyncio.create_task(task.follow(ref, release=False, conditions=("Running",)))
+        await until_logged(task, "Kueue gave up on the job")
+        await asyncio.sleep(3600)
+        admit(server, task)
+        outcome = await waiting
     assert isinstance(outcome, Outcome)
     assert outcome.succeeded
-
-
-async def _logged(task: Task, text: str) -> bool:
-    return any(text in line for line in task.log.messages)
 
 
 @of_each_kind
 async def test_a_job_of_multikueue_is_refused_with_the_reason(task: Task) -> None:
     """Kueue's webhook sets `managedBy` if an admission check of the ClusterQueue is MultiKueue's."""
     multikueue = {"managedBy": "kueue.x-k8s.io/multikueue"}
-    ref = (await task.submit(1, TRAINS, queue="team-a", run_policy=multikueue)).ref
+    ref = (await task.submit(queue="team-a", run_policy=multikueue)).ref
     outcome = await task.ended(ref)
     assert outcome.cause is not None
     assert outcome.cause["summary"] == f"{ref} can't be followed: MultiKueue runs it in another cluster"
@@ -257,15 +253,19 @@ async def test_a_job_of_multikueue_is_refused_with_the_reason(task: Task) -> Non
     assert await task.job() is None
 
 
-async def test_the_time_in_the_queue_counts_as_queued_gpu_time(task: Task) -> None:
-    ref = (await task.submit(1, "echo done", queue="team-a", gpus=2)).ref
-    waiting = asyncio.create_task(task.ended(ref))
-    await until(lambda: _logged(task, "is Queued"))
-    await task.patch({"spec": {"runPolicy": {"suspend": False}}})
-    outcome = await waiting
-    queued = 2 * outcome.metrics["seconds.queued"]
-    assert queued > 0
-    assert outcome.usage["queued"] >= queued - 0.01
+async def test_the_time_in_the_queue_counts_as_queued_gpu_time(server: ApiServer, task: Task) -> None:
+    ref = (await task.submit(queue="team-a", gpus=2)).ref
+    async with operated(server, task):
+        waiting = asyncio.create_task(task.ended(ref))
+        await until_logged(task, "is Queued")
+        await asyncio.sleep(100)
+        admit(server, task)
+        await until_logged(task, "is Running")
+        await asyncio.sleep(50)
+        end(server, task)
+        outcome = await waiting
+    assert outcome.metrics["seconds.queued"] == pytest.approx(100, abs=1)
+    assert outcome.usage["queued"] == pytest.approx(200, abs=2)
     assert outcome.usage["requested"] == pytest.approx(outcome.usage["queued"] + outcome.usage["held"], abs=0.01)
 
 
@@ -286,9 +286,8 @@ async def test_the_gpus_of_a_workload_count_those_of_a_runtime(api: Api, task: T
         assert state.requested == {GPU: 12}
 
 
-async def test_a_job_without_a_workload_is_reported(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_without_a_workload_is_reported(task: Task) -> None:
     """Kueue doesn't know the kind, or the priority class doesn't exist: then it never creates a Workload."""
-    monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task, workload_priority_class="urgent")
     async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reports(follower, task, "no Workload"))
@@ -302,11 +301,8 @@ async def test_a_job_without_a_workload_is_reported(task: Task, monkeypatch: pyt
     assert late.summary == "it was queued for 60 s (queue_timeout): Kueue has created no Workload for it"
 
 
-async def test_a_job_that_runs_although_it_names_a_queue_is_reported(
-    task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_runs_although_it_names_a_queue_is_reported(task: Task) -> None:
     """Kueue 0.19 and newer don't manage PyTorchJobs by default: the label has no effect then."""
-    monkeypatch.setattr(queueing, "NO_WORKLOAD_SECONDS", 0.2)
     state = await state_of(task)
     state.enter(Phase.RUNNING)
     async with follower_of(task.api, state, task) as follower:
@@ -316,40 +312,32 @@ async def test_a_job_that_runs_although_it_names_a_queue_is_reported(
     assert sum("names a queue, but Kueue doesn't manage it" in line for line in task.log.messages) == 1
 
 
-async def test_a_stopped_queue_is_compared_with_the_queue_itself(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_queue_is_compared_with_the_queue_itself(server: ApiServer, task: Task) -> None:
     """The message of a job that Kueue bypasses stays when its queue is let go (84b)."""
-    monkeypatch.setattr(requests, "QUEUE_SECONDS", 0.0)
-    monkeypatch.setattr(queueing, "LOOK_AGAIN_SECONDS", (0.1, 0.1))
-    queue, base = f"q-{secrets.token_hex(4)}", "/apis/kueue.x-k8s.io/v1beta2"
-    cluster, local = f"{base}/clusterqueues/{queue}", f"{base}/namespaces/{task.namespace}/localqueues/team-a"
-    for path, kind, spec in ((cluster, "ClusterQueue", {}), (local, "LocalQueue", {"clusterQueue": queue})):
-        about = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind}
-        body = {**about, "metadata": {"name": path.rpartition("/")[2]}, "spec": spec}
-        await task.api.request("POST", path.rpartition("/")[0], body=body)
+    server.put("clusterqueues", {"metadata": {"name": "q"}, "spec": {}})
+    server.put("localqueues", {"metadata": {"name": "team-a"}, "spec": {"clusterQueue": "q"}})
     missing = "Can't admit new workloads: references missing ResourceFlavor(s): a100."
-    await set_active(task, cluster, "False", "FlavorNotFound", missing)
-    await set_active(task, local, "False", "ClusterQueueIsInactive", "Can't submit new workloads to clusterQueue")
+    set_active(server, "clusterqueues", "q", "False", "FlavorNotFound", missing)
+    set_active(server, "localqueues", "team-a", "False", "ClusterQueueIsInactive", "Can't submit new workloads")
     state = await state_of(task)
-    inactive = {**NEVER_FITS, "reason": "Inadmissible", "message": f"ClusterQueue {queue} is inactive"}
+    inactive = {**NEVER_FITS, "reason": "Inadmissible", "message": "ClusterQueue q is inactive"}
     await write_workload(task.api, state.known_job, [inactive])
     async with following(task, state, QueuePhase.MISCONFIGURED) as follower:
-        await set_active(task, cluster, "True", "Ready", "Can admit new workloads")
-        await set_active(task, local, "True", "Ready", "Can submit new workloads to localQueue")
+        set_active(server, "clusterqueues", "q", "True", "Ready", "Can admit new workloads")
+        set_active(server, "localqueues", "team-a", "True", "Ready", "Can submit new workloads to localQueue")
         assert follower.wakes_at is not None
         await until(lambda: _reaches(follower, QueuePhase.PENDING))
     assert [line for line in task.log.messages if line.startswith("Queued")] == [
-        f"Queued in LocalQueue team-a: ClusterQueue {queue} is inactive: references missing ResourceFlavor(s): a100. "
+        "Queued in LocalQueue team-a: ClusterQueue q is inactive: references missing ResourceFlavor(s): a100. "
         "An administrator must correct this.",
         "Queued in LocalQueue team-a: Kueue has not looked at the job since LocalQueue team-a became active.",
     ]
-    await task.api.request("DELETE", local)
-    await task.api.request("DELETE", cluster)
 
 
-async def set_active(task: Task, path: str, status: str, reason: str, message: str) -> None:
+def set_active(server: ApiServer, plural: str, name: str, status: str, reason: str, message: str) -> None:
     active = {"type": "Active", "status": status, "reason": reason, "message": message}
     conditions = [{**active, "lastTransitionTime": "2026-11-22T02:00:00Z"}]
-    await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}})
+    server.change(plural, name, lambda queue: queue.update(status={"conditions": conditions}))
 
 
 async def test_a_workload_that_was_just_deleted_is_not_reported(task: Task) -> None:
@@ -358,7 +346,7 @@ async def test_a_workload_that_was_just_deleted_is_not_reported(task: Task) -> N
     state.phase_since -= 600
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     async with following(task, state, QueuePhase.NEVER_FITS) as follower:
-        path = requests.workloads_path("v1beta2", task.namespace, f"pytorchjob-{task.name}-12345")
+        path = requests.workloads_path("v1beta2", task.namespace, workload_name(task))
         await task.api.request("DELETE", path)
         await until(lambda: _forgets(follower))
         assert follower.wakes_at is not None
@@ -377,7 +365,7 @@ async def _reports(follower: QueueFollower, task: Task, text: str) -> bool:
 
 async def test_a_retry_names_the_label_that_the_adopted_job_keeps(task: Task) -> None:
     """Kueue refuses another queue while the job runs (recording 74c)."""
-    await task.submit(1, TRAINS, queue="team-a", workload_priority_class="low")
-    await task.submit(2, TRAINS, queue="team-b", workload_priority_class="low")
+    await task.submit(queue="team-a", workload_priority_class="low")
+    await task.submit(2, queue="team-b", workload_priority_class="low")
     (warning,) = [line for line in task.log.messages if "keeps the old one" in line]
     assert "Changed: $.metadata.labels['kueue.x-k8s.io/queue-name']." in warning

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.engine.api.client import Api
-from tests.engine.tasks import TRAINS, Sink, Task, follow, until
+from tests.engine.tasks import Sink, Task, follow, until
 
 from .workloads import write_workload
 
-pytestmark = pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
+pytestmark = pytest.mark.virtual_time
 PENDING = {
     "type": "QuotaReserved", "status": "False", "reason": "Pending", "lastTransitionTime": "2026-11-22T02:00:00Z",
     "message": "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor f, 2 more needed",
@@ -35,7 +35,7 @@ class Statuses(Sink):
 
 
 async def test_status_is_offered_again_when_the_reason_in_the_queue_changes(api: Api, task: Task) -> None:
-    ref, sink = (await task.submit(1, TRAINS, queue="team-a")).ref, Statuses()
+    ref, sink = (await task.submit(queue="team-a")).ref, Statuses()
     following = asyncio.create_task(follow(ref, api, log=task.log, status_sink=sink))
     try:
         await until(lambda: sink.queue_is(""))

@@ -16,12 +16,13 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState
-from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, until
+from tests.apiserver import ApiServer, Request, Response
+from tests.engine.tasks import Task, until
 
-from .test_follow import EVICTED_FOR_GOOD, write_workload
+from .test_follow import EVICTED_FOR_GOOD
+from .workloads import admit, operated, until_logged, workload_name, write_workload
 
-pytestmark = pytest.mark.embedded("writes the Workloads itself, where no Kueue runs")
+pytestmark = pytest.mark.virtual_time
 NEVER_FITS = {
     "type": "QuotaReserved", "status": "False", "reason": "Pending", "lastTransitionTime": "2026-11-22T02:00:00Z",
     "message": "couldn't assign flavors to pod set main: insufficient quota for cpu in flavor a, previously considered "
@@ -30,41 +31,29 @@ NEVER_FITS = {
 
 
 @pytest.fixture
-async def queued(kueue: TestCluster) -> AsyncIterator[Task]:
+async def queued(task: Task) -> Task:
     """A task whose job waits in a queue."""
-    async with api_of(kueue) as api:
-        task = Task(api, kueue.namespace)
-        await task.submit(1, TRAINS, queue="team-a")
-        yield task
-        await task.delete()
+    await task.submit(queue="team-a")
+    return task
 
 
-async def test_a_job_whose_workload_was_activated_meanwhile_does_not_fail(kueue: TestCluster, queued: Task) -> None:
-    ref = (await queued.submit(1, TRAINS, queue="team-a")).ref
+async def test_a_job_whose_workload_was_activated_meanwhile_does_not_fail(server: ApiServer, queued: Task) -> None:
+    """The Workload is activated while the response to the first list is in transit."""
+    ref = (await queued.submit(queue="team-a")).ref
     await write_workload(queued.api, await queued.job() or {}, [EVICTED_FOR_GOOD], active=False)
 
-    class Activated(MeddledApi):
-        """The Workload is activated while the response to the first list is in transit."""
+    def activated(_: Request, listed: Response | None) -> Response:
+        server.change("workloads", workload_name(queued), lambda workload: workload["spec"].update(active=True))
+        assert listed is not None
+        return listed
 
-        async def after(self, method: str, path: str) -> None:
-            if path == requests.workloads_path("v1beta2", ref.namespace):
-                name = f"pytorchjob-{ref.name}-12345"
-                patch = {"spec": {"active": True}}
-                await queued.api.request("PATCH", f"{path}/{name}", body=patch)
-
-    async with api_of(kueue, Activated) as behind:
-        follower = Task(behind, queued.namespace, queued.key, queued.log)
-        following = asyncio.create_task(follower.follow(ref, release=False))
-        await queued.patch({"spec": {"runPolicy": {"suspend": False}}})
-        try:
-            await until(lambda: _logged(queued, "is Running", following))
-        finally:
-            following.cancel()
-
-
-async def _logged(task: Task, text: str, following: asyncio.Task[object]) -> bool:
-    assert not following.done(), following.result()
-    return any(text in line for line in task.log.messages)
+    server.replace("GET", r"/workloads\?", activated)
+    async with operated(server, queued):
+        following = asyncio.create_task(queued.follow(ref, release=False))
+        admit(server, queued)
+        await until_logged(queued, "is Running")
+        assert not following.done()
+        following.cancel()
 
 
 async def test_a_deleted_workload_does_not_fail_its_job(queued: Task) -> None:
@@ -73,7 +62,7 @@ async def test_a_deleted_workload_does_not_fail_its_job(queued: Task) -> None:
     async with _follower(queued, await _state(queued)) as follower:
         await until(lambda: _phase_is(follower, QueuePhase.NEVER_FITS))
         assert follower.due is not None
-        path = requests.workloads_path("v1beta2", queued.namespace, f"pytorchjob-{queued.name}-12345")
+        path = requests.workloads_path("v1beta2", queued.namespace, workload_name(queued))
         await api.request("DELETE", path)
         await until(lambda: _phase_is(follower, None))
         assert follower.due is None
@@ -120,7 +109,7 @@ async def _follower(task: Task, state: JobState) -> AsyncIterator[QueueFollower]
 
 async def _state(task: Task) -> JobState:
     """The state of a queued job."""
-    state = JobState((await task.submit(1, TRAINS, queue="team-a")).ref, Handover())
+    state = JobState((await task.submit(queue="team-a")).ref, Handover())
     state.job = await task.job()
     state.enter(Phase.QUEUED)
     return state

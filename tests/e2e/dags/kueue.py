@@ -1,4 +1,4 @@
-"""DAGs of `test_kueue.py`: a training in a queue, and job control. The run sets the namespace of the replay."""
+"""DAGs of `test_kueue.py`: trainings in a queue."""
 
 import datetime
 import os
@@ -7,13 +7,11 @@ from typing import Any
 import pendulum
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.operators.job_control import ResumeTrainingJobOperator, SuspendTrainingJobOperator
-from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainJobOperator
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
-PLACE: dict[str, Any] = {"kubernetes_conn_id": "kueue", "namespace": "{{ dag_run.conf['namespace'] }}"}
 JOB: dict[str, Any] = {
-    **PLACE,
+    "kubernetes_conn_id": "kueue",
     "task_id": "train",
     "image": os.environ.get("TEST_IMAGE", "scratch"),
     "gpus": 1,
@@ -29,8 +27,6 @@ touch $KTRAIN_CHECKPOINT_DIR/saved
 echo saved
 sleep 600 & wait
 """
-TRAINS = "trap 'exit 143' TERM; echo trains; sleep 600 & wait"
-SHORT = "echo done"
 
 with DAG("kueue_continues", schedule=None, start_date=START):
     PyTorchJobOperator(
@@ -39,12 +35,5 @@ with DAG("kueue_continues", schedule=None, start_date=START):
         checkpoint_dir=os.environ.get("TEST_CHECKPOINTS", "/tmp"),
     )
 
-with DAG("kueue_trainjob", schedule=None, start_date=START):
-    TrainJobOperator(**JOB, runtime="torch-distributed", nodes=1, command=["sh", "-c", TRAINS])
-
 with DAG("kueue_retried", schedule=None, start_date=START):
-    PyTorchJobOperator(**JOB, command=["sh", "-c", SHORT], retries=1)
-
-for action, operator in (("suspend", SuspendTrainingJobOperator), ("resume", ResumeTrainingJobOperator)):
-    with DAG(f"kueue_{action}", schedule=None, start_date=START):
-        operator(**PLACE, task_id=action, job_name="{{ dag_run.conf['job'] }}")
+    PyTorchJobOperator(**JOB, command=["sh", "-c", "echo done"], retries=1)
