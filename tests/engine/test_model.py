@@ -570,15 +570,19 @@ def test_no_interleaving_breaks_an_invariant(batch: int) -> None:
 MUTATION_RUNS = 2000  # at most
 #: seeds that found a mutation late, or shortly before: the search begins there, and goes on after it
 FIRST_SEEDS = {
-    "superseded": 170,
+    "superseded": 250,
     "its end is near": 60,
     "released before": 590,
     "outcome not known": 810,
     "ReadsNoConclusion": 590,
     "StoresNoCause": 100,
+    "a kill deletes an ended job": 180,
     "a kill ignores what was seen last": 610,
-    "the owner is ignored": 170,
-    "a create doesn't wait for pods": 90,
+    "the owner is ignored": 250,
+    "a create doesn't wait for pods": 590,
+    "a retry replaces each job": 30,
+    "deletions are fenced by uid only": 50,
+    "JobChanged is ignored": 50,
 }
 
 
