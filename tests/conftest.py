@@ -59,6 +59,13 @@ def _has_fixture_of_its_module(item: pytest.Function) -> bool:
     return any(fixture.scope == "module" and fixture.baseid == _module_of(item) for fixture in used)
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[TestCluster]:
+    """The cluster of all tests that need no other one. They use names of their own, and leave no fault behind."""
+    with clusters.cluster(gpus=64) as reached:
+        yield reached
+
+
 @pytest.fixture(scope="session", params=["2.0", "2.1"])
 def trainer(request: pytest.FixtureRequest) -> str:
     """The release of an older Trainer."""

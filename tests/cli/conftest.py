@@ -1,4 +1,4 @@
-"""A cluster, and the command `ktrain` in a process that can't import Airflow."""
+"""The command `ktrain` in a process that can't import Airflow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import clusters
-from tests.clusters import TestCluster
 from tests.isolation import directory_of_pods
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,13 +86,6 @@ class Ktrain:
 
 
 Start = Callable[..., Ktrain]
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[TestCluster]:
-    """A cluster that all tests of this directory share."""
-    with clusters.cluster(gpus=8) as reached:
-        yield reached
 
 
 @pytest.fixture

@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import Task, api_of
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[TestCluster]:
-    with clusters.cluster(gpus=64) as reached:
-        yield reached
 
 
 @pytest.fixture

@@ -17,13 +17,6 @@ Check = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[TestCluster]:
-    """A cluster with 8 GPUs that serves PyTorchJob and MPIJob v1. All tests here share it and use unique names."""
-    with clusters.cluster(gpus=8) as reached:
-        yield reached
-
-
-@pytest.fixture(scope="session")
 def cluster_v2() -> Iterator[TestCluster]:
     """A cluster that serves MPIJob v2beta1."""
     with clusters.cluster(gpus=8, mpi_api="v2beta1") as reached:

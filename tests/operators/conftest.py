@@ -6,15 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from tests import clusters
 from tests.clusters import TestCluster
 from tests.operators.task_instance import Instance
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[TestCluster]:
-    with clusters.cluster(gpus=64) as reached:
-        yield reached
 
 
 @pytest.fixture
