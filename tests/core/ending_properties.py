@@ -1,7 +1,4 @@
-"""What must hold of every ending, over the product of all that an ending depends on.
-
-`python -m tests.core.ending_properties` removes each rule in turn, and prints which properties and scenarios then fail.
-"""
+"""What must hold of every ending, over the product of all that an ending depends on."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from airflow_provider_ktrain.core.ending import (
     ALIVE,
     ENDED,
     LIMITS,
-    RULES,
     TROUBLE,
     Action,
     Event,
@@ -325,33 +321,3 @@ SCENARIOS = (
     Scenario("trouble without a retry", Event.ERROR, Action.LEAVE, "{command}", MINE_RUNS),
     Scenario("somebody is deleting the job", Event.BEING_DELETED, Action.FOLLOW, "still followed", MINE_RUNS),
 )  # fmt: skip
-
-
-def broken(rules: Sequence[Rule]) -> list[str]:
-    """The properties and scenarios that the rules don't satisfy; "no rule" if a situation has none."""
-    names: dict[str, None] = {}
-    for scenario in SCENARIOS:
-        try:
-            if not scenario.holds(rules):
-                names[scenario.name] = None
-        except StopIteration:
-            names["no rule"] = None
-    for situation in situations():
-        try:
-            rule = decide(situation, rules)
-        except StopIteration:
-            names["no rule"] = None
-            continue
-        names |= {prop.__name__: None for prop in PROPERTIES if not prop(situation, rule)}
-    return list(names)
-
-
-def main() -> None:
-    print(f"{len(RULES)} rules, {len(PROPERTIES)} properties, {len(SCENARIOS)} scenarios")
-    for removed in RULES:
-        failing = broken([rule for rule in RULES if rule is not removed])
-        print(f"{removed.name}: {'; '.join(failing[:3]) or 'NOTHING FAILS'}{' ...' * (len(failing) > 3)}")
-
-
-if __name__ == "__main__":
-    main()

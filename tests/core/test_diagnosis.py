@@ -877,23 +877,6 @@ def test_logs_with_any_bytes_can_be_parsed(lines: list[str], message: str) -> No
     assert len(cause.summary) <= MAX_FIRST_LINE_CHARS
 
 
-def test_importing_core_imports_no_clients() -> None:
-    """The webserver, the CLI and DAG files import core: it imports no Airflow, no clients and no event loop."""
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; before = set(sys.modules)\n"
-        "import airflow_provider_ktrain.core.manifest.transform, airflow_provider_ktrain.core.checks\n"
-        "import airflow_provider_ktrain.core.diagnosis.job_rules, airflow_provider_ktrain.core.state.pods.usage\n"
-        "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert not {"airflow", "kubernetes", "aiohttp", "asyncio", "socket", "jsonschema"} & set(
-        json.loads(out.replace("'", '"'))
-    )
-
-
 def test_message_before_an_older_line_of_the_other_stream_is_quoted() -> None:
     """`print("step 120 ...")` and then `sys.exit("no data ...")`: the node has read stderr first."""
     lines = [

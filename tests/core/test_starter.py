@@ -77,6 +77,12 @@ class Container:
         self._stopped = time.monotonic()
         self.process.send_signal(number)
 
+    def stopped(self) -> int:
+        """Stop it by SIGTERM when it is ready. Returns its exit code."""
+        self.wait_for()
+        self.stop()
+        return self.end()
+
     def end(self, timeout: float = 60) -> int:
         """Wait for the end; `out` and `err` have the rest of the output, `stacks` the records."""
         self.out, err = self.process.communicate(timeout=timeout)
@@ -200,9 +206,7 @@ def test_program_is_not_harmed_by_2000_questions(start: Any) -> None:
         "while True: time.sleep(1)\n"
     )
     container = start(*python(program))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 0
+    assert container.stopped() == 0
     assert container.out == "saved\n"
 
 
@@ -217,9 +221,7 @@ def test_without_stacks_the_program_replaces_the_starter(start: Any) -> None:
 
 def test_sleeping_process_shows_its_stack(start: Any) -> None:
     container = start(*python(SLEEPS), env={"RANK": "3"})
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert functions(container.main_of("3")) == ["next_batch", "<module>"]
     assert container.main_of("3").frames[0].line == 4
     assert container.seconds < 20, "the grace period is 30 s"
@@ -232,9 +234,7 @@ def test_own_handler_runs_after_the_stacks(start: Any) -> None:
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(9)))\n" + SLEEPS
     )
     container = start(*python(program))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 9
+    assert container.stopped() == 9
     assert container.out == "saved\n"
     assert functions(container.main_of())[0] == "next_batch"
 
@@ -250,9 +250,7 @@ def test_decorator_of_a_collective_operation_is_named_like_the_operation(start: 
         "from c10d_logger import logged\n@logged\ndef all_reduce():\n    pass\nall_reduce()\n"
     )
     container = start(sys.executable, str(tmp_path / "train.py"))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert functions(container.main_of()) == ["_get_msg_dict", "all_reduce", "<module>"]
 
 
@@ -267,9 +265,7 @@ def test_deadlock_of_two_locks_shows_both_threads(start: Any) -> None:
         "train_step()\n"
     )
     container = start(*python(program))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert functions(container.main_of())[0] == "train_step"
     (other,) = [stack for stack in container.stacks if not stack.main]
     assert "writer" in functions(other)
@@ -325,9 +321,7 @@ def test_shell_that_does_not_pass_the_signal_on(start: Any) -> None:
         "signal.signal(signal.SIGTERM, save)\n" + SLEEPS
     )
     container = start("sh", "-c", f'{sys.executable} -c "$PROGRAM"; true', env={"PROGRAM": program})
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert container.out == "saved\n"
     assert functions(container.main_of())[0] == "next_batch"
 
@@ -341,9 +335,7 @@ def test_data_loader_outlives_the_checkpoint_of_a_program_below_a_shell(start: A
         "signal.signal(signal.SIGTERM, save)\n" + SLEEPS
     )
     container = start("sh", "-c", f'{sys.executable} -c "$PROGRAM"; true', env={"PROGRAM": program})
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert container.out == "loader None\n"
 
 
@@ -361,9 +353,7 @@ def test_data_loader_workers_are_told_from_the_rank(start: Any, tmp_path: Path, 
         "if __name__ == '__main__':\n    train()\n"
     )
     container = start(sys.executable, str(script), env={"RANK": "1", "LOCAL_RANK": "1"})
-    container.wait_for()
-    container.stop()
-    container.end()
+    container.stopped()
     assert "train" in functions(container.main_of("1"))
     workers = [stack for stack in container.stacks if stack.part == "worker" and stack.main]
     assert any("read_shard" in functions(stack) for stack in workers)
@@ -377,9 +367,7 @@ def test_150_threads_keep_the_main_thread(start: Any) -> None:
         "def stuck():\n    print('ready', flush=True)\n    lock.acquire()\nstuck()\n"
     )
     container = start(*python(program))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert functions(container.main_of())[0] == "stuck"
 
 
@@ -393,9 +381,7 @@ def test_size_of_the_stacks_is_bounded(start: Any) -> None:
         "    threading.Thread(target=recursive_call_with_a_long_name, args=(60,), daemon=True).start()\n" + SLEEPS
     )
     container = start(*python(program))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     (end,) = container.ends
     assert len(container.stacks) + end.left_out == 101
     assert end.left_out > 50
@@ -411,9 +397,7 @@ def test_process_that_cannot_write_is_not_dumped_by_faulthandler(start: Any) -> 
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n" + SLEEPS
     )
     container = start(*python(program))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 0
+    assert container.stopped() == 0
     assert container.out == "saved\n"
     assert container.main_of().why.startswith("no answer, state ")  # R while it still writes, or S
 
@@ -431,26 +415,20 @@ def test_others_can_write_only_below_the_directory_of_the_path(start: Any) -> No
 
 def test_process_that_has_executed_another_program_is_not_asked(start: Any) -> None:
     container = start(*python("import os; os.execvp('sh', ['sh', '-c', 'echo ready; exec sleep 600'])"))
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert (container.stacks, container.err) == ([], "")
 
 
 def test_program_without_python(start: Any) -> None:
     container = start("sh", "-c", "echo ready; exec sleep 600")
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert (container.stacks, container.ends, container.err) == ([], [], "")
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])
 def test_isolated_python_changes_nothing_but_the_stacks(start: Any, option: str) -> None:
     container = start(sys.executable, option, "-c", SLEEPS)
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert (container.stacks, container.ends, container.err) == ([], [], "")
 
 
@@ -495,9 +473,7 @@ def test_stacks_are_over_in_time_with_many_processes_and_threads_under_load(star
         "for _ in range(150): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n" + SLEEPS
     )
     container = start(*python(program), grace=grace)
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert all(seconds <= grace / 5 for seconds in container.recorded)
 
 
@@ -510,9 +486,7 @@ def test_stacks_that_can_not_be_read_do_not_keep_the_signal_from_the_program(sta
         "os.mkfifo(os.path.join(files, '%d.%s.fifo' % (os.getpid(), namespace)))\n" + SLEEPS
     )
     container = start(*python(program), grace=5)
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert container.stacks == []
 
 
@@ -566,9 +540,7 @@ def test_grace_period_of_a_trainjob_is_that_of_a_patch_in_its_manifest(
 
 def test_launcher_of_mpi_holds_the_signal_back(start: Any) -> None:
     container = start("sh", "-c", "echo ready; exec sleep 600", launcher=True)
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert container.seconds > 1.5
 
 
@@ -599,9 +571,7 @@ def test_other_pythons_show_their_stacks(start: Any, version: str) -> None:
     if other is None:
         pytest.skip(f"there is no Python {version}")
     container = start(other, "-c", SLEEPS, python=other)
-    container.wait_for()
-    container.stop()
-    assert container.end() == 143
+    assert container.stopped() == 143
     assert functions(container.main_of()) == ["next_batch", "<module>"]
 
 
