@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -279,11 +280,11 @@ def test_failed_trigger_is_replaced(
 
 def test_repeatedly_failing_trigger_ends_at_the_timeout(jobs: Jobs) -> None:
     job, here = jobs.submit(), context()
-    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=2)
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
     with pytest.raises(TaskDeferred):
         waiting.execute(here)
-    here["task_state_store"]["ktrain_sensor"]["failures"] = 5
-    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 2 s"):
+    here["task_state_store"]["ktrain_sensor"] |= {"failures": 5, "deadline": time.time() + 0.5}
+    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 240 s"):
         waiting.resume_execution(*FAILURES[0], here)
 
 

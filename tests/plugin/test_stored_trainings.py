@@ -15,7 +15,7 @@ from tests.e2e import database
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", [database.SQLITE, database.POSTGRESQL])
+@pytest.mark.parametrize("name", [database.SQLITE, pytest.param(database.POSTGRESQL, marks=pytest.mark.thorough)])
 def test_statuses_of_50_trainings_are_read_in_one_query(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -263,7 +263,7 @@ operations = st.fixed_dictionaries(
 bodies = (mutated() | values | st.lists(operations, max_size=2)).map(json.dumps) | st.binary(max_size=40) | st.none()
 
 
-@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples * 2, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]), paths, queries, media, bodies)
 def test_any_request_gets_an_answer(
     api: Client, method: str, path: str, query: dict[str, str], kind: str, body: Any
@@ -279,7 +279,7 @@ def test_any_request_gets_an_answer(
         assert status["message"]
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples * 2, suppress_health_check=list(HealthCheck))
 @given(mutated())
 def test_any_accepted_job_is_reconciled(api: Client, body: Any) -> None:
     """Controllers survive every accepted job; other jobs are refused with a reason."""

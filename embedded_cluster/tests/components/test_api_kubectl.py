@@ -120,6 +120,7 @@ def test_apply_changes_only_differences(kubectl: Kubectl) -> None:
     kubectl("delete", "-f", "-", stdin=manifest)
 
 
+@pytest.mark.thorough
 def test_apply_of_built_in_types(kubectl: Kubectl) -> None:
     manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1", "b": "2"}}
     assert "created" in kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
@@ -137,6 +138,7 @@ def test_apply_of_built_in_types(kubectl: Kubectl) -> None:
     kubectl("delete", "pod", "plain", "--grace-period=0", "--force")
 
 
+@pytest.mark.thorough
 def test_apply_merges_lists_by_their_keys(kubectl: Kubectl) -> None:
     def job(**variables: str) -> str:
         env = [{"name": name, "value": value} for name, value in variables.items()]
@@ -178,6 +180,7 @@ def test_logs_are_streamed_live(cluster: EmbeddedCluster, kubectl: Kubectl, work
     kubectl("delete", "pytorchjobs", "--all")
 
 
+@pytest.mark.thorough
 def test_scale_patch_label_annotate_and_edit_change_the_job(kubectl: Kubectl) -> None:
     kubectl("create", "-f", "-", stdin=job("grower", "sleep 600"))
     assert kubectl("scale", "pytorchjob/grower", "--replicas=3") == "pytorchjob.kubeflow.org/grower scaled\n"
@@ -215,6 +218,7 @@ def test_mistakes_are_reported(kubectl: Kubectl, found: str, put: str, message: 
     assert message in kubectl("apply", "-f", "-", stdin=job("wrong").replace(found, put, 1), code=1)
 
 
+@pytest.mark.thorough
 def test_field_validation_of_the_server_is_strict(kubectl: Kubectl) -> None:
     manifest = job("odd").replace("spec:\n  py", "spec:\n  workers: 2\n  py")
     assert 'unknown field "spec.workers"' in kubectl("create", "-f", "-", stdin=manifest, code=1)
@@ -224,6 +228,7 @@ def test_field_validation_of_the_server_is_strict(kubectl: Kubectl) -> None:
     kubectl("delete", "pytorchjob", "odd")
 
 
+@pytest.mark.thorough
 def test_discovery_lists_resources_versions_and_nodes(kubectl: Kubectl) -> None:
     resources = kubectl("api-resources")
     assert "pytorchjobs" in resources
@@ -262,6 +267,7 @@ def test_token_has_only_the_rights_of_its_role(kubectl: Kubectl) -> None:
     kubectl("--token", token, "get", "pytorchjobs")
 
 
+@pytest.mark.thorough
 def test_namespace_is_deleted_with_its_objects(kubectl: Kubectl) -> None:
     kubectl("create", "namespace", "brief")
     kubectl("-n", "brief", "create", "-f", "-", stdin=job("lost", "sleep 600"))

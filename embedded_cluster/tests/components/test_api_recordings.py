@@ -170,7 +170,8 @@ def events(lines: list[Any]) -> list[Any]:
 
 
 SCENARIOS = (
-    "21-pt-rejected", "28-http-watch", "28b-http-expired", "29-http-write", "29b-http-write-pods", "30-http-rbac",
+    "21-pt-rejected", "28b-http-expired", "29-http-write", "29b-http-write-pods", "30-http-rbac",
+    pytest.param("28-http-watch", marks=pytest.mark.thorough),  # each of its watches lasts a second
 )  # fmt: skip
 #: watches that ran beside other steps, for which there are tests of their own
 BESIDE = ("watch fieldSelector metadata.name: create, change, delete", "watch with bookmarks, timeoutSeconds 70")

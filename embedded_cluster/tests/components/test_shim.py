@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from components.small_cluster import small
@@ -99,7 +99,6 @@ async def test_long_lines_are_split(tmp_path: Path, size: int, tags: bytes) -> N
     assert content(b"".join(lines)) == b"x" * size + b"\n"
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.one_of(st.binary(max_size=40), st.builds(lambda n: b"y" * n, st.integers(16_380, 33_000)), st.just(b"\n")),
