@@ -91,7 +91,7 @@ def test_a_job_without_unread_fields_is_followed_alike() -> None:
 
 def test_required_nodes_are_kept_until_a_pod_has_a_node() -> None:
     """They explain why a pod can't be scheduled."""
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}
+    required: dict[str, Any] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}
 
     def pod(**spec: Any) -> dict[str, Any]:
         return {"metadata": {}, "spec": {"affinity": {"nodeAffinity": required, "podAffinity": {}}, **spec}}
