@@ -30,6 +30,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     configured_rows,
 )
 from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown, shown_log
+from airflow_provider_ktrain.core.text.xcom_values import transportable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -224,7 +225,7 @@ def remember(context: Context, key: str, value: Any) -> bool:
     """
     store = context.get("task_state_store")
     if store is not None:
-        store.set(key, clean(value))
+        store.set(key, transportable(value, key))
     elif key in RESUME_STATE:  # below 3.3
         push(context, key, value)
     return store is not None
@@ -256,8 +257,8 @@ def calls_on_kill() -> bool:
 
 
 def push(context: Context, key: str, value: Any) -> None:
-    """Push an XCom of this task, without characters that databases reject."""
-    context["ti"].xcom_push(key=key, value=clean(value))
+    """Push an XCom of this task, without what Airflow's processes or its database reject."""
+    context["ti"].xcom_push(key=key, value=transportable(value, key))
 
 
 class ChecksAfterInit(BaseOperatorMeta):
@@ -408,7 +409,7 @@ def set_xcom(ti_key: TaskInstanceId, key: str, value: Any) -> None:
     """
     from airflow.sdk.execution_time.xcom import XCom
 
-    XCom.set(key=key, value=value, **asdict(ti_key))
+    XCom.set(key=key, value=transportable(value, key), **asdict(ti_key))
 
 
 def metrics() -> Any:

@@ -17,6 +17,9 @@ from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
 SHOWN_PARTS = ("TASK_INSTANCE", "XCOM")  #: of a DAG, that the pages show: names of Airflow's `DagAccessEntity`
+MAX_STORED_CHARS = 256 * 1024  #: of a value of ours that is parsed: any task may store something else under our keys
+#: stands for a status that can't be read
+UNREADABLE: Mapping[str, Any] = {"unreadable": True}
 TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has room; usually it takes a second or two
 
 
@@ -147,7 +150,7 @@ def active_trainings() -> list[TaskRecord]:
 
 
 def read_statuses(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mapping[str, Any]]:
-    """The statuses that were last written for task instances, in one query, without those that can't be read."""
+    """The statuses that were last written for task instances, in one query; UNREADABLE if one can't be read."""
     from airflow.models.xcom import XComModel
     from sqlalchemy import and_, or_, select
 
@@ -156,7 +159,7 @@ def read_statuses(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mappin
     with _session() as session:
         rows = session.execute(select(*columns).where(XComModel.key == STATUS_XCOM, these)).all()
     found = {TaskInstanceId(*row[:-1]): _mapping(row.value) for row in rows}
-    return {key: status for key, status in found.items() if status is not None}
+    return {key: UNREADABLE if status is None else status for key, status in found.items()}
 
 
 def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
@@ -205,11 +208,13 @@ def _record(row: Any) -> TaskRecord:
 
 
 def _mapping(value: Any) -> Mapping[str, Any] | None:
-    """A stored value: JSON text, which a database may have decoded already."""
+    """A stored value: JSON text, which a database may have decoded already; None if it isn't a mapping of our size."""
     for _ in range(2):
         if isinstance(value, str | bytes):
+            if len(value) > MAX_STORED_CHARS:
+                return None
             try:
                 value = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
     return value if isinstance(value, Mapping) else None

@@ -27,6 +27,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.text.output import shown, shown_log
+from airflow_provider_ktrain.core.text.xcom_values import transportable
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import in_thread
@@ -257,7 +258,7 @@ class TaskStatusSink:
         concluded = {CONCLUSION: self._conclusion} if self._conclusion else {}
         value = {**shown(dict(status)), **concluded}
         if self.host == WORKER:
-            self._ti.xcom_push(key=STATUS_XCOM, value=value)
+            self._ti.xcom_push(key=STATUS_XCOM, value=transportable(value, STATUS_XCOM))
         else:
             compat.set_xcom(self._key, STATUS_XCOM, value)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 VERSION = 1  #: of all formats of this release; it is written, and a reader accepts any
 
@@ -26,6 +27,7 @@ STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: 
 MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON
 MAX_TRIES = 10  #: tries that are summarized
 MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
+MAX_STEP = 2**53  #: steps are below it: a double has each integer up to it, and differences can't overflow
 
 #: what replaces fields of an outcome that is too large, one after another
 _REPLACEMENTS: Sequence[Mapping[str, Any]] = (
@@ -97,7 +99,14 @@ def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:
     """
     numbers = range(first_try, try_number)
     steps = [one.get("step") for one in _tries(stored) if one.get("try_number") in numbers]
-    return max((step for step in steps if isinstance(step, int | float)), default=None)
+    return max((step for step in steps if is_step(step)), default=None)
+
+
+def is_step(value: Any) -> TypeGuard[float | int]:
+    """Whether the value can be a training step: a finite number below MAX_STEP in absolute value."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and abs(value) < MAX_STEP if isinstance(value, float) else abs(value) < MAX_STEP
 
 
 def _tries(stored: Any) -> list[Mapping[str, Any]]:

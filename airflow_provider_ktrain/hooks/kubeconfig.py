@@ -165,9 +165,7 @@ async def _load(built: Configuration, extras: Extras, context: str | None, renew
     from kubernetes_asyncio.config.kube_config import ConfigNode, KubeConfigLoader, KubeConfigMerger
 
     if inline := extras.get("kube_config"):
-        import yaml
-
-        content = yaml.safe_load(inline) if isinstance(inline, str) else copy.deepcopy(inline)
+        content = _parsed(inline) if isinstance(inline, str) else copy.deepcopy(inline)
         config = ConfigNode("kube_config", content)
     else:
         config = KubeConfigMerger(os.pathsep.join(map(str, kubeconfigs(extras)))).config
@@ -179,6 +177,23 @@ async def _load(built: Configuration, extras: Extras, context: str | None, renew
         entry.value["user"] = _user(await _credential(entry["user"]["exec"], renew), entry.value["user"])
         loader = KubeConfigLoader(config, **options)
     await loader.load_and_set(built)
+
+
+def _parsed(inline: str) -> Any:
+    """The kubeconfig in a connection. It contains secrets, so an error has only its place, and not the text there.
+
+    :raises ValueError: it isn't valid YAML.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(inline)
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"kube_config is not valid YAML: {type(e).__name__}{place}") from None
+    except yaml.YAMLError as e:
+        raise ValueError(f"kube_config is not valid YAML: {type(e).__name__}") from None
 
 
 async def _credential(section: Any, renew: bool) -> Credential:

@@ -10,6 +10,7 @@ from airflow.sdk import Asset, AssetAlias
 
 from airflow_provider_ktrain.core.reporting import asset_events
 from airflow_provider_ktrain.core.text.output import clipped
+from airflow_provider_ktrain.core.text.xcom_values import transportable
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.operators import task_store
 
@@ -30,7 +31,7 @@ def add_training(context: Context, outlets: Iterable[Any], outcome: Outcome, log
     :param outlets: of the task. What is neither an asset, a reference to one nor an alias is ignored.
     """
     model, why_none = _model_asset(outcome.result)
-    extra = _extra(context, outcome, "" if model is None else model.uri, log)
+    extra = transportable(_extra(context, outcome, "" if model is None else model.uri, log), "extra")
     if left_out := extra.get(asset_events.LEFT_OUT):
         limit = asset_events.MAX_EXTRA_BYTES // 1024
         log.warning(f"The asset events do not contain {', '.join(left_out)}: their extra has at most {limit} KiB.")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
+from airflow_provider_ktrain.compat_server import ACTIVE_STATES, UNREADABLE, TaskRecord
 from airflow_provider_ktrain.core.formats import NEXT_DUE, mapping
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
@@ -38,6 +38,7 @@ UNQUOTED = ("category", "resolution", "replica")  #: texts of a cause that never
 OF_CAUSE = (*UNQUOTED, "summary", "detail")
 HIDDEN_CAUSE = "It failed. The cause may quote the log, which you have no right to read."
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+UNREADABLE_PHASE = "can't be read"  #: stands for the phase in a row whose status can't be read
 NOT_FOLLOWED = (
     "No triggerer follows the training at present: none is running, or all are full. The training itself continues. "
     "The data is updated again when a triggerer has taken the task over."
@@ -54,11 +55,25 @@ def training_view(
 ) -> SimpleNamespace:
     """What the page of one task instance shows. Texts are plain; the templates escape them.
 
-    `data` is what the view was made of: if it is the same as before, at most a minute has passed.
+    `data` is what the view was made of: if it is the same as before, at most a minute has passed. A status or tries
+    that can't be read break no page: it says so.
 
     :param with_logs: whether the user may read the task's log; else its lines, and texts that may quote them, are left
         out.
     """
+    try:
+        return _training_view(record, status, tries, with_logs, now)
+    except Exception:  # any task can store anything under our keys
+        return _training_view(record, UNREADABLE, (), with_logs, now)
+
+
+def _training_view(
+    record: TaskRecord,
+    status: Mapping[str, Any] | None,
+    tries: Sequence[Mapping[str, Any]],
+    with_logs: bool,
+    now: float,
+) -> SimpleNamespace:
     read, key = mapping(status), record.key
     written_at, active = _number(read.get("written_at")), record.state in ACTIVE_STATES
     due = _number(read.get(NEXT_DUE)) or (written_at or now) + DUE_SECONDS
@@ -114,7 +129,14 @@ def training_view(
 
 
 def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
-    """One row of the list of running trainings."""
+    """One row of the list of running trainings. One that can't be read says so, and breaks no list."""
+    try:
+        return _running_row(record, status, now)
+    except Exception:  # any task can store anything under our key
+        return _running_row(record, UNREADABLE, now)
+
+
+def _running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
     read, key = mapping(status), record.key
     replicas, metrics = mapping(read.get("replicas")), mapping(read.get("metrics"))
     loss = next((name for name in metrics if "loss" in str(name).lower()), None)
@@ -124,7 +146,7 @@ def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float
         "dag_id": key.dag_id,
         "task": key.task_id if key.map_index < 0 else f"{key.task_id} [{key.map_index}]",
         "run_id": key.run_id,
-        "phase": _text(read.get("phase")),
+        "phase": UNREADABLE_PHASE if read == UNREADABLE else _text(read.get("phase")),
         "replicas": int(_number(replicas.get("count")) or 0),
         "gpus": _accelerators(replicas),
         "gpus_number": int(_number(replicas.get("gpus")) or 0),
@@ -136,6 +158,8 @@ def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float
 
 def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str]:
     """What the page can't know."""
+    if read == UNREADABLE:
+        return ["The status that is stored for this task can't be read: something else was stored in its place."]
     if _number(read.get("written_at")) is None:
         if record.state in WAITING_STATES:
             return ["The training has not begun: the task waits for a worker."]

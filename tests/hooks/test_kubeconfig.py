@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import yaml
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
 
 from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.hooks import kubeconfig
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests.hooks.certificates import CERTIFICATE, KEY
@@ -255,6 +257,25 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+async def test_error_in_an_inline_kubeconfig_has_its_place_and_no_secret(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = "users:\n- name: me\n  user:\n    token: s3cr3t-word\n   x: [\n"
+    extra = {"conn_type": "kubernetes", "extra": {"kube_config": broken}}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps(extra))
+    with pytest.raises(AccessError, match=r"kube_config is not valid YAML: \w+ in line 5, column \d+") as raised:
+        await ours()
+    assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
+
+
+async def test_token_in_the_output_of_an_exec_plugin_is_hidden(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin(home, "echo 'got k8s-aws-v1.aHR0cHM6Ly9zdHMuZXUtd2VzdC0xLm' >&2; exit 4")
+    define({"kube_config_path": PATH, "cluster_context": "plugin"}, home, monkeypatch)
+    with pytest.raises(AccessError) as raised:
+        await ours()
+    assert "aHR0cHM6" not in shown(str(raised.value))
 
 
 async def test_error_of_an_exec_plugin_quotes_its_output(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

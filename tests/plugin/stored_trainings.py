@@ -27,7 +27,7 @@ from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
-#: newest last: 48 runs of a task, two mapped ones of another DAG, and one whose stored value is not an object
+#: newest last: 48 runs of a task, two mapped ones of another DAG, and one whose stored value nests too deep to be read
 KEYS = [
     *(TaskInstanceId("team-a", f"run-{n}", "train") for n in range(48)),
     *(TaskInstanceId("team's 100%", "manual__2026-11-21T10:00:00+00:00", "group.train", n) for n in range(2)),
@@ -38,7 +38,11 @@ ENDED = TaskInstanceId("team-b", "run-0", "earlier")
 
 
 def status_of(key: TaskInstanceId) -> Any:
-    return "none" if key == KEYS[-1] else {"phase": "Running", "who": f"{key.run_id} ü {key.map_index}", "gpus": 0.5}
+    return (
+        "[" * 100_000
+        if key == KEYS[-1]
+        else {"phase": "Running", "who": f"{key.run_id} ü {key.map_index}", "gpus": 0.5}
+    )
 
 
 def fill() -> None:
@@ -90,7 +94,7 @@ def main() -> None:
                 "newest_first": [record.key for record in records] == KEYS[::-1],
                 "record": [records[0].state, records[0].try_number, records[0].started_at == START.timestamp() + 50],
                 "queries": len(queries),
-                "right": found == {key: status_of(key) for key in readable},
+                "right": found == {**{key: status_of(key) for key in readable}, KEYS[-1]: compat_server.UNREADABLE},
                 "changed": [(compat_server.read_statuses([KEYS[3]]) or {}).get(KEYS[3]), found[KEYS[3]]["phase"]],
                 "none": compat_server.read_statuses([WITHOUT_STATUS]),
                 "not_active": [key.task_id for key in (WITHOUT_STATUS, ENDED) if key in {r.key for r in records}],

@@ -63,6 +63,17 @@ def test_all_viewers_share_what_is_read_of_the_rows_that_are_shown(database: Dat
     assert (database.reads, database.rows) == ({"list": 1, "statuses": 1}, MAX_ROWS)
 
 
+def test_row_that_cannot_be_read_breaks_no_list(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep: Any = "x"
+    for _ in range(3000):
+        deep = [deep]
+    odd: list[Mapping[str, Any]] = [compat_server.UNREADABLE, {"phase": deep, "replicas": {"count": 1e300}}]
+    monkeypatch.setattr(compat_server, "read_statuses", lambda keys: {key: odd[n] for n, key in enumerate(keys[:2])})
+    rows = RunningTrainings().view("admin", NOW).rows
+    assert len(rows) == MAX_ROWS
+    assert [row["phase"] for row in rows[:3]] == ["can't be read", "can't be read", ""]
+
+
 def test_rows_of_other_dags_are_neither_shown_nor_counted(database: Database) -> None:
     shown = RunningTrainings().view("somebody", NOW)
     assert {row["dag_id"] for row in shown.rows} == {READABLE}

@@ -19,12 +19,13 @@ from airflow_provider_ktrain.core.state.pods.objects import main_containers, nam
 _RANK = re.compile(r"\[rank(\d+)\]:")
 _RANK_OF_GROUP = re.compile(r"\bRank (\d+)\]")
 _TIMEOUT = re.compile(
-    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+).*"
+    r"Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w{1,64})\W.{0,400}?"
     r" ran for (?P<milliseconds>\d+) milliseconds"
 )
 #: `PG 1`, `PG 0 (default_pg)` or, with a name that is the same in all ranks, `PG ID 2 PG GUID 9`
 _STATUS = re.compile(
-    r"(?i)\[PG (ID \d+ PG GUID )?(?P<group>\w+).*"
+    r"(?i)\[PG (ID \d+ PG GUID )?(?P<group>\w{1,64}).{0,400}?"
     r"last enqueued (NCCL )?work: (?P<enqueued>-?\d+), last completed (NCCL )?work: (?P<completed>-?\d+)"
 )
 _DUMP = "flight recorder dump signal"

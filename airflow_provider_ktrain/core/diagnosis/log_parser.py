@@ -53,7 +53,7 @@ class Tail:
 
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
 #: markers for this provider, and what nslookup of an init container prints for a name that resolves
-_NOISE = re.compile(r"KTRAIN_[A-Z_]+ |(Server|Name|Address):\s+\S+$")
+_NOISE = re.compile(r"KTRAIN_[A-Z_]{1,64} |(Server|Name|Address):\s+\S+$")
 #: a line below the level of an error, also UserWarning and those of PyTorch, or about an attempt that is repeated
 _MINOR = re.compile(
     r"(?i:(\b|[a-z])warn(ing)?\b|\bretrying\b|\bretry (\d|loop|attempt)|\bwill retry\b)|"

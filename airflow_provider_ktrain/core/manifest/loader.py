@@ -24,6 +24,7 @@ from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 TEXT = "manifest"  #: what messages call text that was not read from a file
 SUFFIXES = (".yaml", ".yml", ".json")
+CHECK_ALIASES = "check the aliases of YAML"
 MAX_PARTS = 500_000  #: of its JSON, more than any manifest has (etcd accepts 1.5 MiB): YAML aliases may multiply
 
 
@@ -142,7 +143,7 @@ def plain(value: Any) -> Any:
     raise ManifestError(
         f"the manifest can't be written as JSON: {why}",
         where=where,
-        remedy="correct the value; check the aliases of YAML",
+        remedy=f"correct the value; {CHECK_ALIASES}",
     )
 
 
@@ -249,7 +250,7 @@ def _documents(text: str, file: str) -> Iterator[Document]:
             return
         except json.JSONDecodeError:
             pass
-    loader = _Loader(text)
+    loader = _Loader(text, file)
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -305,7 +306,34 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that reads as Kubernetes does: no dates, no base 60 (`22:10` is text, not 1330)."""
+    """A SafeLoader that reads as Kubernetes does: no dates, no base 60 (`22:10` is text, not 1330).
+
+    Merge keys may multiply, so their members are counted before they are copied.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
+        super().__init__(text)
+        self._file, self._merged = file, 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace the merge keys of a mapping by what they refer to.
+
+        :raises ManifestError: the document has more than MAX_PARTS merged members.
+        """
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if isinstance(merged, yaml.MappingNode):
+                        self.flatten_mapping(merged)
+                        self._count(len(merged.value))
+        super().flatten_mapping(node)
+
+    def _count(self, members: int) -> None:
+        self._merged += members
+        if self._merged > MAX_PARTS:
+            raise ManifestError(
+                "the manifest is too large: its merge keys (<<) multiply", where=self._file, remedy=CHECK_ALIASES
+            )
 
 
 _NUMBERS = {

@@ -137,6 +137,18 @@ def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
     return f"{head} [... {len(text) - len(head) - len(tail):,} characters ...] {tail}"
 
 
+def ends_of(text: str, size: int = MAX_LINE_CHARS) -> str:
+    """A text that is kept for later, if it is long its first and last `size` characters, without the words at the cut.
+
+    Nothing is masked, because that costs more than to keep the text: whoever makes a message of it does that.
+    """
+    if len(text) <= 2 * size:
+        return text
+    head, tail = text[:size], text[-size:]
+    head, tail = head[: len(head) - len(_WORD_END.split(head)[-1])], tail[len(_WORD_END.split(tail, maxsplit=1)[0]) :]
+    return f"{head}[... {len(text) - len(head) - len(tail):,} characters ...]{tail}"
+
+
 def with_short_first_line(text: str) -> str:
     """The message as it is `shown`, with a short copy of its first line if that has over MAX_FIRST_LINE_CHARS.
 

@@ -122,13 +122,14 @@ RULES = (
         "python train.py --db-pass SECRET",
     ),
     _form(
-        r"(?<![\w-])(?:-u|--(?:proxy-)?user)(?:[ =]|[\"'],\s*)[\"']?(?!\d+:\d+\b)[^\s:\"'/]+:", r"[^\s\"']+",
+        r"(?<![\w-])(?:-u|--(?:proxy-)?user)(?:[ =]|[\"'],\s*)[\"']?(?!\d+:\d+\b)[^\s:\"'/]{1,256}:", r"[^\s\"']+",
         "curl -u me:SECRET https://example.com", "-u", "-user",
     ),
     _form(r"\bbearer +", r"(?=\S*\d)[\w.~+/=-]{8,}", "rejected: bearer SECRET12", "bearer "),
     _form(
-        r"\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|eyJ[\w-]{8,}\.)", r"[\w.-]{20,}",
-        "login with hf_SECRETabcdefghijklmnop", "gh", "github_pat_", "glpat-", "hf_", "sk-", "xox", "eyj",
+        r"\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|k8s-aws-v1\.|ya29\.|(?<![\w-])eyJ[\w-]{8,}\.)",
+        r"[\w.-]{20,}", "login with hf_SECRETabcdefghijklmnop",
+        "gh", "github_pat_", "glpat-", "hf_", "sk-", "xox", "k8s-aws-v1.", "ya29.", "eyj",
     ),
 )  # fmt: skip
 

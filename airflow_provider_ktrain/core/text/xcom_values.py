@@ -1,4 +1,4 @@
-"""Converts a JSON value to one that Airflow and its databases can store: other parts become text or are left out.
+"""The door of all values that leave for Airflow: what can't be stored becomes text or is left out.
 
 Measured on Airflow 3.3 with PostgreSQL 15: JSONB returns a float from 1e16 as an integer, and msgpack, in which
 Airflow's processes talk, has no integers over 64 bits; whoever reads such an XCom fails. JSONB refuses NUL, UTF-8
@@ -11,9 +11,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from airflow_provider_ktrain.core.text.output import clean, clipped
+from airflow_provider_ktrain.core.text.output import clean, clipped, shown_log
+
+T = TypeVar("T")
+log = shown_log(__name__)
 
 MAX_PATH_CHARS = 64  #: of the place in the result that a warning names
 MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
@@ -21,6 +24,8 @@ INTEGERS = range(-(2**63), 2**64)  #: what msgpack has
 MAX_WARNINGS = 10
 RESERVED = ("__classname__", "__id__")  #: keys of objects that Airflow's serializer has encoded
 ENCODED = ("__type", "__var")  #: both together: the same, of older releases
+#: keys of our own values whose numbers are counted and added up: one that doesn't fit is left out, because text isn't 0
+COUNTS = ("usage",)
 #: an XCom key has 1 to 512 characters and becomes a part of a URL
 XCOM_KEY = re.compile(r"(?!\.{1,2}(?:/|\Z))(?!.*/\.{1,2}(?:/|\Z))[^\0-\x1f\x7f?#]{1,512}\Z")
 
@@ -34,6 +39,21 @@ def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
     return _stored(value, "", 0, warnings), _limited(warnings)
 
 
+def transportable(value: T, key: str) -> T:
+    """A value of ours as Airflow can take it: an event, an XCom, an entry of the task store. Changes are logged.
+
+    It has the rules of `storable`; but in COUNTS, a number that doesn't fit is left out. It never raises.
+
+    :param value: as for `storable`; tuples become lists.
+    :param key: of the value, which names it in warnings.
+    """
+    warnings: list[str] = []
+    fit = _stored(value, key, 0, warnings, key, COUNTS)
+    for warning in _limited(warnings):
+        log.warning("Airflow can't take a value as it is: %s.", warning)
+    return cast("T", fit)
+
+
 def storable_outputs(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The items of a dict whose keys can be keys of XComs (`multiple_outputs`), and a warning for each other item."""
     unfit = [key for key in values if not XCOM_KEY.match(key)]
@@ -44,8 +64,12 @@ def storable_outputs(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
     return {key: value for key, value in values.items() if key not in unfit}, _limited(warnings)
 
 
-def _stored(value: Any, path: str, depth: int, warnings: list[str]) -> Any:
-    """Make a value of the result storable."""
+def _stored(value: Any, path: str, depth: int, warnings: list[str], key: str = "", counts: tuple[str, ...] = ()) -> Any:
+    """Make a value storable.
+
+    :param key: of the value.
+    :param counts: keys below which a number that doesn't fit is LEFT_OUT. Default: none.
+    """
     name = clipped(path, MAX_PATH_CHARS) or "the result"
     if depth > MAX_DEPTH:
         warnings.append(f"{name} is left out: it is nested more than {MAX_DEPTH} deep")
@@ -55,27 +79,41 @@ def _stored(value: Any, path: str, depth: int, warnings: list[str]) -> Any:
             warnings.append(f"{name} is changed: characters that databases refuse are replaced by U+FFFD")
         return cleaned
     if isinstance(value, Mapping):
-        return dict(_items(value, path, depth, warnings))
-    if isinstance(value, list):
-        return [_stored(item, f"{path}[{i}]", depth + 1, warnings) for i, item in enumerate(value)]
+        return dict(_items(value, path, depth, warnings, counts, counted=key in counts))
+    if isinstance(value, list | tuple):
+        return [_stored(item, f"{path}[{i}]", depth + 1, warnings, "", counts) for i, item in enumerate(value)]
     if why := _number_problem(value):
         warnings.append(f"{name} is stored as text: {why}")
-        return str(value)
+        return _digits(value)
     return value
 
 
-def _items(value: Mapping[str, Any], path: str, depth: int, warnings: list[str]) -> Iterator[tuple[str, Any]]:
-    """Make the items of a dict in the result storable."""
+def _items(
+    value: Mapping[str, Any], path: str, depth: int, warnings: list[str], counts: tuple[str, ...], *, counted: bool
+) -> Iterator[tuple[str, Any]]:
+    """Make the items of a dict storable."""
     reserved = {*RESERVED, *(ENCODED[:1] if all(key in value for key in ENCODED) else ())}
     for key, item in value.items():
         inner = f"{path}.{_shown(key)}" if path else _shown(key)
+        name = clipped(inner, MAX_PATH_CHARS)
         if key in reserved:
-            warnings.append(f"{clipped(inner, MAX_PATH_CHARS)} is left out: Airflow's serializer reserves the key")
+            warnings.append(f"{name} is left out: Airflow's serializer reserves the key")
+            continue
+        if counted and (why := _number_problem(item)):
+            warnings.append(f"{name} is left out: {why}")
             continue
         if (cleaned := clean(key)) != key:
-            name = clipped(inner, MAX_PATH_CHARS)
             warnings.append(f"the key {name} is changed: characters that databases refuse are replaced by U+FFFD")
-        yield cleaned, _stored(item, inner, depth + 1, warnings)
+        below = counts[0] if counted else key  # of `usage.others`, too
+        yield cleaned, _stored(item, inner, depth + 1, warnings, below, counts)
+
+
+def _digits(number: Any) -> str:
+    """A number as text. Python refuses to convert integers of more than 4,300 digits."""
+    try:
+        return str(number)
+    except ValueError:
+        return f"an integer of {number.bit_length():,} bits"
 
 
 def _number_problem(value: Any) -> str:
@@ -89,8 +127,8 @@ def _number_problem(value: Any) -> str:
 
 def _shown(key: str) -> str:
     """A key as a warning names it."""
-    text = clipped(key, MAX_PATH_CHARS)
-    return text if key and key.isprintable() else ascii(text)
+    text = clipped(str(key), MAX_PATH_CHARS)
+    return text if text and text.isprintable() else ascii(text)
 
 
 def _limited(warnings: list[str]) -> tuple[str, ...]:

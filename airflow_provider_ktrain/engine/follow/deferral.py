@@ -10,7 +10,7 @@ from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.trigger_arguments import fitted
 from airflow_provider_ktrain.core.state.accelerators import read_stored, stored
-from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.core.text.xcom_values import transportable
 from airflow_provider_ktrain.engine.follow.options import Options
 
 
@@ -62,8 +62,8 @@ class Handover:
     phases: list[list[Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types, without characters that Airflow's processes or its database reject."""
-        return clean({"version": VERSION, **asdict(self)})
+        """As JSON types, without what Airflow's processes or its database reject."""
+        return transportable({"version": VERSION, **asdict(self)}, "handover")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> Handover:

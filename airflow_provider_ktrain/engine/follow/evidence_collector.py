@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.logs.cursor import normal_time
 from airflow_provider_ktrain.core.logs.selection import is_followed, is_init_container
 from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
 from airflow_provider_ktrain.core.state.pods.objects import containers, failed_runs
-from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, clipped
+from airflow_provider_ktrain.core.text.output import clipped, ends_of
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object, get
@@ -68,7 +68,7 @@ class EvidenceCollector:
         keep = self._tails.setdefault(key, deque(maxlen=TAIL_LINES)).append
 
         def record(text: str, time: str, run: int) -> None:
-            line = TailLine(uid, run, time, text if len(text) <= MAX_LINE_CHARS else clipped(text))
+            line = TailLine(uid, run, time, ends_of(text))
             keep(line)
             if is_report(text):
                 self._reports.setdefault(key, deque(maxlen=REPORT_LINES)).append(line)
@@ -161,7 +161,7 @@ class EvidenceCollector:
         parts = whole if is_of_kubelet(unended) else [*whole, unended]
         parted = [_parted(line.decode(errors="replace")) for line in parts if line]
         lines = [(time, own) for time, text in parted if (own := own_text(text)) is not None]
-        known = [TailLine("", 0, time, clipped(text)) for time, text in lines]
+        known = [TailLine("", 0, time, ends_of(text)) for time, text in lines]
         lines = lines[-TAIL_LINES:]
         self._tails[log_key(name, container)] = deque(known, maxlen=TAIL_LINES)
         self._reports[log_key(name, container)] = deque((line for line in known if is_report(line.text)), REPORT_LINES)
@@ -189,7 +189,7 @@ def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[Ta
 
 
 def _texts(lines: Iterable[TailLine]) -> list[str]:
-    return in_order([(line.time, line.text) for line in lines])
+    return in_order([(line.time, clipped(line.text)) for line in lines])
 
 
 def _parted(line: str) -> tuple[str, str]:

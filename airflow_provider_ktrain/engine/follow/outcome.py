@@ -8,7 +8,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
-from airflow_provider_ktrain.core.text.output import clean, shown
+from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.xcom_values import transportable
 
 #: cause of a failed outcome without one
 UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outcome contains no cause"}
@@ -43,8 +44,8 @@ class Outcome:
             object.__setattr__(self, name, shown(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types, without characters that Airflow's processes or its database reject."""
-        return clean(asdict(self))
+        """As JSON types, without what Airflow's processes or its database reject."""
+        return transportable(asdict(self), "outcome")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:

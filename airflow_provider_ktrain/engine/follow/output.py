@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.logs.selection import chooser, is_followed
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.steps.progress import RunStarts
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
-from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.core.text.output import clipped, counted
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
@@ -28,6 +28,7 @@ from airflow_provider_ktrain.engine.logs.log_line import LogLine
 #: After this time since the handover, a trigger assumes that another triggerer followed the job in between. A trigger
 #: usually starts within 2 s; Airflow needs longer than this to move it from a lost triggerer.
 TAKEOVER_SECONDS = 10.0
+RESULT = "result"  # what the inspector of result lines collects
 
 
 class JobOutput:
@@ -42,6 +43,7 @@ class JobOutput:
         self.training_metrics = TrainingMetrics(self._state.handover.training_metrics)
         self._unread_until = 0.0  # until when steps may have been written that nobody can read any more, epoch seconds
         self._starts = RunStarts()
+        self._failed_inspectors: set[str] = set()  # whose first error was logged
         self.evidence = EvidenceCollector(context)
         self.restarts = RestartReporter(context, self.evidence)
         self.taken_over_at = self._taken_over_at()  #: in epoch seconds; None: no other triggerer followed the job
@@ -152,7 +154,7 @@ class JobOutput:
 
         Result lines, and lines that show why a replica failed, must not be lost when a container floods its log.
         """
-        keep = self.evidence.recorder(source)
+        keep = self._guarded("last lines", self.evidence.recorder(source), source)
         take_report = self._taker_of_reports(source)
 
         def inspect(text: str, written: str, run: int) -> None:
@@ -161,6 +163,25 @@ class JobOutput:
             take_report(text, written)
 
         return inspect
+
+    def _guarded(self, what: str, inspect: Callable[..., object], source: LogLine) -> Callable[..., None]:
+        """The inspector, whose errors never end the reading of a log. The first one of each inspector is logged."""
+
+        def guarded(*line: str | int) -> None:
+            try:
+                inspect(*line)
+            except Exception as e:
+                if what not in self._failed_inspectors:
+                    self._failed_inspectors.add(what)
+                    replica = self._state.kind.replica_name(source.role, source.index)
+                    self._context.log.warning(
+                        f"The {what} of {replica} may be incomplete: a line could not be inspected.\n"
+                        f"{type(e).__name__}: {e}"
+                    )
+                if what == RESULT:
+                    self.result.mark_incomplete(source)
+
+        return guarded
 
     def _inspector_of_earlier_lines(self, source: LogLine) -> Inspect:
         """Of lines from before a takeover. Later ones may have been read already, so their order counts."""
@@ -173,12 +194,27 @@ class JobOutput:
         primary = (
             not source.init and source.index == 0 and source.role == self._state.kind.primary(self._state.known_job)
         )
-        read_metrics = partial(self.training_metrics.read_line, earlier=earlier)
+
+        def read_metrics(text: str, written: str) -> None:
+            at = epoch_seconds(written) or timing.epoch()
+            self.training_metrics.read_line(replica, text, at, earlier=earlier)
+            self._report_ignored_step(replica)
+
+        take_metrics = self._guarded("metrics", read_metrics, source)
+        take_result = self._guarded(RESULT, partial(self.result.take, source, earlier=earlier), source)
 
         def take(text: str, written: str) -> None:
             if METRIC_MARKER in text:
-                read_metrics(replica, text, epoch_seconds(written) or timing.epoch())
+                take_metrics(text, written)
             if primary:
-                self.result.take(source, text, written, earlier=earlier)
+                take_result(text, written)
 
         return take
+
+    def _report_ignored_step(self, replica: str) -> None:
+        """Log once for each replica that a step of its metrics counts as none."""
+        if (step := self.training_metrics.take_ignored_step(replica)) is not None:
+            self._context.log.warning(
+                f"KTRAIN_METRIC of {replica}: the step {clipped(str(step), 40)} is ignored.\n"
+                "Expected a finite number below 2**53. The number of the report counts as the step of its metrics."
+            )

@@ -59,6 +59,7 @@ class PrimaryResult:
         self.origin = {name: str(value) for name, value in mapping(handover.result_from).items()}
         self._left_out = bool(self.origin) and not self._before  # the handover had no room for the line
         self._unread = ""  # why the log of the primary may have a result that wasn't found
+        self._uninspected = ""  # why lines that were read may have a result that wasn't found
         self._may_be_earlier = False  # whether that result would be later than the one that was found
 
     @property
@@ -80,6 +81,10 @@ class PrimaryResult:
             self._found = keep_result_line(self._found, text)
         if self.line != before and not self._left_out and not (before and self.line.startswith(before)):
             self.origin = {"pod": source.pod, "container": source.container, "time": written} if written else {}
+
+    def mark_incomplete(self, source: LogLine) -> None:
+        """Record that a line of the primary could not be inspected."""
+        self._uninspected = f"a line of {self._state.kind.replica_name(source.role, source.index)} could not be read"
 
     def _is_late(self, uid: str) -> bool:
         """Whether a pod is known that was created after the job's end: its program is another one than that end's."""
@@ -129,10 +134,11 @@ class PrimaryResult:
         """The result, what is wrong with it, and whether the program reported one: see `core.logs.result`."""
         state = self._state
         value, error, reported = find_result(state.kind, state.known_job, state.pods_of_training, self.line)
-        if not reported and self._unread:
-            return None, f"{UNKNOWN}{self._unread}", False
-        if self._may_be_earlier:
-            error = "\n".join(filter(None, (error, f"{EARLIER}{self._unread}")))
+        unread = self._unread or self._uninspected
+        if not reported and unread:
+            return None, f"{UNKNOWN}{unread}", False
+        if self._may_be_earlier or self._uninspected:
+            error = "\n".join(filter(None, (error, f"{EARLIER}{unread}")))
         return value, error, reported
 
     async def _read_left_out(self) -> None:

@@ -3,6 +3,7 @@
 
 const CHART_HEIGHT = 180, MAX_ODD_SHOWN = 5;
 const LARGEST = 1e30, SMALLEST = 1e-18; // uPlot has no ticks for larger values; it hangs on a logarithmic scale with much smaller ones
+const NARROWEST = 1e-12; // a range that is narrower, as a part of its numbers, has no ticks: uPlot would look for them for ever
 const charts = new Map(); // by metric: box, plot, readout, odd, uplot, steps, values
 const logarithmic = new Set(); // metrics that are drawn on a logarithmic scale
 
@@ -72,10 +73,16 @@ function isDrawn(value, log) {
   return typeof value === "number" && Math.abs(value) <= LARGEST && (!log || value >= SMALLEST);
 }
 
-// What uPlot draws: values that it or the scale can't show are gaps.
+function isRange(lowest, highest) {
+  return highest - lowest > Math.max(Math.abs(lowest), Math.abs(highest)) * NARROWEST;
+}
+
+// What uPlot draws: values that it or the scale can't show are gaps. Values in too narrow a range are drawn as one.
 function points(name, { steps, values }) {
-  const log = logarithmic.has(name);
-  return [steps, values.map((value) => (isDrawn(value, log) ? value : null))];
+  const log = logarithmic.has(name), drawn = values.map((value) => (isDrawn(value, log) ? value : null));
+  const shown = drawn.filter((value) => value !== null);
+  if (shown.length && !isRange(Math.min(...shown), Math.max(...shown))) return [steps, drawn.map((value) => (value === null ? null : shown[0]))];
+  return [steps, drawn];
 }
 
 function describe(name, chart) {
@@ -100,9 +107,10 @@ function showCharts(place, series) {
   if (!place || !window.uPlot) return;
   for (const [name, [steps, values]] of Object.entries(series)) {
     if (steps.length < 2) continue;
-    const known = charts.get(name), chart = known ?? makeChart(name);
-    chart.steps = steps.map(Number);
-    chart.values = values;
+    const known = charts.get(name), chart = known ?? makeChart(name), numbers = steps.map(Number);
+    const from = isRange(numbers[0], numbers.at(-1)) ? 0 : -1; // too narrow a range is drawn as one point
+    chart.steps = numbers.slice(from);
+    chart.values = values.slice(from);
     charts.set(name, chart);
     if (chart.box.parentElement !== place) place.append(chart.box);
     if (known) chart.uplot.setData(points(name, chart));

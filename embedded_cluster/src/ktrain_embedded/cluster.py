@@ -80,7 +80,8 @@ def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     :raises ClusterError: the server ended, or it was not ready in time.
     """
     directory = Path(config.state_dir)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)  # one that existed may be open to others, and logs of programs may contain secrets
     command = [sys.executable, "-m", "ktrain_embedded.server", "--config", json.dumps(asdict(config))]
     with open(directory / "server.log", "ab") as log:
         process = subprocess.Popen(

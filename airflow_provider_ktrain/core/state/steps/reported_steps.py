@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import known_fields
+from airflow_provider_ktrain.core.formats import is_step, known_fields
 
 Number = float | int
 
@@ -85,9 +85,4 @@ class ReportedSteps:
     @classmethod
     def from_dict(cls, data: Any) -> ReportedSteps:
         """Read what `to_dict` returned, in this release or another one."""
-        numbers = {name: value for name, value in known_fields(cls, data).items() if _is_number(value)}
-        return cls(**numbers)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        return cls(**{name: value for name, value in known_fields(cls, data).items() if is_step(value)})

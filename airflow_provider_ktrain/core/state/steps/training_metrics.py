@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.formats import is_step, mapping
 from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -45,7 +45,7 @@ Number = float | int
 class Point(NamedTuple):
     """One value of a series.
 
-    :param step: the training step, or the number of the report if the program prints no step.
+    :param step: the training step, or the number of the report if the program prints none that can be one.
     :param value: a number; NaN and infinities are kept.
     """
 
@@ -100,6 +100,7 @@ class TrainingMetrics:
         self._progress_from = ""  # the replica that did
         self.last_steps: dict[str, Number] = {}  #: of the replicas that have reported one, by their names
         self.omitted: tuple[str, ...] = ()  #: names beyond MAX_NAMES
+        self._ignored_steps: dict[str, Number | None] = {}  # the first of each replica; None when it was reported
         self.steps = ReportedSteps.from_dict(given.get("steps"))  #: of lines of the log
         self._read(given)
 
@@ -115,11 +116,11 @@ class TrainingMetrics:
         values = parse_metric_line(text)
         if not values:
             return False
-        step = values.pop(STEP, None)
+        step = self._step(source, values.pop(STEP, None))
         if earlier:
-            if step is not None and math.isfinite(step):
+            if step is not None:
                 self._insert_all(source, step, values, written_at)
-        elif step is not None and math.isfinite(step):
+        elif step is not None:
             self._note_progress(source, step, written_at)
             self.steps.note(step, written_at)
             self._add_all(source, step, values, written_at)
@@ -133,9 +134,23 @@ class TrainingMetrics:
 
         The parameters are those of `read_line`.
         """
-        step = parse_metric_line(text).get(STEP)
-        if step is not None and math.isfinite(step):
+        step = self._step(source, parse_metric_line(text).get(STEP))
+        if step is not None:
             self._note_progress(source, step, written_at)
+
+    def take_ignored_step(self, source: str) -> Number | None:
+        """The first step of a replica that counts as none, once; None if there is nothing to report."""
+        ignored = self._ignored_steps.get(source)
+        if ignored is not None:
+            self._ignored_steps[source] = None
+        return ignored
+
+    def _step(self, source: str, number: Number | None) -> Number | None:
+        """The reported step; None if it can't be one."""
+        if number is None or is_step(number):
+            return number
+        self._ignored_steps.setdefault(source, number)
+        return None
 
     def read_trainer_status(self, job: Mapping[str, Any]) -> None:
         """Take `status.trainerStatus` of a TrainJob: its metrics, with the percentage as their step.
@@ -146,12 +161,13 @@ class TrainingMetrics:
         at = epoch_seconds(reported.get("lastUpdatedTime"))
         if at is None:
             return
+        listed = reported.get("metrics")
         values = {
             clean(str(metric.get("name"))[:MAX_NAME_CHARS]): value
-            for metric in map(mapping, reported.get("metrics") or ())
+            for metric in map(mapping, listed if isinstance(listed, list) else ())
             if (value := _as_number(metric.get("value"))) is not None
         }
-        percentage = _as_number(reported.get("progressPercentage"))
+        percentage = _as_step(reported.get("progressPercentage"))
         if percentage is not None:
             values[PERCENTAGE] = percentage
             self._note_progress(TRAINER_STATUS, percentage, at)
@@ -218,7 +234,7 @@ class TrainingMetrics:
             self._series[clean(str(name))] = Series(
                 str(read.get("source", "")), float(at), points, _as_point(read.get("best"))
             )
-        self.step = _as_number(given.get("step"))
+        self.step = _as_step(given.get("step"))
         self.progress_at = _as_number(given.get("progress_at"))
         self._progress_from = str(given.get("progress_from") or "")
         if self.step is not None:
@@ -270,7 +286,10 @@ class TrainingMetrics:
 
 
 def parse_metric_line(text: str) -> dict[str, Number]:
-    """The numbers in a line with KTRAIN_METRIC, by name; empty if it has none. Other values are ignored."""
+    """The numbers in a line with KTRAIN_METRIC, by name; empty if it has none. Other values are ignored.
+
+    A step may be an integer of any length, so that it can be reported.
+    """
     start = text.find(METRIC_MARKER)
     if start < 0 or len(text) > MAX_LINE_CHARS:
         return {}
@@ -283,7 +302,7 @@ def parse_metric_line(text: str) -> dict[str, Number]:
     return {
         clean(str(name)[:MAX_NAME_CHARS]): value
         for name, value in found.items()
-        if not isinstance(value, str) and _as_number(value) is not None
+        if not isinstance(value, str) and (_as_number(value) is not None or (name == STEP and type(value) is int))
     }
 
 
@@ -297,9 +316,9 @@ def thinned(points: list[Point], count: int) -> list[Point]:
     if count <= 1:
         return points[-1:]
     first, last = points[0], points[-1]
-    kept, taken = [first], 0
+    kept, taken, span = [first], 0, last.step - first.step or 1
     for point in points[1:-1]:
-        interval = int((point.step - first.step) / (last.step - first.step) * (count - 1))
+        interval = int((point.step - first.step) / span * (count - 1))
         if taken < interval < count - 1:
             kept.append(point)
             taken = interval
@@ -343,5 +362,10 @@ def _as_number(value: Any) -> Number | None:
 def _as_point(pair: Any) -> Point | None:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         return None
-    step, value = map(_as_number, pair)
+    step, value = _as_step(pair[0]), _as_number(pair[1])
     return None if step is None or value is None else Point(step, value)
+
+
+def _as_step(value: Any) -> Number | None:
+    number = _as_number(value)
+    return number if is_step(number) else None
