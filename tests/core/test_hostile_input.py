@@ -121,6 +121,8 @@ def test_number_of_a_usage_that_does_not_fit_is_left_out() -> None:
     fit = {"gpus": 2, "others": {"amd.com/gpu": {"busy": 3}}}
     assert transportable(usage, "usage") == fit
     assert transportable({"usage": usage, "loss": 1e300}, "outcome") == {"usage": fit, "loss": "1e+300"}
+    odd: dict[Any, Any] = {1: 2}
+    assert transportable(odd, "outcome") == {"1": 2}
 
 
 # lines

@@ -17,7 +17,7 @@ from tests.core.test_hostile_input import JSON_VALUES
 
 def encode(value: Any) -> bytes:
     """As the processes of Airflow do between each other."""
-    return _RequestFrame(id=1, body={"value": value}).as_bytes()
+    return bytes(_RequestFrame(id=1, body={"value": value}).as_bytes())
 
 
 @given(JSON_VALUES, st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=3))

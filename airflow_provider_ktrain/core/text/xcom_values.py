@@ -93,7 +93,7 @@ def _items(
 ) -> Iterator[tuple[str, Any]]:
     """Make the items of a dict storable."""
     reserved = {*RESERVED, *(ENCODED[:1] if all(key in value for key in ENCODED) else ())}
-    for key, item in value.items():
+    for key, item in ((str(key), item) for key, item in value.items()):
         inner = f"{path}.{_shown(key)}" if path else _shown(key)
         name = clipped(inner, MAX_PATH_CHARS)
         if key in reserved:
@@ -127,8 +127,8 @@ def _number_problem(value: Any) -> str:
 
 def _shown(key: str) -> str:
     """A key as a warning names it."""
-    text = clipped(str(key), MAX_PATH_CHARS)
-    return text if text and text.isprintable() else ascii(text)
+    text = clipped(key, MAX_PATH_CHARS)
+    return text if key and key.isprintable() else ascii(text)
 
 
 def _limited(warnings: list[str]) -> tuple[str, ...]:
