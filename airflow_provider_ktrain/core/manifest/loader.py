@@ -329,6 +329,10 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def _count(self, members: int) -> None:
+        """Count members that merge keys copy, before they are copied.
+
+        :raises ManifestError: a document has too many: a few lines of YAML can ask for billions.
+        """
         self._merged += members
         if self._merged > MAX_PARTS:
             raise ManifestError(

@@ -113,7 +113,7 @@ def _digits(number: Any) -> str:
     try:
         return str(number)
     except ValueError:
-        return f"an integer of {number.bit_length():,} bits"
+        return "an integer of more than 4,300 digits"
 
 
 def _number_problem(value: Any) -> str:
