@@ -202,7 +202,7 @@ async def test_nothing_is_read_again_without_need(handover: Handover) -> None:
     assert not logs.queries
 
 
-def test_origin_is_the_line_that_is_held() -> None:
+async def test_origin_is_the_line_that_is_held() -> None:
     result = result_of(Logs(""), Handover())
     times = [f"2026-11-22T08:40:0{second}.000000000Z" for second in range(5)]
     for text, time in zip(("a", "KTRAIN_RESULT 1", "KTRAIN_RESULT {}", "KTRAIN_RESULT x", "b"), times, strict=True):
@@ -210,7 +210,7 @@ def test_origin_is_the_line_that_is_held() -> None:
     assert (result.line, result.origin["time"]) == ("KTRAIN_RESULT {}", times[2])
 
 
-def test_origin_of_numbered_lines_is_the_first_one() -> None:
+async def test_origin_of_numbered_lines_is_the_first_one() -> None:
     result = result_of(Logs(""), Handover())
     lines = printed_lines({"text": "x" * 5000})
     for number, line in enumerate(lines):

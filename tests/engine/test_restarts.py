@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
@@ -58,7 +60,7 @@ class Followed:
 
 
 @pytest.mark.parametrize("second", [9, 10, 11])
-def test_line_belongs_to_its_run_whatever_its_time(second: int) -> None:
+async def test_line_belongs_to_its_run_whatever_its_time(second: int) -> None:
     """The node may note the start of a container after its first line, and its end before its last one."""
     job = Followed()
     job.write("a", 0, "KeyError: 'first'", second)
@@ -68,7 +70,7 @@ def test_line_belongs_to_its_run_whatever_its_time(second: int) -> None:
     assert message.startswith("Master 0 restarted (1st time) after KeyError: 'first'.")
 
 
-def test_recreated_pod_has_its_own_lines() -> None:
+async def test_recreated_pod_has_its_own_lines() -> None:
     """Recreated pods have the same name, and their first run is run 0."""
     job = Followed()
     job.write("a", 0, "KeyError: 'first'", 10)
@@ -79,18 +81,17 @@ def test_recreated_pod_has_its_own_lines() -> None:
     assert [message.partition(" after ")[2] for message in messages] == ["KeyError: 'first'.", "exit code 1."]
 
 
-def test_restart_is_not_reported_before_a_line_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    job = Followed()
+@pytest.mark.virtual_time
+async def test_restart_is_not_reported_before_a_line_arrives() -> None:
+    job, began = Followed(), timing.now()
     job.restarts.update({"a": pod("a", 0, 1, state={"running": {}}, lastState=run(10))})
     job.write("a", 1, "of the next run", 11)
     while not job.log.messages:
         assert job.restarts.due is not None
-        assert job.restarts.due > clock[0]
-        clock[0] = job.restarts.due
-        if clock[0] > 110:
+        assert job.restarts.due > timing.now()
+        await asyncio.sleep(job.restarts.due - timing.now())
+        if timing.now() > began + 10:
             job.write("a", 0, "KeyError: 'late'", 10)
         job.restarts.report()
     assert job.log.messages[0].startswith("Master 0 restarted (1st time) after KeyError: 'late'.")
-    assert clock[0] < 115
+    assert timing.now() < began + 15

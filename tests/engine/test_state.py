@@ -27,7 +27,7 @@ from airflow_provider_ktrain.engine.follow.state import JobState
         ("Failed", "", "is Failed: BackoffLimitExceeded"),
     ],
 )
-def test_message_of_a_condition_is_logged_unless_it_repeats_the_phase(condition: str, message: str, line: str) -> None:
+async def test_message_of_a_condition_is_logged_unless_it_repeats_it(condition: str, message: str, line: str) -> None:
     state = JobState(JobRef("PyTorchJob", "v1", "ns", "train", "uid"), Handover())
     shown = {"type": condition, "status": "True", "reason": "BackoffLimitExceeded", "message": message}
     job: dict[str, Any] = {"status": {"conditions": [shown]}}
@@ -46,7 +46,7 @@ def test_message_of_a_condition_is_logged_unless_it_repeats_the_phase(condition:
     ],
     ids=["starts", "ran", "ran in another process", "restarted in another process", "evicted by a queue"],
 )
-def test_job_that_ran_is_known_to_have_run(metrics: dict[str, float], phases: list[Phase], has_run: bool) -> None:
+async def test_job_that_ran_is_known_to_have_run(metrics: dict[str, float], phases: list[Phase], has_run: bool) -> None:
     state = JobState(JobRef("MPIJob", "v2beta1", "ns", "train", "uid"), Handover(metrics=metrics))
     for phase in phases:
         state.enter(phase)

@@ -79,7 +79,7 @@ def update(state: JobState, phase: str) -> None:
     state.pods.update({str(index): pod(index, phase) for index in range(REPLICAS)}, (), timing.utc_now())
 
 
-def test_status_of_1000_replicas_takes_no_long_slice_of_the_event_loop() -> None:
+async def test_status_of_1000_replicas_takes_no_long_slice_of_the_event_loop() -> None:
     reporter, _, _ = reporter_of_a_large_job()
     slices = []
     for _ in range(5):
@@ -89,7 +89,7 @@ def test_status_of_1000_replicas_takes_no_long_slice_of_the_event_loop() -> None
     assert min(slices) < MAX_SLICE_SECONDS
 
 
-def test_document_shows_the_moment_at_which_the_status_was_taken() -> None:
+async def test_document_shows_the_moment_at_which_the_status_was_taken() -> None:
     reporter, state, metrics = reporter_of_a_large_job()
     make = reporter.take()
     before = make()
@@ -105,7 +105,7 @@ def test_document_shows_the_moment_at_which_the_status_was_taken() -> None:
     assert after["metrics"]["metric-1"]["step"] == 1000
 
 
-def test_secret_is_masked_before_a_text_is_cut() -> None:
+async def test_secret_is_masked_before_a_text_is_cut() -> None:
     """A part of it would not be recognized."""
     reporter, _, _ = reporter_of_a_large_job()
     cut = f"{'x' * (MAX_TEXT_CHARS - 16)}{SECRET}"
@@ -115,14 +115,14 @@ def test_secret_is_masked_before_a_text_is_cut() -> None:
     assert "is-mine" not in json.dumps(status)
 
 
-def test_status_has_the_hash_of_the_code() -> None:
+async def test_status_has_the_hash_of_the_code() -> None:
     reporter, state, _ = reporter_of_a_large_job()
     assert "code" not in reporter.take()()["job"]
     state.job = {**(state.job or {}), "metadata": {"annotations": {CODE_ANNOTATION: "c0de"}}}
     assert reporter.take()()["job"]["code"] == "c0de"
 
 
-def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
+async def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
     """The time in a queue, during which there are no pods, and the steps that an earlier try had trained."""
     reporter, state, metrics = reporter_of_a_large_job()
     metrics.steps = ReportedSteps(before=99)
