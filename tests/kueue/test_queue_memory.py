@@ -253,6 +253,15 @@ async def test_a_job_of_multikueue_is_refused_with_the_reason(task: Task) -> Non
     assert await task.job() is None
 
 
+async def test_a_sensor_waits_for_a_job_of_multikueue(task: Task) -> None:
+    ref = (await task.submit(queue="team-a", run_policy={"managedBy": "kueue.x-k8s.io/multikueue"})).ref
+    waiting = asyncio.create_task(task.follow(ref, release=False))
+    await asyncio.sleep(3600)
+    assert not waiting.done()
+    assert await task.job() is not None
+    waiting.cancel()
+
+
 async def test_the_time_in_the_queue_counts_as_queued_gpu_time(server: ApiServer, task: Task) -> None:
     ref = (await task.submit(queue="team-a", gpus=2)).ref
     async with operated(server, task):

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState
-from tests.apiserver import ApiServer, Request, Response
+from tests.apiserver import ApiServer
 from tests.engine.tasks import Task, until
 
 from .test_follow import EVICTED_FOR_GOOD
@@ -38,18 +38,15 @@ async def queued(task: Task) -> Task:
 
 
 async def test_a_job_whose_workload_was_activated_meanwhile_does_not_fail(server: ApiServer, queued: Task) -> None:
-    """The Workload is activated while the response to the first list is in transit."""
+    """The watch of Workloads is behind for longer than the job may wait."""
     ref = (await queued.submit(queue="team-a")).ref
     await write_workload(queued.api, await queued.job() or {}, [EVICTED_FOR_GOOD], active=False)
-
-    def activated(_: Request, listed: Response | None) -> Response:
-        server.change("workloads", workload_name(queued), lambda workload: workload["spec"].update(active=True))
-        assert listed is not None
-        return listed
-
-    server.replace("GET", r"/workloads\?", activated)
     async with operated(server, queued):
-        following = asyncio.create_task(queued.follow(ref, release=False))
+        following = asyncio.create_task(queued.follow(ref))
+        await until_logged(queued, "Kueue gave up on the job")
+        server.freeze("workloads")
+        server.change("workloads", workload_name(queued), lambda workload: workload["spec"].update(active=True))
+        await asyncio.sleep(300)
         admit(server, queued)
         await until_logged(queued, "is Running")
         assert not following.done()
