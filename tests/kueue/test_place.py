@@ -9,8 +9,6 @@ import pytest
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.engine.api import kueue as requests
-from airflow_provider_ktrain.engine.follow import queueing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
@@ -19,6 +17,8 @@ from tests.apiserver import NAMESPACE, ApiServer, Response, connected, served
 from tests.engine.tasks import Lines, until
 
 from .test_status import PENDING
+
+pytestmark = pytest.mark.virtual_time
 
 JOB = {
     "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {},
@@ -36,11 +36,7 @@ def pending_workloads(names: list[str]) -> Response:
 
 
 @pytest.mark.parametrize("readable", [True, False])
-async def test_the_place_in_the_queue_is_shown_where_it_may_be_read(
-    readable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(requests, "PLACE_SECONDS", 0.0)
-    monkeypatch.setattr(queueing, "LOOK_AGAIN_SECONDS", (0.05, 0.05))
+async def test_the_place_in_the_queue_is_shown_where_it_may_be_read(readable: bool) -> None:
     api, log, waiting = ApiServer(), Lines(), ["other", "pytorchjob-train-1"]
     owner = {"uid": "u-1", "controller": True, "kind": "PyTorchJob", "name": "train"}
     meta = {"name": "pytorchjob-train-1", "ownerReferences": [owner]}
