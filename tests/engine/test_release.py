@@ -666,6 +666,18 @@ def waiting_pod(*, deleted: bool) -> Object:
                        "containerStatuses": [{"name": "pytorch", "state": {"waiting": {}}}]}}  # fmt: skip
 
 
+async def test_delete_carries_uid_and_version_of_the_job_that_was_read() -> None:
+    bodies: list[Object] = []
+
+    class Recording(RecordedApi):
+        def _delete_job(self, name: str, body: Any) -> None:
+            bodies.append(body)
+            super()._delete_job(name, body)
+
+    await release_job(Recording(ended_job()), REF, Mode.DELETE)
+    assert [body["preconditions"] for body in bodies] == [{"uid": REF.uid, "resourceVersion": "1"}]
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_worker_that_waits_for_the_master_of_an_ended_job_has_a_second(deleted: bool) -> None:
     """Its shell is PID 1 and ignores SIGTERM: it would hold GPUs for 30 s, also if the operator deletes it."""

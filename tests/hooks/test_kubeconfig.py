@@ -307,9 +307,17 @@ async def test_exec_plugin_gets_no_stdin(home: Path, monkeypatch: pytest.MonkeyP
 # files
 
 
-@pytest.mark.parametrize("file", ["kubeconfig", "token", "ca.crt"])
-async def test_changed_kubeconfig_is_detected(home: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
-    define({"kube_config_path": PATH}, home, monkeypatch)
+@pytest.mark.parametrize(
+    ("extras", "file"),
+    [
+        ({"kube_config_path": PATH}, "kubeconfig"), ({"kube_config_path": PATH}, "token"),
+        ({"kube_config_path": PATH}, "ca.crt"), ({}, "kubeconfig"), ({}, "token"),
+    ],
+)  # fmt: skip
+async def test_changed_kubeconfig_is_detected(
+    home: Path, monkeypatch: pytest.MonkeyPatch, extras: Extras, file: str
+) -> None:
+    define(extras, home, monkeypatch)
     hook = TrainingHook()
     hook.load()
     await (await hook.make_client()).close()

@@ -153,6 +153,11 @@ def test_triggers_have_on_kill_where_there_is_a_task_state() -> None:
     assert compat.calls_on_kill() == has_store, "calls_on_kill: cancelled triggers are released twice or not at all"
 
 
+def test_execution_without_a_task_instance_has_no_retry() -> None:
+    """`execute({})`, as in a user's unit test."""
+    assert not compat.has_retry({})
+
+
 def test_trigger_without_a_triggerer_has_no_task_instance() -> None:
     """`airflow dags test` runs triggers in the worker and never sets it."""
     assert TrainingJobTrigger().task_instance is None, (
