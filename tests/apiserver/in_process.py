@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self
 
@@ -71,6 +72,7 @@ class InProcessApi:
     ) -> None:
         self.actor = actor
         self.informers = {} if informers is None else informers
+        self.stats: Counter[str] = Counter()
         self._server = server
         self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
 

@@ -1,4 +1,7 @@
-"""A stand-in for the API server with one PyTorchJob of any size, in the process that follows the job."""
+"""One PyTorchJob of any size, in the process that follows the job.
+
+It isn't served by `tests.apiserver`: what is measured includes the time and the objects of the server.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import asyncio
 import random
 import selectors
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -475,7 +474,6 @@ class Client(InProcessApi):
         super().__init__(cluster, actor, informers)
         self._jobs_path = cluster.jobs_path
         self.is_dead = False  #: whether the process was killed by SIGKILL
-        self.stats: Counter[str] = Counter()
         self.evidence: Evidence | None = None  #: the last read of job and pods
         self.has_read_job = False  #: whether the job was read, by a request of its own
         self._job: Object | None = None  # as read by the last request of its own

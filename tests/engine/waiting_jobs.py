@@ -1,22 +1,22 @@
-"""Many suspended jobs, and a stand-in for the API server, in the process that follows them."""
+"""Many suspended jobs in a scripted API server, in the process that follows them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.training import Training
-from tests.engine.large_job import AT, STEPS_UNTIL_IDLE, Stream, nobody
+from tests.apiserver import ApiServer
+from tests.apiserver.in_process import InProcessApi
+from tests.engine.large_job import AT, STEPS_UNTIL_IDLE
 from tests.engine.tasks import host_of
 
 MANAGED: dict[str, Any] = {f"f:field-{number}": {"f:value": {}} for number in range(60)}
@@ -60,34 +60,6 @@ def job(number: int) -> dict[str, Any]:
     }
 
 
-class WaitingJobs(Api):
-    """Serves suspended jobs without pods."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(nobody)
-        self.count = count
-        self.streams: set[str] = set()
-
-    async def request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
-        query: Mapping[str, str] = how.get("query") or {}
-        items: list[Any] = []
-        more: dict[str, Any] = {}
-        if path.endswith("/pytorchjobs"):
-            began = int(query.get("continue", 0))
-            end = min(began + int(query["limit"]), self.count)
-            items = [job(number) for number in range(began, end)]
-            more = {"continue": str(end)} if end < self.count else {}
-        text = json.dumps({"kind": "List", "metadata": {"resourceVersion": "1", **more}, "items": items})
-        await asyncio.sleep(0)
-        found: dict[str, Any] = json.loads(text)
-        return found
-
-    @contextlib.asynccontextmanager
-    async def stream(self, path: str, **how: Any) -> AsyncIterator[Any]:
-        self.streams.add(path.rpartition("/")[2])
-        yield Stream()
-
-
 async def memory_of_jobs(count: int) -> Counter[str]:
     """The bytes that following takes for each job, by the file that allocated them.
 
@@ -99,7 +71,10 @@ async def memory_of_jobs(count: int) -> Counter[str]:
 
 
 async def _memory_of_jobs(count: int) -> Counter[str]:
-    api, log = WaitingJobs(count), logging.getLogger("waiting-jobs")
+    server, log = ApiServer(), logging.getLogger("waiting-jobs")
+    for number in range(count):
+        server.put("pytorchjobs", job(number))
+    api = InProcessApi(server, "trigger")
     log.setLevel(logging.CRITICAL)
     host = host_of(shared=True)
 
@@ -107,10 +82,10 @@ async def _memory_of_jobs(count: int) -> Counter[str]:
     tracemalloc.start()
     before = tracemalloc.take_snapshot()
     following = [
-        asyncio.create_task(_follow(number, Training(lambda: contextlib.nullcontext(api), host, log)))
+        asyncio.create_task(_follow(number, Training(lambda: contextlib.nullcontext(cast(Api, api)), host, log)))
         for number in range(count)
     ]
-    while not {"pytorchjobs", "pods"} <= api.streams:  # noqa: ASYNC110
+    while server.verbs["watch"] < 2:  # of jobs and pods  # noqa: ASYNC110
         await asyncio.sleep(0)
     for _ in range(STEPS_UNTIL_IDLE):
         await asyncio.sleep(0)
@@ -120,8 +95,7 @@ async def _memory_of_jobs(count: int) -> Counter[str]:
     for task in following:
         task.cancel()
     await asyncio.wait(following)
-    for informer in list(api.informers.values()):
-        await informer.close()  # type: ignore[attr-defined]
+    await api.close()
     return Counter({of.traceback[0].filename: of.size_diff // count for of in differences})
 
 
