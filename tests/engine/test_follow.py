@@ -386,9 +386,12 @@ async def test_a_crash_loop_ends_the_job(task: Task) -> None:
         f"{replica} failed 3 times in a row, each within 10 minutes of its start (crash_loop_limit): "
         "KeyError: 'label_map' (exit code 1)"
     )
-    restarts = [line.partition(" Back-off")[0] for line in task.log.messages if "restarted" in line]
-    expected = [f"{replica} restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd", "3rd")]
-    assert restarts in (expected[:2], expected), "the kubelet may start it once more before the job is released"
+    # without its reason, or with the exit code alone, if the line could not be read in time
+    restart = re.compile(rf"{replica} restarted \((\d)\w\w time\)(?:\.| after (?:KeyError: 'label_map'|exit code 1)\.)")
+    restarts = [line for line in task.log.messages if "restarted" in line]
+    numbers = [found[1] for line in restarts if (found := restart.match(line))]
+    assert len(numbers) == len(restarts)
+    assert numbers in (["1", "2"], ["1", "2", "3"]), "the kubelet may start it once more before the job is released"
     warnings = [line for line in task.log.messages if "restarted" in line or line.startswith(f"{replica} failed")]
     assert warnings[-1].startswith(f"{replica} failed"), "the restarts come before the end"
     assert await task.job() is None
@@ -406,7 +409,8 @@ async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> 
     outcome = await task.ended(ref, limits=Limits(crash_loop=3), logs="none")
     assert outcome.cause is not None
     assert re.match(
-        r"Master 0 failed \d times in a row, each within 10 minutes of its start \(\w+\): exit code 130, SIGINT",
+        r"Master 0 failed \d times in a row, each within 10 minutes of its start \(\w+\): "
+        r"(exit code 130, SIGINT|its last failure is no longer visible)",  # the operator may delete the pod before
         outcome.cause["summary"],
     )
     restarts = [line for line in task.log.messages if "restarted" in line]
