@@ -192,14 +192,16 @@ def test_standard_input_with_another_document(ktrain: Start, cluster: TestCluste
     assert "warning: ConfigMap settings is not submitted, only the training job is" in command.output
 
 
-def test_mpijob(run: Start, cluster: TestCluster) -> None:
+def test_mpijob_with_an_invalid_result(run: Start, cluster: TestCluster) -> None:
     require(cluster, MPIJOB, "v1")
-    options = JobOptions(image=IMAGE, command=["sh", "-c", "echo launched"], replicas={"Launcher": 1, "Worker": 1})
+    command_line = ["sh", "-c", "echo launched; echo KTRAIN_RESULT {"]
+    options = JobOptions(image=IMAGE, command=command_line, replicas={"Launcher": 1, "Worker": 1})
     manifest = build("MPIJob", options, "kubeflow.org/v1")
     manifest["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
     command = run({**manifest, "metadata": {"name": "mpi"}})
     assert command.end() == 0, command.output
     assert "[Launcher 0] launched" in command.output
+    assert re.search(r"warning: .*KTRAIN_RESULT is not valid JSON", command.output)
 
 
 def test_a_signal_deletes_a_trainjob_and_waits_for_its_pods(run: Start, cluster: TestCluster) -> None:
