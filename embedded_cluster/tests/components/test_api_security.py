@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -143,6 +144,7 @@ def test_server_ends_with_its_parent_process() -> None:
         parent.send_signal(signal.SIGKILL)
     eventually(lambda: running(Path(directory)) is None)
     eventually(lambda: not Path(f"/proc/{pid}").exists())
+    shutil.rmtree(directory)  # as nobody else does after a SIGKILL
 
 
 def test_state_directory_has_one_cluster(cluster: EmbeddedCluster) -> None:

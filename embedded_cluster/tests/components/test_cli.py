@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from ktrain_embedded.cli import main
+from ktrain_embedded.cluster import running
+
+
+def stop(state_dir: Path) -> None:
+    """Stop the cluster that this process has started, and wait for its end as a shell does."""
+    found = running(state_dir)
+    assert found is not None
+    assert main(["stop", "--state-dir", str(state_dir)]) == 0
+    os.waitpid(found["pid"], 0)
 
 
 def test_status_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +32,7 @@ def test_status_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert state["kubeconfig"] == str(tmp_path / "kubeconfig")
         assert set(state) == {"running", "pid", "url", "kubeconfig", "ca_file"}  # no token
     finally:
-        assert main(["stop", "--state-dir", str(tmp_path)]) == 0
+        stop(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -62,4 +72,4 @@ def test_a_fault_names_the_option_that_it_needs(tmp_path: Path, capsys: pytest.C
         assert main(["fault", "lose", "--node", "absent", *state]) == 1
         assert capsys.readouterr().err == "ktrain-cluster: node 'absent' does not exist\n"
     finally:
-        assert main(["stop", *state]) == 0
+        stop(tmp_path)
