@@ -162,8 +162,8 @@ def test_each_recorded_example_has_a_reader() -> None:
 @pytest.mark.parametrize("name", READERS)
 def test_recorded_example_is_read_as_it_is(name: str) -> None:
     read, _ = READERS[name]
-    if name != "state_ktrain_outcome_failed":
-        assert read(recorded(name))
+    ignored = name == "state_ktrain_outcome_failed"  # only a success is returned by a later try
+    assert bool(read(recorded(name))) is not ignored
 
 
 @pytest.mark.parametrize(
