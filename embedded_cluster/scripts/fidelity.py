@@ -142,7 +142,6 @@ def page() -> str:
         parts.append(f"\n## {stem}\n\n| behaviour | real | embedded |\n|---|---|---|\n")
         for s in found:
             embedded = "the same, except: " + "; ".join(s.differs) if s.differs else "the same"
-            embedded += " (takes minutes: run with KTRAIN_TEST_SLOW=1)" if s.slow else ""
             parts.append(f"| {cell(s.title)} (`{s.name}`) | {cell(s.observed)} | {cell(embedded)} |\n")
     parts.append(AGREEMENT)
     parts += [agreement(name, [s for s in scenarios if group_of(s) == name]) for name in GROUPS]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,13 +44,15 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     tests: list[Any] = [item for item in request.session.items if "results" in getattr(item, "fixturenames", ())]
     names = [item.callspec.params["scenario"].name for item in tests]
     suite: subprocess.Popen[bytes] | None = None
+    temporary = tempfile.TemporaryDirectory(prefix="kt")  # its clusters come and go while other tests run
     try:
         folder.mkdir()
     except FileExistsError:
         pass
     else:
         command = [sys.executable, "-m", f"{__package__}.suite", str(folder), *names]
-        suite = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)  # it ends when this process does
+        where = {**os.environ, "TMPDIR": temporary.name}
+        suite = subprocess.Popen(command, cwd=ROOT, env=where, stdin=subprocess.PIPE)  # it ends when this process does
 
     def result(scenario: Scenario) -> list[str]:
         path = folder / f"{scenario.name}.json"
@@ -66,3 +69,4 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             assert suite.stdin is not None
             suite.stdin.close()
         suite.wait()
+    temporary.cleanup()

@@ -209,12 +209,17 @@ class Cluster:
         """What is not as expected: empty when all is well."""
         async with self.slots:
             nodes = [self.free_nodes.pop() for _ in range(scenario.nodes)]
+            recording = Recording(self, scenario, nodes)
             try:
                 async with self.own_capacity(nodes[0] if nodes else self.node, scenario.capacity):
-                    return await Recording(self, scenario, nodes).run()
+                    return await recording.run()
             finally:
                 for node in nodes:
                     await self.json("POST", "/ktrain/faults", {"fault": "recover", "node": node})
+                pods = self.path("pods", recording.namespace)
+                while nodes and (await self.json("GET", pods)).get("items"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)  # its pods still hold capacity of the nodes
+                for node in nodes:
                     await self.restore(node)
                     self.free_nodes.append(node)
 
@@ -280,7 +285,7 @@ class Recording:
         return self.found
 
     async def expect(self) -> None:
-        """Waits until everything is as expected, and then whether it stays so."""
+        """Wait until everything is as expected, and stays so. What was seen too late comes again, in a loop."""
         wrong: list[str] = []
         seen = -1
 
@@ -291,9 +296,11 @@ class Recording:
                 wrong = differences(self.scenario.expect, observe(self.changes, self.scrub))
             return not wrong
 
-        await self.until(right, self.scenario.timeout + BEHIND)
-        if not wrong:
-            await self.until(lambda: not right(), self.scenario.hold)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.scenario.timeout + BEHIND
+        while await self.until(right, end - loop.time()):
+            if not await self.until(lambda: not right(), self.scenario.hold):
+                return
         self.found += wrong
 
     # steps

@@ -35,7 +35,6 @@ class Scenario:
     api: str = "any"  # the version of MPIJob that the cluster must serve: any, v1 or v2beta1
     needs: str = ""  # what the cluster must have beyond the usual, in words: mpirun, trainer, torch
     gates: str = ""  # feature gates of the Trainer that must be on: the embedded cluster starts with them
-    slow: bool = False  # takes minutes: run with KTRAIN_TEST_SLOW=1 only, compared with its recording always
     nodes: int = 0  # nodes of its own, {node} and {other}: for what happens to nodes
     alone: bool = False  # a fault switch of the embedded cluster that all would feel
     timeout: float = 60  # seconds for the expectations to come true after the last step

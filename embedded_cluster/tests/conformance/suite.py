@@ -29,7 +29,6 @@ IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "conformance:1")
 # what the cluster can run: versions of MPIJob, `mpirun` and `torch` if the image has them, `trainer`
 EMBEDDED = "any,v1,v2beta1,mpirun,trainer,faults" + (",torch" if importlib.util.find_spec("torch") else "")
 SERVES = os.environ.get("KTRAIN_TEST_SERVES", "any,v1" if REAL else EMBEDDED).split(",")
-SLOW = os.environ.get("KTRAIN_TEST_SLOW") == "1"
 NODE_TIMES = 0.05  # a silent node is unreachable after 2 s, and its pods are deleted after 15 s more
 # scenarios at a time: they mostly wait
 PARALLEL = int(os.environ.get("KTRAIN_TEST_PARALLEL", "4" if REAL else "16"))
@@ -38,7 +37,7 @@ PARALLEL = int(os.environ.get("KTRAIN_TEST_PARALLEL", "4" if REAL else "16"))
 def runnable() -> list[Scenario]:
     """The scenarios that the cluster can run, less those that type kubectl where there is none."""
     can, typed = {*SERVES, ""}, shutil.which("kubectl") is not None
-    scenarios = [s for s in load_all() if s.api in can and can.issuperset(s.needs.split()) and (SLOW or not s.slow)]
+    scenarios = [s for s in load_all() if s.api in can and can.issuperset(s.needs.split())]
     scenarios = [s for s in scenarios if not REAL or can.issuperset(s.gates.split())]
     return [s for s in scenarios if typed or not any("kubectl" in step for step in s.steps)]
 
@@ -92,21 +91,16 @@ class Suite:
             async with Cluster(kubeconfig, IMAGE, parallel=PARALLEL).connected() as cluster:
                 alone = [s for s in scenarios if s.alone and cluster.embedded]
                 beside = [s for s in scenarios if s not in alone]
-                found = await asyncio.gather(*(self.run_one(cluster, s) for s in beside))
-                found += [await self.run_one(cluster, s) for s in alone]
-                for scenario, problems in zip([*beside, *alone], found, strict=True):
-                    if problems:  # some behaviours are about seconds, which a busy machine may not leave
-                        print(f"{scenario.name} runs again, by itself: {problems}", file=sys.stderr, flush=True)
-                        self.report(scenario, await self.run_one(cluster, scenario))
+                await asyncio.gather(*(self.run_one(cluster, s) for s in beside))
+                for scenario in alone:
+                    await self.run_one(cluster, scenario)
 
-    async def run_one(self, cluster: Cluster, scenario: Scenario) -> list[str]:
+    async def run_one(self, cluster: Cluster, scenario: Scenario) -> None:
         try:
             found = await cluster.run(scenario)
         except Exception:
             found = [traceback.format_exc()]
-        if not found:
-            self.report(scenario, found)
-        return found
+        self.report(scenario, found)
 
 
 def end_with_stdin() -> None:

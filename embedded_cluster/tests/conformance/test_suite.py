@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,22 @@ suite.wait()
 """
 
 
+@pytest.fixture
+def temporary() -> Iterator[str]:
+    """A directory with a short path, in which a cluster that is killed on a slow machine may leave its own."""
+    with tempfile.TemporaryDirectory(prefix="kt") as directory:
+        yield directory
+
+
 @pytest.mark.skipif(bool(REAL), reason="on the embedded cluster only: the suite starts it")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_suite_ends_with_its_parent_process(tmp_path: Path, end: signal.Signals) -> None:
+def test_suite_ends_with_its_parent_process(tmp_path: Path, temporary: str, end: signal.Signals) -> None:
     longest = max(runnable(), key=lambda s: s.seconds)
     command = [sys.executable, "-m", "conformance.suite", str(tmp_path), longest.name]
     starter = subprocess.Popen(
-        [sys.executable, "-c", PYTEST, json.dumps(command)], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
-    )
+        [sys.executable, "-c", PYTEST, json.dumps(command)],
+        cwd=ROOT, env={**os.environ, "TMPDIR": temporary}, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
     assert starter.stdout is not None
     suite = int(starter.stdout.readline())
     wait_for("the suite has started its cluster", lambda: children(suite))

@@ -22,6 +22,7 @@ from ktrain_embedded.objects.pods import has_ended, qos_class
 from ktrain_embedded.objects.quantity import parse
 from ktrain_embedded.objects.store import Change, Obj, Store, at, now
 
+SHUTDOWN_SECONDS = 0.5  #: from the condition NotReady to SIGTERM for the pods
 SHUTDOWN_MESSAGE = "Pod was terminated in response to imminent node shutdown."
 SHUTTING_DOWN = "NodeShutdown", "Pod was rejected as the node is shutting down."
 UNDER_PRESSURE = "Evicted", "The node had condition: [DiskPressure]. "
@@ -202,8 +203,13 @@ class Kubelet:
         """Shut the node down gracefully: its pods end as Failed (Terminated), and it is not ready until `recover`."""
         self._refusal = SHUTTING_DOWN
         self._set_condition("Ready", nodes.SHUTDOWN)
-        for worker in self._workers.values():
-            worker.end("", "Terminated", SHUTDOWN_MESSAGE, disrupted=True)
+        asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self._end_pods)
+
+    def _end_pods(self) -> None:
+        """End the pods of a node that shuts down. Its taints are set by then, as in recordings 105c."""
+        if self._refusal == SHUTTING_DOWN:
+            for worker in self._workers.values():
+                worker.end("", "Terminated", SHUTDOWN_MESSAGE, disrupted=True)
 
     def recover(self) -> None:
         """End all faults of the node: report what has happened, and process what has changed meanwhile.
