@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt scripts/bootstrap.py
-unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the same modules
+# hundreds of processes import the same modules
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-often lint unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
@@ -22,7 +23,8 @@ test-all: test
 
 PYTEST = $(BIN)/python -m pytest $(OPTIONS)
 OPTIONS := -q --dist loadgroup --no-loadscope-reorder
-SEPARATE := not chaos and not browser and not index  # they have targets of their own
+# these have targets of their own
+SEPARATE := not chaos and not browser and not index
 
 UNIT := -n 3 -m 'not thorough and $(SEPARATE)'
 
