@@ -7,8 +7,10 @@ They stand in CONTRIBUTING.md. `tests/test_guarantees.py` fails if they are out 
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,15 +41,38 @@ def is_thorough(test: str) -> bool:
     return "mark.thorough" in code or any(marked)
 
 
-def suites() -> str:
-    """The features, and the guarantees that have no test in `make test`."""
+def features() -> str:
+    """The tests of FEATURES by their names."""
     names = [name.removeprefix("test_") for name in functions(FEATURES) if name.startswith("test_")]
-    features = "\n".join(f"- {name.replace('_', ' ')}" for name in names)
-    only = [g for g in guarantees() if all(map(is_thorough, g.tests))]
-    rows = ((guarantee.text, "<br>".join(f"`{test}`" for test in guarantee.tests)) for guarantee in only)
+    return "\n".join(f"- {name.replace('_', ' ')}" for name in names)
+
+
+def others() -> Iterator[tuple[str, str]]:
+    """What the files show whose tests `make test` leaves out, all or some."""
+    for file in sorted((*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("embedded_cluster/tests/**/test_*.py"))):
+        path = str(file.relative_to(ROOT))
+        if "mark.chaos" in code_of(path) or "mark.browser" in code_of(path):
+            continue
+        tests = [name for name in functions(path) if name.startswith("test_")]
+        left_out = [name for name in tests if is_thorough(f"{path}::{name}")]
+        if left_out == tests:
+            yield (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0], f"`{path}`"
+        elif left_out:
+            names = (name.removeprefix("test_").replace("_", " ") for name in left_out)
+            text = "; ".join(names)
+            yield text[:1].upper() + text[1:], f"`{path}`"
+
+
+def suites() -> str:
+    """The features, and what has no test in `make test`."""
+    only = [
+        (guarantee.text, "<br>".join(guarantee.tests))
+        for guarantee in guarantees()
+        if all(map(is_thorough, guarantee.tests))
+    ]
     return (
-        f"`{FEATURES}` runs each feature once through Airflow's own processes, in one Airflow:\n\n{features}\n\n"
-        f"Only `make test-all` tests these guarantees:\n\n{table(('guarantee', 'tests'), rows)}"
+        f"`{FEATURES}` runs each feature once through Airflow's own processes, in one Airflow:\n\n{features()}\n\n"
+        f"Only `make test-all` tests this:\n\n{table(('promise', 'tests'), (*only, *others()))}"
     )
 
 

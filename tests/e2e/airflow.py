@@ -28,7 +28,7 @@ from tests.e2e.database import free_port
 
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TICK = 0.2  # seconds between checks of a condition
+TICK = 0.5  # seconds between checks of a condition: most are requests to the API server
 WITHIN = 900.0  # seconds until a condition counts as never true: a task with a retry took 500 at a load of 50
 WORKER_ENDS_WITHIN = 60.0  # seconds from the end of a try until its worker has written its log
 ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")  # states of a task
@@ -325,7 +325,8 @@ class Airflow:
         wait_for(f"the run {run_id} is {state}", lambda: self.call("GET", path)["state"] == state)
 
     def known(self, dag_id: str) -> bool:
-        return any(d["dag_id"] == dag_id for d in self.call("GET", "/api/v2/dags?limit=100")["dags"])
+        found = self.call("GET", f"/api/v2/dags?dag_id_pattern={dag_id}&limit=100")["dags"]
+        return any(dag["dag_id"] == dag_id for dag in found)
 
     def _ti(self, dag_id: str, run_id: str, task_id: str) -> str:
         return f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances/{task_id}"

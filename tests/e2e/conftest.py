@@ -48,7 +48,7 @@ def cluster() -> Iterator[TestCluster]:
 def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """Airflow's own processes, with the example DAGs and those of the tests.
 
-    With pytest-xdist, the groups `e2e-1` and `e2e-2` of about equal length have an Airflow each.
+    With pytest-xdist, the groups `e2e-1` to `e2e-4` of about equal length have an Airflow each.
     """
     dags = tmp_path_factory.mktemp("dags")
     for folder in (ROOT / "example_dags", DAGS):

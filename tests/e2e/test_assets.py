@@ -58,12 +58,6 @@ def trained(airflow: Airflow, dag: str, run: str) -> dict[str, Any]:
     return extra
 
 
-def test_event_of_a_training_in_a_worker(airflow: Airflow) -> None:
-    run = airflow.trigger("assets_in_worker")
-    airflow.wait_state("assets_in_worker", run, "train", "success")
-    trained(airflow, "assets_in_worker", run)
-
-
 def test_event_of_a_deferred_training_and_its_alias_starts_a_dag(airflow: Airflow) -> None:
     consumer = "assets_consumer"
     earlier = unpause(airflow, consumer)

@@ -1,8 +1,7 @@
-"""Features built on the operators: functions, checkpoints, sweeps, backfills in a pool, the reaper."""
+"""Features built on the operators: functions, checkpoints, sweeps, backfills in a pool."""
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-1")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
 
 
 @pytest.mark.embedded("needs the images of examples/")
@@ -103,23 +102,3 @@ def backfill_month(airflow: Airflow, kube: Kube, month: str) -> list[str]:
     kube.let_go(pods, 2)
     wait_for("eight intervals are trained", lambda: [r["state"] for r in of_month()] == ["success"] * 8)
     return long
-
-
-def test_reaper_releases_the_job_of_a_lost_worker(airflow: Airflow, kube: Kube) -> None:
-    """The worker is killed and its task marked failed. Only the reaper's second check releases the job."""
-    run = airflow.trigger("orphan")
-    pods = selector_of("orphan", run)
-    wait_for("the pod runs", lambda: kube.gpus_held(pods) == 1)
-    airflow.kill_task("orphan", run, "train", signal.SIGKILL)
-    airflow.wait_state("orphan", run, "train", "failed")
-    assert kube.gpus_held(pods) == 1
-    (job,) = (job["metadata"]["name"] for job in kube.jobs(pods))
-
-    airflow.trigger("ktrain_reaper")  # the reaper's schedule may have started a run as well
-    wait_for("the GPU is free", lambda: kube.gpus_held(pods) == 0)
-
-    def report() -> str | None:
-        logs = [airflow.log("ktrain_reaper", run["dag_run_id"], "reap") for run in airflow.runs("ktrain_reaper")]
-        return next((log for log in logs if f"{job} deleted. 1 GPU released, 1 pod deleted." in log), None)
-
-    assert "is left over: its task is failed" in wait_for("a run reports it", report)

@@ -18,7 +18,7 @@ CONNECTION = "checkpoints_of_test"
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.embedded("its programs import boto3 and reach a server on loopback"),
-    pytest.mark.xdist_group("e2e-2"),
+    pytest.mark.xdist_group("e2e-3"),
 ]
 
 

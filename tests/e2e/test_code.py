@@ -29,7 +29,6 @@ def config_maps(cluster: TestCluster, dag: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "replica"),
     [
-        ("PyTorchJob", "Master 0"),  # its end is the end of the job
         ("TrainJob", "node 1"),
         pytest.param(
             "MPIJob", "Launcher 0",

@@ -17,13 +17,14 @@ from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
 from tests.e2e.test_assets import unpause
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-3")]
 #: the replica on whose success that of the job depends
 VICTIM = {"PyTorchJob": "Master 0", "MPIJob": "Launcher", "TrainJob": "node 1"}
 #: what its log lines begin with
 PREFIX = {"PyTorchJob": "[Master 0]", "MPIJob": "[Launcher 0]", "TrainJob": "[node 1]"}
 LIMIT = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
-each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, MPIJOB, TRAINJOB], ids=lambda kind: kind.name)
+#: test_features.py has this with a PyTorchJob
+other_kinds = pytest.mark.parametrize("kind", [MPIJOB, TRAINJOB], ids=lambda kind: kind.name)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ class Run:
         wait_for("no pod holds a GPU", lambda: not self.kube.gpus_held(selector_of(self.dag, self.run)))
 
 
-@each_kind
+@other_kinds
 def test_interrupted_program_is_trained_to_its_end(airflow: Airflow, training_cluster: TestCluster, kind: Kind) -> None:
     """The program saves and exits with 0: its job succeeds, and the task does not. The asset starts one run."""
     consumer = f"disrupted_{kind.name.lower()}_consumer"

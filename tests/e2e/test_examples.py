@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of, watching
 
-pytestmark = [pytest.mark.e2e, pytest.mark.embedded("needs the images of examples/"), pytest.mark.xdist_group("e2e-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.embedded("needs the images of examples/"), pytest.mark.xdist_group("e2e-4")]
 
 
 def run(airflow: Airflow, kube: Kube, dag: str, conf: dict[str, Any] | None = None) -> list[str]:
@@ -48,6 +48,18 @@ def test_sixteen_pods_run_only_on_the_chosen_hosts(airflow: Airflow, kube: Kube,
     assert "NCCL_DEBUG" in [entry.name for entry in spec.containers[0].env]
     assert "[Master 0] epoch 0 iteration 400: the sum over 16 ranks is right" in log
     assert any(" succeeded after " in line for line in log), log[-20:]
+
+
+def test_demo_trains_in_three_replicas(airflow: Airflow, kube: Kube) -> None:
+    log = run(airflow, kube, "ktrain_demo", {"epochs": 3})
+    for replica in ("[Master 0]", "[Worker 0]", "[Worker 1]"):
+        epochs = [line.partition(": ")[2].split()[1] for line in log if line.startswith(replica) and " epoch " in line]
+        assert epochs == ["1", "2", "3"]
+
+
+def test_reaper_finds_no_job_that_is_left_over(airflow: Airflow) -> None:
+    run_id = airflow.trigger("ktrain_reaper")
+    airflow.wait_state("ktrain_reaper", run_id, "reap", "success")
 
 
 def test_distributed_pytorch_runs_on_cpus(airflow: Airflow, kube: Kube) -> None:

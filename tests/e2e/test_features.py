@@ -22,8 +22,8 @@ from tests.clusters import TestCluster, require, served_version
 from tests.e2e.airflow import Airflow, running, wait_for
 from tests.e2e.conftest import DAGS, PATIENCE
 from tests.e2e.kube import Kube
+from tests.e2e.page import get, page, run_of, token
 from tests.e2e.scenario import Stage, Watcher
-from tests.e2e.test_training_page import get, page, run_of, token
 from tests.engine.tasks import api_of
 from tests.job_control.jobs import Jobs
 from tests.kueue.workloads import write_workload
@@ -152,7 +152,7 @@ def test_deferred_training_logs_live_and_its_page_follows(stage: Stage) -> None:
     )
     listed = f"{run_of(stage.run)}&amp;task_id=train"
     wait_for("the list of running trainings has it", lambda: listed in get(airflow.url, "/ktrain/running", admin)[1])
-    update = page(stage.run, "train", "/update", dag=stage.dag)
+    update = page(stage.dag, stage.run, "train", "/update")
     wait_for("the page has points", lambda: len(series(get(airflow.url, update, admin))) == 4)
     links = airflow.links(stage.dag, stage.run, "train")
     assert links["Training job"] == f"https://board.example/pytorchjobs/{job}"
@@ -163,7 +163,10 @@ def test_deferred_training_logs_live_and_its_page_follows(stage: Stage) -> None:
     assert xcom(stage) == {"loss": 0.1}
     assert xcom(stage, "metrics")["loss"] == {"last": 0.1, "step": 8, "best": 0.1, "best_step": 8}
     assert xcom(stage, "usage")["held"] > 0
-    text = get(airflow.url, page(stage.run, "train", dag=stage.dag), admin)[1]
+    _, text, headers = get(airflow.url, page(stage.dag, stage.run, "train"), admin)
+    assert "script-src 'self'" in headers["content-security-policy"]
+    _, _, headers = get(airflow.url, update, admin)
+    assert get(airflow.url, update, admin, tag=headers["etag"])[0] == 304
     assert all(shown in text for shown in ("Succeeded", "Master 0", "Worker 0"))
     records = airflow.records(stage.dag, stage.run, "train")
     for replica in stage.replicas:
@@ -188,7 +191,7 @@ def test_failure_begins_with_its_cause(stage: Stage) -> None:
     assert errors
     assert errors[0].startswith("Master 0 failed: ValueError: bad shard")
     assert "TrainingUserCodeError: Master 0 failed: ValueError: bad shard" in stage.log()
-    text = get(stage.airflow.url, page(stage.run, "train", dag=stage.dag), token(stage.airflow))[1]
+    text = get(stage.airflow.url, page(stage.dag, stage.run, "train"), token(stage.airflow))[1]
     assert text.index("Why it failed") < text.index("ValueError: bad shard") < text.index("Replicas")
     wait_gone(stage)
 
@@ -273,18 +276,24 @@ def test_retry_resumes_from_the_checkpoint_on_another_node(stage: Stage) -> None
     wait_gone(stage)
 
 
-@of("mpijob", "trainjob")
-def test_other_kinds(stage: Stage) -> None:
+@of("mpijob")
+def test_mpijob(stage: Stage) -> None:
     stage.wait_state("success")
-    assert xcom(stage) == {"kind": stage.kube.kind.name}
-    if stage.kube.kind is MPIJOB:
-        assert "[Launcher 0] launched" in stage.log()
-        wait_gone(stage)
-        return
+    assert xcom(stage) == {"kind": "MPIJob"}
+    assert "[Launcher 0] launched" in stage.log()
+    wait_gone(stage)
+
+
+@of("trainjob")
+def test_deferred_trainjob_that_is_kept(stage: Stage) -> None:
+    stage.wait_followed()
+    stage.kube.let_go(stage.selector, 2)
+    stage.wait_state("success")
+    assert xcom(stage) == {"kind": "TrainJob"}
     assert {"[node 0] node 0", "[node 1] node 1"} <= set(stage.log().splitlines())
-    assert "the triggerer now follows" in stage.log()
     stage.check_freed()
-    assert [job["metadata"]["uid"] for job in stage.kube.jobs(stage.selector)] == stage.watcher.order[-1:], "it is kept"
+    (job,) = stage.kube.jobs(stage.selector)
+    assert job["metadata"]["uid"] == stage.wait_created()["metadata"]["uid"]
 
 
 @of("function")

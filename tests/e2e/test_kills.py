@@ -11,7 +11,7 @@ from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.scenario import Begin, beginning, of_each_kind
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-4")]
 
 
 @pytest.fixture

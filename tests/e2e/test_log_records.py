@@ -13,7 +13,7 @@ from kubernetes.client.exceptions import ApiException
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-4")]
 DAG, TASK = "log_sources", "train"
 TICKS = 60  # numbered lines, one a second: the worker follows the first ten seconds, a triggerer the others
 Record = dict[str, Any]

@@ -15,7 +15,7 @@ from tests.e2e.conftest import DAGS, PATIENCE
 
 pytest.importorskip("airflow.providers.openlineage", reason="needs apache-airflow-providers-openlineage")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-1")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
 DAG = "lineage"
 Event = dict[str, Any]
 

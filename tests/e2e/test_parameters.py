@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
-from importlib.metadata import version
-
 import pytest
 
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of, watching
 
-WRONG = """
-from airflow.sdk import DAG
-
-from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-
-with DAG("wrong_literal"):
-    PyTorchJobOperator(task_id="train", image="train:1", workers=-1)
-"""
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-3")]
 
 
 def test_pod_override_reaches_the_pod_of_a_function(airflow: Airflow, kube: Kube) -> None:
@@ -36,20 +25,6 @@ def test_pod_override_reaches_the_pod_of_a_function(airflow: Airflow, kube: Kube
     wait_for("the job is gone", lambda: not kube.jobs(selector_of("private", run)))
 
 
-def test_wrong_literal_is_an_import_error(airflow: Airflow) -> None:
-    file = pathlib.Path(airflow.env["AIRFLOW__CORE__DAGS_FOLDER"]) / "wrong_literal.py"
-    file.write_text(WRONG)
-
-    def error() -> str | None:
-        errors = airflow.call("GET", "/api/v2/importErrors?limit=100")["import_errors"]
-        return next((e["stack_trace"] for e in errors if e["filename"].endswith(file.name)), None)
-
-    try:
-        assert "workers: invalid parameter; found -1" in wait_for("the import error", error)
-    finally:
-        file.unlink()
-
-
 def test_result_that_looks_like_secrets_is_the_same_in_the_next_task(airflow: Airflow) -> None:
     """Of each kind of secret, read by a worker and by a triggerer."""
     run = airflow.trigger("secret_results")
@@ -62,15 +37,6 @@ def test_return_value_with_nan_fails_the_task_without_a_retry(airflow: Airflow) 
     assert airflow.wait_state("diverges", run, "diverges", "failed")["try_number"] == 1
     log = airflow.log("diverges", run, "diverges")
     assert "diverges succeeded, but its return value is not JSON and is lost: ['loss'] is nan." in log
-
-
-def test_exit_code_skips_the_task_and_releases_the_job(airflow: Airflow, kube: Kube) -> None:
-    run = airflow.trigger("skips")
-    airflow.wait_state("skips", run, "train", "skipped")
-    airflow.wait_state("skips", run, "after", "skipped")
-    log = airflow.log("skips", run, "train")
-    assert "Master 0 failed with exit code 99" in log
-    wait_for("the job is gone", lambda: not kube.jobs(selector_of("skips", run)))
 
 
 def test_default_deferrable_and_do_xcom_push(airflow: Airflow, kube: Kube) -> None:
@@ -93,27 +59,3 @@ def test_job_that_has_only_a_part_of_its_nodes_is_released(airflow: Airflow, kub
     assert "(partial_start_timeout): " in log
     wait_for("the job is gone", lambda: not kube.jobs(selector_of("partial_start", run)))
     wait_for("the GPUs are free", lambda: kube.gpus_held(selector_of("partial_start", run)) == 0)
-
-
-def test_training_that_hangs_but_logs_is_released(airflow: Airflow, kube: Kube) -> None:
-    run = airflow.trigger("no_progress")
-    airflow.wait_state("no_progress", run, "train", "up_for_retry")
-    log = airflow.log("no_progress", run, "train")
-    assert "the triggerer now follows" in log
-    assert "reported no step higher than 7 for 20 s (progress_timeout)" in log
-    wait_for("the job is gone", lambda: not kube.jobs(selector_of("no_progress", run)))
-    assert kube.gpus_held("ktrain.airflow/dag-id=no_progress") == 0
-
-
-def test_retry_avoids_the_node_with_a_broken_gpu(airflow: Airflow) -> None:
-    run = airflow.trigger("avoids_nodes")
-    ended = airflow.wait_state("avoids_nodes", run, "train", "success")
-    assert ended["try_number"] == 2
-    first, second = (airflow.log("avoids_nodes", run, "train", number) for number in (1, 2))
-    if tuple(map(int, version("apache-airflow-core").split(".")[:2])) < (3, 3):
-        assert "avoid_failed_nodes has no effect" in first
-        return
-    assert "(avoid_failed_nodes)" in first
-    assert "The job avoids 1 node on which earlier tries failed." in second
-    assert ": Master 0 has a broken GPU" in second
-    assert "[Master 0] trained" in second

@@ -17,22 +17,14 @@ echo 'KTRAIN_RESULT {"loss": 0.5, "model_uri": "s3://e2e/{{ run_id }}", "passwor
 """
 
 
-def training(outlets: list[Asset | AssetAlias], *, seconds: int, deferrable: bool) -> None:
+with DAG("assets_deferred", schedule=None, start_date=START):
     PyTorchJobOperator(
         task_id="train",
         image=os.environ["TEST_IMAGE"],
-        command=["sh", "-c", f"{PROGRAM}sleep {seconds}"],
+        command=["sh", "-c", f"{PROGRAM}sleep 20"],  # the worker follows for 10 s
         gpus=1,
-        deferrable=deferrable,
-        outlets=outlets,
+        outlets=[TRAINED, ALIAS],
     )
-
-
-with DAG("assets_in_worker", schedule=None, start_date=START):
-    training([TRAINED], seconds=1, deferrable=False)
-
-with DAG("assets_deferred", schedule=None, start_date=START):
-    training([TRAINED, ALIAS], seconds=20, deferrable=True)  # the worker follows for 10 s
 
 with DAG("assets_consumer", schedule=[ALIAS], start_date=START):
 

@@ -1,4 +1,4 @@
-"""DAGs of the end-to-end tests of authoring: checkpoints across tries, a backfill in a pool, an orphaned job."""
+"""DAGs of the end-to-end tests of authoring: checkpoints across tries, a backfill in a pool."""
 
 import datetime
 import os
@@ -31,13 +31,4 @@ with DAG("intervals", schedule="@daily", start_date=START, catchup=False):
         gpus=2,
         pool="four_gpus",
         pool_slots=2,
-    )
-
-with DAG("orphan", schedule=None, start_date=START):
-    PyTorchJobOperator(
-        task_id="train",
-        image=os.environ["TEST_IMAGE"],
-        command=["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"],
-        gpus=1,
-        deferrable=False,
     )

@@ -110,7 +110,7 @@ with a_dag("mpijob"):
 
 with a_dag("trainjob"):
     TrainJobOperator(
-        **sh("""echo "node $PET_NODE_RANK"; sleep 3; echo 'KTRAIN_RESULT {"kind": "TrainJob"}'"""),
+        **sh(f"""echo "node $PET_NODE_RANK"; {WAIT}; echo 'KTRAIN_RESULT {{"kind": "TrainJob"}}'"""),
         runtime="torch-distributed", nodes=2, on_finish_action="keep_job", **RETRY,
     )  # fmt: skip
 

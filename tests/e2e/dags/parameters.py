@@ -14,18 +14,6 @@ from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
 IMAGE = os.environ.get("TEST_IMAGE", "scratch")
 
-with DAG("skips", schedule=None, start_date=START):
-
-    @task
-    def after() -> None: ...
-
-    (
-        PyTorchJobOperator(
-            task_id="train", image=IMAGE, command=["sh", "-c", "sleep 20; exit 99"], gpus=1, skip_on_exit_code=99
-        )
-        >> after()
-    )
-
 with (
     DAG("worker_without_xcoms", schedule=None, start_date=START),
     mock.patch.dict(os.environ, AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE="False"),
@@ -48,34 +36,6 @@ with DAG("partial_start", schedule=None, start_date=START):  # each node has 8 G
         partial_start_timeout=30,
         retries=1,
         retry_delay=datetime.timedelta(hours=1),
-    )
-
-with DAG("no_progress", schedule=None, start_date=START):  # it hangs, but still logs
-    PyTorchJobOperator(
-        task_id="train",
-        image=IMAGE,
-        command=[
-            "sh",
-            "-c",
-            """trap 'exit 143' TERM; while :; do echo 'KTRAIN_METRIC {"step": 7}'; sleep 1 & wait; done""",
-        ],
-        gpus=1,
-        progress_timeout=20,
-        retries=1,
-        retry_delay=datetime.timedelta(hours=1),
-    )
-
-ECC = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
-
-with DAG("avoids_nodes", schedule=None, start_date=START):
-    PyTorchJobOperator(
-        task_id="train",
-        image=IMAGE,
-        command=["sh", "-c", f"""[ $KTRAIN_ATTEMPT != 1 ] || exec python3 -c "{ECC}"; echo trained"""],
-        gpus=1,
-        avoid_failed_nodes=True,
-        retries=1,
-        retry_delay=datetime.timedelta(seconds=1),
     )
 
 INPUT = {"name": "INPUT", "value": "/input"}

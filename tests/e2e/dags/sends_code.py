@@ -22,8 +22,6 @@ def a_dag(dag_id: str) -> DAG:
     return DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"))
 
 
-with a_dag("sends_code_pytorchjob"):
-    PyTorchJobOperator(**JOB, workers=1)
 with a_dag("sends_code_trainjob"):
     TrainJobOperator(**JOB, runtime="torch-distributed", nodes=2)
 with a_dag("sends_code_mpijob"):
