@@ -150,7 +150,7 @@ class Watch:
     def allow(self, before: State, after: State) -> None:
         """Take into account what a fixture of a wider scope has changed."""
         for what, found in after.items():
-            for thing, _, new in _changes(what, before[what], found):
+            for thing, _, new in _changes(what, before.get(what, {}), found):
                 if new is ABSENT:
                     self._before[what].pop(thing, None)
                 else:
@@ -244,6 +244,12 @@ def restored_signals() -> Iterator[None]:
 
 
 _watches: list[Watch] = []
+
+
+def allow_process(pid: int) -> None:
+    """A test has restarted a process of a wider fixture."""
+    for watch in _watches:
+        watch.allow({}, {"child process": {pid: None}})
 
 
 @pytest.fixture(autouse=True)

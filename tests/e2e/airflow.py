@@ -9,9 +9,11 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -21,7 +23,7 @@ from datetime import UTC, datetime
 from signal import Signals
 from typing import Any, TypeVar
 
-from tests import factories
+from tests import factories, leaks
 from tests.clusters import IMAGE, TestCluster
 from tests.e2e import database
 from tests.e2e.database import free_port
@@ -74,7 +76,7 @@ class Airflow:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._token = ""
+        self._token = self._temporary = ""
         trigger_log_port = str(free_port())
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
         self.env = {
@@ -127,6 +129,7 @@ class Airflow:
     # processes
 
     def start(self) -> None:
+        self.env["TMPDIR"] = self._temporary = tempfile.mkdtemp(prefix="airflow-")  # a short path: it has sockets
         (self.home / "config").mkdir()  # Airflow adds it to the import path of each component
         (self.home / "config" / "hostname_of_test.py").write_text(HOSTNAME)
         (self.home / "config" / "sqlite_of_test.py").write_text(SQLITE)
@@ -159,6 +162,7 @@ class Airflow:
                 start_new_session=True, preexec_fn=database.ends_with_parent(signal.SIGTERM),
             )  # fmt: skip
         self.processes[name] = process
+        leaks.allow_process(process.pid)
         return process
 
     def log_folder(self, name: str) -> pathlib.Path:
@@ -206,6 +210,8 @@ class Airflow:
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes.values():
             process.wait(30)
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def task_processes(self, ti_id: str = "") -> list[int]:
         """The processes that currently run tasks (not their supervisors), or the process of one task instance."""

@@ -33,6 +33,7 @@ def temporary() -> Iterator[str]:
         yield directory
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(REAL), reason="on the embedded cluster only: the suite starts it")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_suite_ends_with_its_parent_process(tmp_path: Path, temporary: str, end: signal.Signals) -> None:
