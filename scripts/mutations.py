@@ -787,9 +787,12 @@ def words_of(outcome: Outcome) -> str:
     return f"{outcome.mutation}: {said}{f' ({outcome.note})' if outcome.note else ''}"
 
 
-def report(data: Path, to: Path) -> None:
-    """Write the table of outcomes, and that of tests, seconds and CPU for each folder."""
-    tree, reached = Tree(ROOT), covering(data)
+def report(data: Path, to: Path, note: str) -> None:
+    """Write the table of outcomes, and that of tests, seconds and CPU for each folder.
+
+    :param note: how it was measured.
+    """
+    tree = Tree(ROOT)
     found = outcomes(data)
     rows, rules = list[str](), list[str]()
     for m in mutations():
@@ -799,7 +802,7 @@ def report(data: Path, to: Path) -> None:
         elif o["caught_by"]:
             said = f"`{o['caught_by']}`"
         else:
-            said = f"**survived** {o['ran']} of {len(reached.get(m.name, ()))} covering tests"
+            said = f"**survived** {o['ran']} of {o['covering']} covering tests"
         said = said.replace("|", "\\|")
         if m.kind == "rule":
             rules.append(f"| {m.old} | {said} |")
@@ -817,7 +820,8 @@ def report(data: Path, to: Path) -> None:
         f"# What the tests of {commits} notice",
         "",
         "Written by `python scripts/mutations.py report`. A mutation is caught by a test that fails with it, "
-        "outside tests/core twice, and passes without it; the cheapest tests run first.",
+        "outside tests/core twice, and passes without it. The cheapest tests run first, until a budget of seconds.",
+        *(["", note] if note else []),
         "",
         f"- Rules removed: {caught[True]} of {totals[True]} caught.",
         f"- Other changes: {caught[False]} of {totals[False]} caught.",
@@ -834,13 +838,11 @@ def report(data: Path, to: Path) -> None:
         "|---|---|",
         *rules,
         "",
-        "## Tests, seconds and CPU by folder",
-        "",
-        *folders(data),
-        "",
     ]
+    if measured(data):
+        text += ["## Tests, seconds and CPU by folder", "", *folders(data), ""]
     to.write_text("\n".join(text))
-    print("\n".join(text[4:7]))
+    print("\n".join(line for line in text if line.startswith("- ")))
 
 
 def cell(code: str) -> str:
@@ -894,7 +896,9 @@ def main() -> None:
     runs.add_argument("--budget", type=float, default=300.0, help="seconds of tests for each mutation")
     runs.add_argument("--core", action="store_true", help="only tests of tests/core")
     runs.add_argument("--hints", type=Path, action="append", default=[], help="--data of an earlier run")
-    commands.add_parser("report").add_argument("to", type=Path)
+    reports = commands.add_parser("report")
+    reports.add_argument("to", type=Path)
+    reports.add_argument("--note", default="", help="how it was measured")
     args, others = parser.parse_known_args()
     if others and args.command != "probe":
         parser.error(f"unknown arguments: {' '.join(others)}")
@@ -916,7 +920,7 @@ def main() -> None:
     elif args.command == "run":
         run(args.commit, args.data, args.only, args.jobs, args.budget, args.core, args.hints)
     else:
-        report(args.data, args.to)
+        report(args.data, args.to, args.note)
 
 
 if __name__ == "__main__":
