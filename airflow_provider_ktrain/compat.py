@@ -30,7 +30,6 @@ from airflow_provider_ktrain.core.state.accelerators import (
     configured_rows,
 )
 from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown, shown_log
-from airflow_provider_ktrain.core.text.xcom_values import transportable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -215,6 +214,12 @@ def explicit_deployment_id() -> str:
     return _setting("ktrain", "deployment_id")
 
 
+def _transportable(value: Any, key: str) -> Any:
+    from airflow_provider_ktrain.core.text.xcom_values import transportable  # a DAG file doesn't need it
+
+    return transportable(value, key)
+
+
 def remember(context: Context, key: str, value: Any) -> bool:
     """Store a value for later resumes and tries of this task, in Airflow's task store, which survives a SIGKILL.
 
@@ -225,7 +230,7 @@ def remember(context: Context, key: str, value: Any) -> bool:
     """
     store = context.get("task_state_store")
     if store is not None:
-        store.set(key, transportable(value, key))
+        store.set(key, _transportable(value, key))
     elif key in RESUME_STATE:  # below 3.3
         push(context, key, value)
     return store is not None
@@ -258,7 +263,7 @@ def calls_on_kill() -> bool:
 
 def push(context: Context, key: str, value: Any) -> None:
     """Push an XCom of this task, without what Airflow's processes or its database reject."""
-    context["ti"].xcom_push(key=key, value=transportable(value, key))
+    context["ti"].xcom_push(key=key, value=_transportable(value, key))
 
 
 class ChecksAfterInit(BaseOperatorMeta):
@@ -409,7 +414,7 @@ def set_xcom(ti_key: TaskInstanceId, key: str, value: Any) -> None:
     """
     from airflow.sdk.execution_time.xcom import XCom
 
-    XCom.set(key=key, value=transportable(value, key), **asdict(ti_key))
+    XCom.set(key=key, value=_transportable(value, key), **asdict(ti_key))
 
 
 def metrics() -> Any:
