@@ -119,7 +119,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Advance to the next timer, unless a thread works or there is no timer: then really wait for what happens."""
         if self._wake_waiting():
             return []
-        if not self._threads and timeout is not None:
+        if self._threads <= 0 and timeout is not None:
             if self._now - START > LONGEST_SECONDS:
                 raise Stuck(f"{LONGEST_SECONDS:.0f} s of the loop's time have passed")
             scheduled: Any = self._scheduled  # type: ignore[attr-defined]

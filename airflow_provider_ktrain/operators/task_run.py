@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -240,7 +240,7 @@ class TaskRun:
                 if self._killed or self._loop.now() + RETRY_SECONDS > until:
                     raise
                 self._log.warning("The connection can't be read. Retrying in %.0f s.\n%s", RETRY_SECONDS, e)
-                time.sleep(RETRY_SECONDS)
+                self._loop.run(asyncio.sleep(RETRY_SECONDS))
 
     def _deferral_of_this_try(self) -> tuple[Deferral, str] | None:
         """The deferral of this try's last trigger, and since when its lines may be repeated.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.state.awaited import Awaited, describe_state, look_for
-from airflow_provider_ktrain.engine import timing
+from airflow_provider_ktrain.engine.api.threads import LoopThread
 from airflow_provider_ktrain.exceptions import as_airflow_errors, failure
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
@@ -111,11 +111,13 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         """Read the job once in the worker; defer if it must wait."""
         if not self.deferrable:
             return super().execute(context) if self.reschedule else self._watch(context)
-        with self._skipping(context), self._host() as host:
-            ref, _ = host.call(self._look)
-        self._defer(context, ref, failures=0, deadline=timing.epoch() + self.timeout)
+        with contextlib.closing(LoopThread()) as loop:
+            with self._skipping(context), self._host(loop) as host:
+                ref, _ = host.call(self._look)
+            now = loop.epoch()
+        self._defer(context, ref, failures=0, deadline=now + self.timeout, now=now)
 
-    def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
+    def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float, now: float) -> NoReturn:
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         state = {"version": VERSION, "failures": failures, "deadline": deadline, "job": ref.to_dict()}
@@ -129,7 +131,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
                 failures=failures,
             ),
             method_name="execute_complete",
-            timeout=timedelta(seconds=max(1.0, deadline - timing.epoch())),
+            timeout=timedelta(seconds=max(1.0, deadline - now)),
         )
 
     def _watch(self, context: Context) -> None:
@@ -137,11 +139,11 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
         As before a deferral, the job is read once at first: an error then fails the try, later ones are retried.
         """
-        deadline = timing.epoch() + self.timeout
-        with self._skipping(context):
-            with self._host() as host:
+        with contextlib.closing(LoopThread()) as loop, self._skipping(context):
+            deadline = loop.epoch() + self.timeout
+            with self._host(loop) as host:
                 host.call(self._find)
-            if not self._watch_until(deadline):
+            if not self._watch_until(deadline, loop):
                 raise self._too_late()
 
     def _too_late(self) -> AirflowSensorTimeout:
@@ -190,37 +192,40 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
 
         failures, deadline, job = read_state(compat.recall(context, STATE_KEY))
-        deadline = deadline or timing.epoch() + self.timeout
-        until = min(deadline, timing.epoch() + (seconds_in_worker(failures + 1, self.seconds_in_worker) or math.inf))
-        self.log.warning(
-            "The trigger failed. This worker waits for %s for %.0f s.\n%s", self._title, until - timing.epoch(), reason
-        )
-        if self._watch_until(until):
-            return
-        if until >= deadline:
-            raise self._too_late()
-        self._defer(context, self._reference(job), failures + 1, deadline)
+        with contextlib.closing(LoopThread()) as loop:
+            now = loop.epoch()
+            deadline = deadline or now + self.timeout
+            until = min(deadline, now + (seconds_in_worker(failures + 1, self.seconds_in_worker) or math.inf))
+            self.log.warning(
+                "The trigger failed. This worker waits for %s for %.0f s.\n%s", self._title, until - now, reason
+            )
+            if self._watch_until(until, loop):
+                return
+            if until >= deadline:
+                raise self._too_late()
+            ref, now = self._reference(job, loop), loop.epoch()
+        self._defer(context, ref, failures + 1, deadline, now)
 
-    def _reference(self, stored: Mapping[str, Any]) -> JobRef:
+    def _reference(self, stored: Mapping[str, Any], loop: LoopThread) -> JobRef:
         """The job that the sensor deferred for, or the job as found in the cluster."""
         try:
             return JobRef.from_dict(stored)
         except ValueError:
-            with self._host() as host:
+            with self._host(loop) as host:
                 return host.call(self._look)[0]
 
-    def _watch_until(self, until: float) -> bool:
+    def _watch_until(self, until: float, loop: LoopThread) -> bool:
         """Whether the job had one of the conditions before `until` (epoch seconds). A watch that fails is retried."""
-        while (left := until - timing.epoch()) > 0:
+        while (left := until - loop.epoch()) > 0:
             try:
-                with self._host() as host:
+                with self._host(loop) as host:
                     ref, _ = host.call(self._look)
                     outcome = host.watch(ref, self._options(), left)
             except TimeoutError:
                 return False
             except ClusterError as e:
                 self.log.warning("%s can't be watched. Retrying.\n%s", self._title, e)
-                time.sleep(max(0.0, min(RETRY_PAUSE, until - timing.epoch())))
+                loop.run(asyncio.sleep(max(0.0, min(RETRY_PAUSE, until - loop.epoch()))))
             else:
                 self._finish(outcome)
                 return True
@@ -240,12 +245,12 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
                 self.log.warning("%s can't be read. Retrying in %.0f s.\n%s", self._title, self.poke_interval, e)
                 return False
 
-    def _host(self) -> WorkerHost:
+    def _host(self, loop: LoopThread | None = None) -> WorkerHost:
         from airflow_provider_ktrain.worker_host import WorkerHost
 
         check_choice(self.logs, self.kind)
         parameters.validated(vars(self))
-        return WorkerHost.connected(self)
+        return WorkerHost.connected(self, loop=loop)
 
     async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job by its name. The second value is None if it doesn't exist."""

@@ -540,10 +540,11 @@ def soon(seconds: float = 0.0) -> float:
 async def occupied_threads() -> AsyncIterator[None]:
     """The only thread of the event loop is busy until the body of the `async with` has ended."""
     loop, over = asyncio.get_running_loop(), threading.Event()
-    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
-    waiting = loop.run_in_executor(None, over.wait)
+    threads = concurrent.futures.ThreadPoolExecutor(1)
+    loop.set_default_executor(threads)
+    waiting = threads.submit(over.wait)
     try:
         yield
     finally:
         over.set()
-        await waiting
+        waiting.result()

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from kubernetes import client, config
 
@@ -30,10 +30,11 @@ class Jobs:
         api = client.ApiClient(configuration)
         self._cluster, self.namespace = cluster, cluster.namespace
         self.kubeconfig = cluster.kubeconfig
-        self._api, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+        self._api: Any = client.CustomObjectsApi(api)
+        self._core = client.CoreV1Api(api)
         self._made: list[Object] = []
 
-    def __enter__(self) -> Jobs:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -113,29 +114,28 @@ class Jobs:
         return any(c["type"] == condition_type and c["status"] == "True" for c in conditions)
 
     def wait(self, job: Object, condition_type: str) -> None:
-        wait_for(f"{job['metadata']['name']} is {condition_type}", lambda: self.condition(job, condition_type))
+        self.wait_for(f"{job['metadata']['name']} is {condition_type}", lambda: self.condition(job, condition_type))
 
     def wait_pods(self, job: Object, number: int) -> list[str]:
-        return wait_for(f"{number} pods run", lambda: len(p := self.pods(job, "Running")) == number and p) or []
+        return self.wait_for(f"{number} pods run", lambda: len(p := self.pods(job, "Running")) == number and p) or []
 
     def wait_none(self, job: Object, phase: str) -> None:
-        wait_for(f"no pod is {phase}", lambda: not self.pods(job, phase))
+        self.wait_for(f"no pod is {phase}", lambda: not self.pods(job, phase))
 
     def wait_exactly(self, job: Object, names: list[str]) -> None:
-        wait_for(f"the pods are {names}", lambda: self.pods(job) == names)
+        self.wait_for(f"the pods are {names}", lambda: self.pods(job) == names)
 
     def wait_number(self, job: Object, number: int) -> None:
-        wait_for(f"there are {number} pods", lambda: len(self.pods(job)) == number)
+        self.wait_for(f"there are {number} pods", lambda: len(self.pods(job)) == number)
+
+    def wait_for(self, what: str, look: Callable[[], T]) -> T:
+        """The result of `look` as soon as it is true."""
+        end = time.monotonic() + 240
+        while not (found := look()):
+            assert time.monotonic() < end, f"not within 240 s: {what}"
+            time.sleep(0.05)
+        return found
 
     def _place(self, job: Object) -> tuple[str, str, str, str]:
         group, _, version = job["apiVersion"].partition("/")
         return group, version, self.namespace, kind_of(job["kind"]).plural
-
-
-def wait_for(what: str, look: Callable[[], T], seconds: float = 240) -> T:
-    """The result of `look` as soon as it is true."""
-    end = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
-    return found

@@ -21,7 +21,7 @@ from airflow_provider_ktrain.operators.job_control import (
 )
 from tests.clusters import TestCluster, most_gpus
 from tests.job_control.following import connect
-from tests.job_control.jobs import WAIT, Jobs, Object, wait_for
+from tests.job_control.jobs import WAIT, Jobs, Object
 
 ELASTIC = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 3}}
 HOROVOD = ["horovodrun", "-np", "2", "--min-np", "1", "--max-np", "3"]
@@ -134,7 +134,7 @@ def test_resume_waits_until_old_pods_are_gone(jobs: Jobs) -> None:
     job = jobs.submit(workers=1, owned=True)
     jobs.wait_pods(job, 2)
     jobs.patch(job, {"spec": {"runPolicy": {"suspend": True}}})
-    wait_for("Suspended", lambda: jobs.condition(job, "Suspended"))
+    jobs.wait_for("Suspended", lambda: jobs.condition(job, "Suspended"))
     assert run(ResumeTrainingJobOperator, job).endswith("is resumed")
     jobs.wait_pods(job, 2)
     assert not jobs.condition(job, "Failed")
@@ -239,7 +239,7 @@ def replace(jobs: Jobs, job: Object) -> Callable[[], Object]:
 
     def happens() -> Object:
         jobs.delete(job)
-        wait_for("the job is gone", lambda: jobs.read(job) is None)
+        jobs.wait_for("the job is gone", lambda: jobs.read(job) is None)
         kept = {k: job["metadata"][k] for k in ("name", "namespace")}
         return jobs.submit({**job, "metadata": kept})
 

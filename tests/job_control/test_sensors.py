@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,32 +17,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, Airfl
 
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
-from tests.clusters import TestCluster
-from tests.job_control.jobs import Jobs, Object
+from tests.apiserver import Object
+from tests.job_control.virtual_jobs import VirtualJobs
+from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Store
-
-
-class Heard:
-    """A log handler that detects a text."""
-
-    def __init__(self, log: Any, text: str, heard: threading.Event) -> None:
-        self._log, self._text, self._heard = log, text, heard
-
-    def info(self, event: Any, *arguments: Any, **more: Any) -> None:
-        if self._text in str(event):
-            self._heard.set()
-        self._log.info(event, *arguments, **more)
-
-    def warning(self, event: Any, *arguments: Any, **more: Any) -> None:
-        if self._text in str(event):
-            self._heard.set()
-        self._log.warning(event, *arguments, **more)
-
-    def error(self, event: Any, *arguments: Any, **more: Any) -> None:
-        if self._text in str(event):
-            self._heard.set()
-        self._log.error(event, *arguments, **more)
-
+from tests.operators.virtual_cluster import virtual_cluster
 
 FAILS = ["sh", "-c", "echo no data >&2; exit 3"]
 
@@ -56,30 +34,26 @@ def sensor(job: Object, **arguments: Any) -> Any:
 
 
 @pytest.fixture
-def later() -> Iterator[list[threading.Timer]]:
-    """Timers that are cancelled at the end of the test."""
-    timers: list[threading.Timer] = []
-    yield timers
-    for timer in timers:
-        timer.join()
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualJobs]:
+    """Jobs in virtual time, in the namespace of the connection `kubernetes_default`."""
+    with virtual_cluster(tmp_path) as cluster, VirtualJobs(cluster) as made:
+        set_connection(cluster, monkeypatch)
+        yield made
 
 
-def test_sensor_waits_for_success_and_keeps_the_job(jobs: Jobs) -> None:
+def test_sensor_waits_for_success_and_keeps_the_job(jobs: VirtualJobs) -> None:
     job = jobs.submit(command=["true"])
     sensor(job).execute({})
     assert jobs.condition(job, "Succeeded")
 
 
-def test_sensor_waits_for_a_missing_job(
-    jobs: Jobs, later: list[threading.Timer], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sensor_waits_for_a_missing_job(jobs: VirtualJobs, capfd: pytest.CaptureFixture[str]) -> None:
     manifest = jobs.build(command=["true"])
     name = f"PyTorchJob {jobs.namespace}/{manifest['metadata']['name']}"
     with pytest.raises(TaskDeferred):
         sensor(manifest, deferrable=True).execute({})
     assert f"Waiting until {name} is Succeeded. Currently it doesn't exist" in "".join(capfd.readouterr())
-    later.append(threading.Timer(0.5, jobs.submit, [manifest]))
-    later[0].start()
+    jobs.world.after(100, jobs.submit, manifest)
     sensor(manifest).execute({})
     assert jobs.condition(jobs.submitted(manifest), "Succeeded")
     sensor(manifest).execute({})
@@ -87,14 +61,14 @@ def test_sensor_waits_for_a_missing_job(
 
 
 @pytest.mark.parametrize("conditions", ["Running", ["Running", "Succeeded"]])
-def test_sensor_waits_for_one_of_several_conditions(jobs: Jobs, conditions: str | list[str]) -> None:
+def test_sensor_waits_for_one_of_several_conditions(jobs: VirtualJobs, conditions: str | list[str]) -> None:
     job = jobs.submit(kind="MPIJob", workers=1)
     sensor(job, conditions=conditions).execute({})
     assert jobs.condition(job, "Running")
     assert not jobs.condition(job, "Succeeded")
 
 
-def test_sensor_fails_with_the_cause_and_keeps_the_job(jobs: Jobs) -> None:
+def test_sensor_fails_with_the_cause_and_keeps_the_job(jobs: VirtualJobs) -> None:
     job = jobs.submit(command=FAILS)
     with pytest.raises(TrainingUserCodeError) as error:
         sensor(job).execute({})
@@ -104,70 +78,40 @@ def test_sensor_fails_with_the_cause_and_keeps_the_job(jobs: Jobs) -> None:
     sensor(job, conditions=["Failed"]).execute({})  # unless the sensor waits for this condition
 
 
-def test_sensor_fails_if_the_job_is_deleted(jobs: Jobs, later: list[threading.Timer]) -> None:
+def test_sensor_fails_if_the_job_is_deleted(jobs: VirtualJobs) -> None:
     """It is deleted only after the sensor has seen it, because a sensor waits for a missing job."""
-    job = jobs.submit(command=["sh", "-c", "while :; do echo step; sleep 0.2; done"])
-    jobs.wait(job, "Running")
-    followed = threading.Event()
-
-    def delete_once_followed() -> None:
-        assert followed.wait(240)
-        jobs.delete(job)
-
-    class Waits(PyTorchJobSensor):
-        """Its log shows when the first line of the job arrived."""
-
-        @property
-        def log(self) -> Any:
-            return Heard(super().log, "step", followed)
-
-    later.append(threading.Timer(0, delete_once_followed))
-    later[0].start()
-    with pytest.raises(AirflowException, match="was deleted by someone else before it ended"):
-        Waits(task_id="wait", job_name=job["metadata"]["name"], logs="all", deferrable=False, timeout=240).execute({})
-
-
-@pytest.mark.embedded("sets fault switches")
-def test_poke_mode_retries_while_credentials_are_refused(
-    cluster: TestCluster, jobs: Jobs, later: list[threading.Timer]
-) -> None:
-    job = jobs.submit(command=["sh", "-c", "while :; do echo step; sleep 0.2; done"])
-    jobs.wait(job, "Running")
-    followed, retried = threading.Event(), threading.Event()
-
-    def refuse_for_a_moment() -> None:
-        assert followed.wait(240)
-        cluster.admin("status", status=401, path="/pytorchjobs|/pods")
-        cluster.admin("drop", seconds=0.01)
-        retried.wait(120)
-        cluster.admin("clear")
-        jobs.patch(job, {"spec": {"runPolicy": {"suspend": True}}})
-
-    class Waits(PyTorchJobSensor):
-        """Its log shows when the first line of the job arrived, and when the sensor tries again."""
-
-        @property
-        def log(self) -> Any:
-            return Heard(Heard(super().log, "step", followed), "can't be watched. Retrying", retried)
-
-    later.append(threading.Timer(0, refuse_for_a_moment))
-    later[0].start()
-    arguments: dict[str, Any] = {"conditions": ["Suspended"], "logs": "all", "deferrable": False, "timeout": 240}
-    Waits(task_id="wait", job_name=job["metadata"]["name"], **arguments).execute(context())
-    assert retried.is_set()
-
-
-def test_sensor_timeout_keeps_the_job(jobs: Jobs) -> None:
     job = jobs.submit()
     jobs.wait(job, "Running")
-    impatient = sensor(job)
-    impatient.timeout = 0.5
-    with pytest.raises(AirflowException, match=r"is not Succeeded after"):
-        impatient.execute({})
-    lenient = sensor(job, soft_fail=True)
-    lenient.timeout = 0.5
+    jobs.world.after(100, jobs.delete, job)
+    with pytest.raises(AirflowException, match="was deleted by someone else before it ended"):
+        sensor(job).execute({})
+
+
+def test_poke_mode_retries_while_credentials_are_refused(jobs: VirtualJobs, capfd: pytest.CaptureFixture[str]) -> None:
+    job = jobs.submit()
+    jobs.wait(job, "Running")
+
+    def refuse_for_a_moment() -> None:
+        jobs.cluster.admin("status", status=401, path="/pytorchjobs|/pods", seconds=8)
+        jobs.cluster.admin("drop", seconds=0.01)
+
+    jobs.world.after(50, refuse_for_a_moment)
+    jobs.world.after(100, jobs.patch, job, {"spec": {"runPolicy": {"suspend": True}}})
+    began = jobs.world.now
+    sensor(job, conditions=["Suspended"]).execute(context())
+    assert jobs.world.now - began == pytest.approx(100, abs=1)
+    assert "can't be watched. Retrying" in "".join(capfd.readouterr())
+
+
+def test_sensor_timeout_keeps_the_job(jobs: VirtualJobs) -> None:
+    job = jobs.submit()
+    jobs.wait(job, "Running")
+    began = jobs.world.now
+    with pytest.raises(AirflowException, match=r"is not Succeeded after 240 s"):
+        sensor(job).execute({})
+    assert jobs.world.now - began == pytest.approx(240, abs=0.1)
     with pytest.raises(AirflowSkipException):
-        lenient.execute({})
+        sensor(job, soft_fail=True).execute({})
     assert jobs.condition(job, "Running")
 
 
@@ -190,7 +134,7 @@ def test_timeout_in_the_triggerer_names_the_awaited_condition(
     assert ("Skipped instead of failed.\nMPIJob train" in "".join(capfd.readouterr())) is bool(lenient)
 
 
-def test_sensor_forwards_logs_on_request(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sensor_forwards_logs_on_request(jobs: VirtualJobs, capfd: pytest.CaptureFixture[str]) -> None:
     job = jobs.submit(command=["sh", "-c", "echo lesson one"])
     sensor(job).execute({})
     assert "lesson one" not in "".join(capfd.readouterr())
@@ -198,7 +142,7 @@ def test_sensor_forwards_logs_on_request(jobs: Jobs, capfd: pytest.CaptureFixtur
     assert "[Master 0] lesson one" in "".join(capfd.readouterr())
 
 
-def test_reschedule_mode_checks_once_per_run(jobs: Jobs) -> None:
+def test_reschedule_mode_checks_once_per_run(jobs: VirtualJobs) -> None:
     job = jobs.build()
     looks = sensor(job, mode="reschedule", conditions=["Running"])
     assert looks.poke({}) is False
@@ -211,7 +155,7 @@ def test_reschedule_mode_checks_once_per_run(jobs: Jobs) -> None:
         sensor(failed, mode="reschedule").poke({})
 
 
-def test_deferred_sensor_holds_no_worker(jobs: Jobs) -> None:
+def test_deferred_sensor_holds_no_worker(jobs: VirtualJobs) -> None:
     job = jobs.submit(command=["true"])
     waiting = sensor(job, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
@@ -238,16 +182,16 @@ def test_deferred_sensor_holds_no_worker(jobs: Jobs) -> None:
 
 
 class Patient(PyTorchJobSensor):
-    """Waits in the worker for a short time after a trigger's first failure, then for a long time."""
+    """Waits in the worker for a minute after a trigger's first failure, then for a long time."""
 
-    seconds_in_worker = (0.5, 240.0)
+    seconds_in_worker = (60.0, 240.0)
 
 
 def context(try_number: int = 1, max_tries: int = 0) -> Any:
     return {"ti": SimpleNamespace(try_number=try_number, max_tries=max_tries), "task_state_store": Store()}
 
 
-def unreachable(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def unreachable(jobs: VirtualJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     content = yaml.safe_load(jobs.kubeconfig.read_text())
     content["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     extra = {"kube_config": json.dumps(content), "namespace": jobs.namespace}
@@ -262,7 +206,7 @@ FAILURES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("method", "arguments"), FAILURES, ids=["no trigger", "event"])
 def test_failed_trigger_is_replaced(
-    jobs: Jobs, capfd: pytest.CaptureFixture[str], method: str, arguments: dict[str, Any]
+    jobs: VirtualJobs, capfd: pytest.CaptureFixture[str], method: str, arguments: dict[str, Any]
 ) -> None:
     job, here = jobs.submit(), context()
     waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
@@ -278,18 +222,20 @@ def test_failed_trigger_is_replaced(
     assert jobs.condition(job, "Running")
 
 
-def test_repeatedly_failing_trigger_ends_at_the_timeout(jobs: Jobs) -> None:
+def test_repeatedly_failing_trigger_ends_at_the_timeout(jobs: VirtualJobs) -> None:
     job, here = jobs.submit(), context()
-    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=600)
+    began = jobs.world.now
     with pytest.raises(TaskDeferred):
         waiting.execute(here)
-    here["task_state_store"]["ktrain_sensor"] |= {"failures": 5, "deadline": time.time() + 0.5}
-    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 240 s"):
+    here["task_state_store"]["ktrain_sensor"]["failures"] = 5
+    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 600 s"):
         waiting.resume_execution(*FAILURES[0], here)
+    assert jobs.world.now - began == pytest.approx(600, abs=0.1)
 
 
 def test_sensor_retries_while_the_cluster_is_unreachable(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    jobs: VirtualJobs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job, here = jobs.submit(), context()
     waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
@@ -302,7 +248,7 @@ def test_sensor_retries_while_the_cluster_is_unreachable(
 
 
 def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    jobs: VirtualJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreachable(jobs, monkeypatch)
     for deferrable in (True, False):
@@ -313,7 +259,7 @@ def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(
             waiting.execute(context(try_number=2, max_tries=1))
 
 
-def test_soft_fail_skips_after_a_failure_while_deferred(jobs: Jobs) -> None:
+def test_soft_fail_skips_after_a_failure_while_deferred(jobs: VirtualJobs) -> None:
     cause = {"category": "user code", "summary": "Master 0 failed"}
     event = {"version": 1, "outcome": {"phase": "Failed", "succeeded": False, "cause": cause}}
     waiting = sensor(jobs.build(), deferrable=True, soft_fail=True)
@@ -321,7 +267,7 @@ def test_soft_fail_skips_after_a_failure_while_deferred(jobs: Jobs) -> None:
         waiting.resume_execution("execute_complete", {"event": event}, context(try_number=1, max_tries=1))
 
 
-def test_soft_fail_skips_after_a_failed_trigger(jobs: Jobs) -> None:
+def test_soft_fail_skips_after_a_failed_trigger(jobs: VirtualJobs) -> None:
     job = jobs.submit(command=["true"])
     jobs.wait(job, "Succeeded")
     waiting = Patient(
@@ -331,12 +277,14 @@ def test_soft_fail_skips_after_a_failed_trigger(jobs: Jobs) -> None:
         waiting.resume_execution(*FAILURES[0], context())
 
 
-def test_reschedule_mode_retries_while_the_cluster_is_unreachable(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reschedule_mode_retries_while_the_cluster_is_unreachable(
+    jobs: VirtualJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unreachable(jobs, monkeypatch)
     assert sensor(jobs.build(), mode="reschedule").poke(context()) is False
 
 
-def test_unknown_condition_is_refused(jobs: Jobs) -> None:
+def test_unknown_condition_is_refused(jobs: VirtualJobs) -> None:
     for wrong, first, last in (
         ("Done", "", "; remedy: write one of these"),
         ("running", r"did you mean 'Running'\? ", ""),

@@ -2,22 +2,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from tests.clusters import TestCluster
+from tests.clusters import REAL, TestCluster
 from tests.operators.task_instance import Instance
+from tests.operators.virtual_cluster import virtual_cluster
+from tests.operators.virtual_instance import VirtualInstance
 
 
 @pytest.fixture
-def instance(
-    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Instance]:
-    """A task instance in its own deployment; `of_each_kind` sets its kind. Its job is deleted at the end."""
-    set_connection(cluster, monkeypatch)
-    with Instance(cluster, getattr(request, "param", PYTORCHJOB)) as made:
-        yield made
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Instance]:
+    """A task instance in virtual time, unless it has the mark `programs`; `of_each_kind` sets its kind."""
+    kind = getattr(request, "param", PYTORCHJOB)
+    if REAL or request.node.get_closest_marker("programs"):
+        cluster: TestCluster = request.getfixturevalue("cluster")
+        set_connection(cluster, monkeypatch)
+        with Instance(cluster, kind) as made:
+            yield made
+        return
+    with virtual_cluster(tmp_path) as virtual:
+        set_connection(virtual, monkeypatch)
+        with VirtualInstance(virtual, kind) as made_virtual:
+            yield made_virtual
 
 
 def set_connection(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
+import os
+import signal
+import threading
 import time
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, TypeVar
 from unittest import mock
 
 import pytest
 from airflow.sdk import DAG, TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.triggers.base import TriggerEvent
 from kubernetes import client, config
 from pydantic import JsonValue, TypeAdapter
 
@@ -29,10 +34,12 @@ from airflow_provider_ktrain.operators.training import (
     TrainingJobOperator,
     TrainJobOperator,
 )
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests import clusters
 from tests.clusters import TestCluster
 
 Object = dict[str, Any]
+S = TypeVar("S", bound="Supervisor")
 DAG_ID = "dag"
 TRAINS = ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]
 OPERATORS: dict[str, type[TrainingJobOperator]] = {
@@ -117,18 +124,24 @@ class Instance:
         self.outlet_events = OutletEventAccessors()  # of the process that ran last
         self.operator: TrainingJobOperator | None = None
         self.folder = ""
-        self.killed_at = 0.0
+        self.interrupted_at = 0.0  # by `clock`
+        self._ends: list[Callable[[], object]] = []  # called at the end, in reverse order
+        self._connect()
+
+    def _connect(self) -> None:
         configuration = client.Configuration()
-        config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
+        config.load_kube_config(str(self.cluster.kubeconfig), client_configuration=configuration)
         api = client.ApiClient(configuration)
         self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
 
-    def __enter__(self) -> Instance:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for end in reversed(self._ends):
+            end()
         self.delete()
 
     # the task
@@ -172,6 +185,17 @@ class Instance:
         self.outlet_events = OutletEventAccessors()
         return self.operator.resume_execution("execute_complete", {"event": event}, self.context)
 
+    def trigger(self, deferred: Any, cls: type[TrainingJobTrigger] = TrainingJobTrigger) -> TrainingJobTrigger:
+        """The trigger of a deferral as the triggerer has it: built from its serialized form."""
+        trigger = cls(**deferred.trigger.serialize()[1])
+        ti: Any = types.SimpleNamespace(dag_id=DAG_ID, run_id=self.run_id, task_id="train", map_index=-1, try_number=1)
+        trigger.task_instance = ti
+        return trigger
+
+    def event(self, deferred: Any) -> Any:
+        """The event of the trigger of a deferral, after it has run in a triggerer."""
+        return first_event(self.trigger(deferred))
+
     def fail(self, error: str, **more: Any) -> Any:
         """Resume the task after a failed trigger or a timed-out deferral. Returns its result or its deferral.
 
@@ -191,6 +215,50 @@ class Instance:
         while not any(phase_of(job).ended for job in self.jobs()):
             assert time.monotonic() < deadline, "the job does not end"
             time.sleep(0.1)
+
+    # what happens meanwhile
+
+    @property
+    def clock(self) -> float:
+        """Seconds, for durations."""
+        return time.monotonic()
+
+    def when(self, condition: Callable[[], object], work: Callable[[], object]) -> None:
+        """Call a function in another thread as soon as a condition holds, until this ends."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.05):
+                if condition():
+                    work()
+                    return
+
+        looking = threading.Thread(target=look)
+        self._ends += [looking.join, over.set]
+        looking.start()
+
+    def block(self, seconds: float) -> None:
+        """Block the calling thread, in which the product waits."""
+        time.sleep(seconds)
+
+    def interrupt(self) -> None:
+        """Send a signal to the main thread, whose handler is set by `on_interrupt`. Called in another thread."""
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def on_interrupt(self, handler: Callable[[], object]) -> None:
+        """Set what the signal of `interrupt` does, until this ends."""
+
+        def handle(*_: object) -> None:
+            self.interrupted_at = self.clock
+            handler()
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        self._ends.append(lambda: signal.signal(signal.SIGUSR1, before))
+
+    def kill_when(self, condition: Callable[[], object]) -> None:
+        """Kill the task as Airflow does, as soon as a condition holds."""
+        self.on_interrupt(lambda: self.operator.on_kill() if self.operator is not None else None)
+        self.when(condition, self.interrupt)
 
     @property
     def context(self) -> Any:
@@ -254,6 +322,15 @@ class Instance:
                     raise
 
 
+def first_event(trigger: TrainingJobTrigger) -> Any:
+    """Run a trigger until its event; returns what it sends."""
+
+    async def first() -> TriggerEvent:
+        return await anext(aiter(trigger.run()))
+
+    return asyncio.run(first()).payload
+
+
 class Supervisor:
     """Airflow's supervisor process as seen by a trigger or a task: it answers with the state of one task.
 
@@ -276,7 +353,7 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def supervised(answers: Supervisor) -> Iterator[Supervisor]:
+def supervised(answers: S) -> Iterator[S]:
     """Make `answers` the supervisor of this process."""
     from airflow.sdk.execution_time import task_runner
 

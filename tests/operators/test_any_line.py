@@ -1,13 +1,12 @@
 """An exception at any moment of a task: no job is leaked, doubled or deleted alive, and no result is lost.
 
 Airflow's next minor version raises an exception into the task on SIGTERM, besides calling `on_kill`
-(apache/airflow#73395). So here a signal handler raises at the n-th moment of a run; n grows until a run ends without an
-exception. A moment is a request that the API server receives or a call of Airflow (a push of an XCom, or a write to the
-task store); or else the first execution of a line, in the thread of the event loop, the main thread and all others.
-In a triggerer, nothing raises into a trigger: there the process dies, and another triggerer runs the trigger again.
-Then a retry runs, if Airflow would start one, or else the reaper finds what is left. Each run takes the next kind of
-exception, so that all runs together cover all moments in reasonable time; EVERY=1 in the environment runs all
-combinations of requests and calls, and STRIDE sets how many lines are left out between two runs.
+(apache/airflow#73395). So here a signal handler raises at the n-th moment of a run. A moment is a request that the API
+server receives or a call of Airflow (a push of an XCom, or a write to the task store); or else the first execution of a
+line, in the thread of the event loop, the main thread and all others. In a triggerer, nothing raises into a trigger:
+there the process dies, and another triggerer runs the trigger again.
+Then a retry runs, if Airflow would start one, or else the reaper finds what is left. Moments are drawn by a seed: SEED
+in the environment draws others, SAMPLES so many, and EVERY=1 takes all requests and calls with all kinds of exceptions.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,23 +31,20 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, 
 
 import airflow_provider_ktrain
 from airflow_provider_ktrain.core.identity.reaping import judge
-from tests.apiserver import Object
-from tests.clusters import TestCluster
+from tests.apiserver import Lost, Object
 from tests.operators.conftest import set_connection
-from tests.operators.small_cluster import JOBS, RESULT, Operator, event_of_trigger, small_cluster
-from tests.operators.task_instance import Instance, Store, Supervisor, supervised
+from tests.operators.operators import has_ended
+from tests.operators.task_instance import Store, Supervisor, supervised
+from tests.operators.virtual_cluster import World, virtual_cluster
+from tests.operators.virtual_instance import VirtualInstance
 
 EVERY = bool(os.environ.get("EVERY"))
-STRIDE = 1 if EVERY else 13
-LINE_STRIDE = int(os.environ.get("STRIDE") or (13 if EVERY else 499))
-LONGEST_SECONDS = 180.0  # of a run; each of its trainings takes less than a second, and its longest wait 31 s
+SEED = int(os.environ.get("SEED", "40"))
+SAMPLES = int(os.environ.get("SAMPLES", "24"))  #: requests and calls; of the more costly lines, a third
+LONGEST_SECONDS = 180.0  # of a run; each of its trainings takes two seconds, and its longest wait 31 s
 PACKAGE = str(Path(airflow_provider_ktrain.__file__).parent)
-
-
-@pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Operator, TestCluster]]:
-    with small_cluster(tmp_path_factory.mktemp("small")) as made:
-        yield made
+RESULT = {"loss": 0.5}
+PROGRAM = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 2"""]
 
 
 # the exception
@@ -98,6 +94,7 @@ class Moments:
         self.triggerer: asyncio.AbstractEventLoop | None = None  # while it runs a trigger
         self.in_triggerer = False  # whether the moment came while it did
         self.followed = False  # whether the job was followed before
+        self.world = World()
         self.requests: list[str] = []  # that the API server has received
         self.of_lines = False  # whether lines are moments; else requests and calls are
         self.raised = threading.Event()  # set when the signal handler has run
@@ -111,6 +108,7 @@ class Moments:
             yield
         finally:
             self.in_worker = False
+            self.world.settle()
 
     def start(self, number: int, kind: Kind) -> None:
         self.number, self.kind, self.count, self.hit, self.in_triggerer = number, kind, 0, "", False
@@ -160,11 +158,9 @@ class Moments:
         if self.triggerer is not None:
             self.in_triggerer = True
             self.triggerer.call_soon_threadsafe(sys.exit)
-        elif inside:
-            signal.raise_signal(signal.SIGUSR1)
         else:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            assert not self.of_lines or self.raised.wait(60)
+            self.world.signal_main_thread(signal.SIGUSR1)
+            assert inside or not self.of_lines or self.raised.wait(60)
         return False
 
 
@@ -184,7 +180,7 @@ class RaisingStore(Store):
             raise ConnectionError("Airflow's response is lost")
 
 
-class RaisingInstance(Instance):
+class RaisingInstance(VirtualInstance):
     """A task instance whose pushes of XComs are moments, too."""
 
     moments: Moments
@@ -203,7 +199,6 @@ class RaisingInstance(Instance):
 class Run:
     """One life of a task with an exception at one moment."""
 
-    operator: Operator
     instance: RaisingInstance
     moments: Moments
     capsys: pytest.CaptureFixture[str]
@@ -215,7 +210,7 @@ class Run:
         worker = self.moments.worker
         with worker():
             ended = self.instance.execute(
-                number=number, retries=self.retries, deferrable=self.deferrable, command=["train"]
+                number=number, retries=self.retries, deferrable=self.deferrable, command=PROGRAM
             )
         while isinstance(ended, TaskDeferred):
             event = self.trigger(ended)
@@ -223,23 +218,22 @@ class Run:
                 ended = self.instance.resume(event)
         return ended
 
-    def trigger(self, deferred: Any) -> Object:
-        """The event of the trigger, which follows the job without Airflow's 10 s. A triggerer that dies is replaced."""
-        arguments = deferred.trigger.serialize()[1]
-        assert self.instance.operator is not None
-        log = self.instance.operator.log
+    def trigger(self, deferred: TaskDeferred) -> Object:
+        """The event of the trigger. A triggerer that dies is replaced."""
 
         async def triggerer() -> Object:
             self.moments.triggerer = asyncio.get_running_loop()
             try:
-                return await event_of_trigger(arguments, str(TaskInstanceState.DEFERRED), log)
+                event: Object = (await anext(aiter(self.instance.trigger(deferred).run()))).payload
+                return event
             finally:
                 self.moments.triggerer = None
 
-        try:
-            return asyncio.run(triggerer())
-        except SystemExit:
-            return asyncio.run(triggerer())
+        with supervised(Supervisor(TaskInstanceState.DEFERRED)):
+            try:
+                return asyncio.run(triggerer())
+            except SystemExit:
+                return asyncio.run(triggerer())
 
     def check(self) -> str:
         """What is wrong after an exception; empty if nothing is."""
@@ -256,14 +250,14 @@ class Run:
         final = isinstance(error, AirflowFailException | AirflowTaskTerminated)
         if error is None:
             return "" if result == RESULT else f"another result: {result}"
-        began = self.operator.created or not self.moments.of_lines  # else there may be no host yet
+        began = self.instance.api.created or not self.moments.of_lines  # else there may be no host yet
         if final and not killed and began:
             return f"a retry is forbidden: {error!r}"
         if killed:
             return self._left(text)
         moments = self.moments
         gives_up = (kind.stops and not moments.in_triggerer) or not moments.followed
-        if self.operator.deleted_alive and (self.retries or not gives_up):
+        if self.instance.api.deleted_alive and (self.retries or not gives_up):
             return f"deleted alive: {error!r}"
         if not self.retries:
             return self._left(text)
@@ -271,114 +265,103 @@ class Run:
         result = self.task(2)
         if result != RESULT:
             return f"the result is lost: {result}"
-        return "" if self.operator.created == 1 else f"{self.operator.created} jobs"
+        return "" if self.instance.api.created == 1 else f"{self.instance.api.created} jobs"
 
     def _left(self, text: str) -> str:
         """What is wrong with what is left of a task that has failed: the reaper must find it, and the log name it."""
-        api = self.operator.api
-        held = sum(pod["status"]["phase"] == "Running" for pod in api.objects["pods"].values())
-        for job in api.objects[JOBS].values():
+        api = self.instance.api
+        jobs, held = list(api.objects["pytorchjobs"].values()), self.instance.running()
+        for job in jobs:
             verdict = judge(job, "tests", "failed", held)
             if held and not verdict.orphan:
                 return f"the reaper leaves it: {verdict.reason}"
-        if held and not api.objects[JOBS]:
+        if held and not jobs:
             return "a pod has no job"
-        return f"leaked: {text[-1500:]}" if self.operator.alive() and "kubectl delete" not in text else ""
+        alive = [job for job in jobs if not has_ended(job) and not job["spec"]["runPolicy"].get("suspend")]
+        return f"leaked: {text[-1500:]}" if alive and "kubectl delete" not in text else ""
 
 
 @dataclass
 class Sweep:
     """Runs with an exception at one moment after the other."""
 
-    operator: Operator
-    cluster: TestCluster
+    directory: Path
+    monkeypatch: pytest.MonkeyPatch
     moments: Moments
     capsys: pytest.CaptureFixture[str]
+    deferrable: bool
+    retries: int
+    count: int = 0  #: moments of the last run
 
-    def problems(
-        self, kinds: Sequence[Kind], first: int, stride: int, *, deferrable: bool, retries: int
-    ) -> Iterator[str]:
-        """What is wrong in the runs with an exception at every `stride`-th moment from the first one on."""
-        made, moments = self.operator, self.moments
-        current: list[RaisingInstance] = []
+    def problems(self, kinds: Sequence[Kind], samples: int) -> Iterator[str]:
+        """What is wrong in the runs with an exception at one of the moments, drawn by the seed."""
+        assert self.run(0, kinds[0]) in ("", "end")  # none, which imports all modules
+        assert self.run(0, kinds[0]) == "end"
+        count = self.count
+        every = itertools.product(range(1, count + 1), kinds)
+        drawn = sorted(random.Random(SEED).sample(range(1, count + 1), min(samples, count)))
+        for number, kind in every if EVERY else zip(drawn, itertools.cycle(kinds), strict=False):
+            if (problem := self.run(number, kind)) not in ("", "end"):
+                yield f"{kind.name} at {number} of {count}: {self.moments.hit}: {problem}"
 
-        def on_signal(*_: object) -> None:
-            moments.raised.set()
-            if not moments.in_worker:
-                return
-            if moments.kind.kills and current[0].operator is not None:
-                current[0].operator.on_kill()
-            assert moments.kind.error is not None
-            raise moments.kind.error("raised by a signal handler")
+    def run(self, number: int, kind: Kind) -> str:
+        """What is wrong in the run with an exception at this moment."""
+        self.capsys.readouterr()
+        with virtual_cluster(self.directory) as cluster:
+            set_connection(cluster, self.monkeypatch)
+            self.monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "0")
+            cluster.api.on_request = self._on_request
+            self.moments.world, self.moments.requests = cluster.world, cluster.api.requests
+            with RaisingInstance(cluster) as instance, supervised(Supervisor(kind.state)):
+                instance.moments, instance.store = self.moments, RaisingStore(self.moments)
+                instance.on_interrupt(lambda: self._on_signal(instance))
+                self.moments.start(number, kind)
+                began = instance.clock
+                problem = Run(instance, self.moments, self.capsys, self.deferrable, self.retries).check()
+                self.count = self.moments.count
+                self.moments.start(0, kind)  # whatever ends later is no moment
+                seconds = instance.clock - began
+                return problem if seconds < LONGEST_SECONDS else f"{problem} took {seconds:.0f} s"
 
-        before = signal.signal(signal.SIGUSR1, on_signal)
-        slowest = 0.0
-        try:
-            numbers = itertools.chain([0], itertools.count(first, stride))  # first none: that imports all modules
-            for number, kind in zip(numbers, itertools.cycle(kinds), strict=False):
-                made.created = made.deleted_alive = 0
-                made.api.objects.clear()
-                made.api.requests.clear()
-                self.capsys.readouterr()
-                instance = RaisingInstance(self.cluster)
-                instance.moments, instance.store, current[:] = moments, RaisingStore(moments), [instance]
-                moments.start(number, kind)
-                with supervised(Supervisor(kind.state)):
-                    began = time.monotonic()
-                    problem = Run(made, instance, moments, self.capsys, deferrable, retries).check()
-                    slowest = max(slowest, time.monotonic() - began)
-                if slowest > LONGEST_SECONDS:
-                    problem += f" took {slowest:.0f} s"
-                if problem == "end" and number:
-                    print(f"{moments.count} moments, {number // stride} exceptions, {slowest:.1f} s the slowest run")
-                    return
-                if problem and number:
-                    yield f"{kind.name} at {number}: {moments.hit}: {problem}"
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+    def _on_request(self, line: str) -> None:
+        if self.moments.passes(line, inside=False):
+            raise Lost("cut")
 
-
-@pytest.fixture
-def sweep(
-    operator: tuple[Operator, TestCluster], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Sweep:
-    made, cluster = operator
-    set_connection(cluster, monkeypatch)
-    monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "0")
-    moments = Moments()
-    moments.requests = made.api.requests
-    return Sweep(made, cluster, moments, capsys)
+    def _on_signal(self, instance: RaisingInstance) -> None:
+        moments = self.moments
+        moments.raised.set()
+        if not moments.in_worker:
+            return
+        if moments.kind.kills and instance.operator is not None:
+            instance.operator.on_kill()
+            instance.world.wait_for_main_thread()
+        assert moments.kind.error is not None
+        raise moments.kind.error("raised by a signal handler")
 
 
 of_retries = pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 of_hosts = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferrable"])
 
 
+@pytest.fixture
+def sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deferrable: bool, retries: int
+) -> Sweep:
+    return Sweep(tmp_path, monkeypatch, Moments(), capsys, deferrable, retries)
+
+
 @of_retries
 @of_hosts
-def test_exception_at_any_moment(sweep: Sweep, deferrable: bool, retries: int) -> None:
-    found: list[str] = []
-
-    def on_request(line: str) -> None:
-        if sweep.moments.passes(line, inside=False):
-            raise ConnectionError("cut")
-
-    sweep.operator.api.on_request = on_request
-    try:
-        for offset, kind in enumerate(KINDS):
-            first = 1 + (4 * offset + 2 * deferrable + retries) % STRIDE
-            found += sweep.problems([kind], first, STRIDE, deferrable=deferrable, retries=retries)
-    finally:
-        sweep.operator.api.on_request = lambda line: None
+def test_exception_at_any_moment(sweep: Sweep) -> None:
+    found = list(sweep.problems(KINDS, SAMPLES))
     assert not found, "\n".join(found)
 
 
 @of_retries
 @of_hosts
-def test_exception_at_any_line(sweep: Sweep, deferrable: bool, retries: int) -> None:
+def test_exception_at_any_line(sweep: Sweep) -> None:
     """It ends no task, callback or thread beside the task's own main thread."""
-    first = 1 + (2 * deferrable + retries) * LINE_STRIDE // 4
     kinds = [kind for kind in KINDS if kind.error is not None]
     with sweep.moments.traced():
-        found = list(sweep.problems(kinds, first, LINE_STRIDE, deferrable=deferrable, retries=retries))
+        found = list(sweep.problems(kinds, SAMPLES // 3))
     assert not found, "\n".join(found)

@@ -109,6 +109,7 @@ def returns(result: Any) -> Any:
     return result
 
 
+@pytest.mark.programs("runs a Python function")
 def test_function_returns_the_model_of_an_alias(instance: Instance) -> None:
     function: dict[str, Any] = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns}
     instance.execute(**function, op_args=[RESULT], deferrable=False, outlets=[ALIAS])

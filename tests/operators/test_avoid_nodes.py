@@ -10,8 +10,8 @@ from airflow_provider_ktrain.core.state.pods.objects import avoided_nodes
 from airflow_provider_ktrain.exceptions import TrainingInfrastructureError, TrainingUserCodeError
 from tests.operators.task_instance import Instance
 
-ECC = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
-FAILS_ONCE = f"""[ $KTRAIN_ATTEMPT != 1 ] || exec python3 -c "{ECC}"; trap 'exit 143' TERM; sleep 600 & wait"""
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+FAILS_ONCE = f"""[ $KTRAIN_ATTEMPT != 1 ] || {{ echo '{ECC}' >&2; exit 1; }}; trap 'exit 143' TERM; sleep 600 & wait"""
 BROKEN_GPU = ["sh", "-c", FAILS_ONCE]
 STATE = "ktrain_failed_nodes"
 

@@ -26,6 +26,7 @@ from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance, Supervisor, supervised
 from tests.operators.test_reaper import look
 
+pytestmark = pytest.mark.programs("runs code that was delivered")
 SECRET = "hunter2-in-the-code"
 PROGRAM = f"""\
 import json, os, sys

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 from typing import Any
 
 import pytest
@@ -129,18 +126,11 @@ def test_do_xcom_push_false_pushes_no_result(instance: Instance) -> None:
 def test_worker_lost_during_a_deletion_that_takes_long(instance: Instance) -> None:
     """Airflow has the result by then, and the next try returns it and deletes the job."""
     instance.cluster.admin("status", status=503, verb="delete", path="/pytorchjobs")  # the deletion is retried for 60 s
-    before = signal.signal(signal.SIGALRM, stop)
-    done = threading.Event()
-    waiting = threading.Thread(target=interrupt_after_push, args=(instance, done))
-    waiting.start()
-    try:
-        with pytest.raises(Lost):
-            instance.execute(command=RESULT, deferrable=False, retries=1)
-    finally:
-        done.set()
-        waiting.join()
-        signal.signal(signal.SIGALRM, before)
-        instance.cluster.admin("clear")
+    instance.on_interrupt(stop)
+    instance.when(lambda: instance.ti is not None and "return_value" in instance.ti.xcoms, instance.interrupt)
+    with pytest.raises(Lost):
+        instance.execute(command=RESULT, deferrable=False, retries=1)
+    instance.cluster.admin("clear")
     (job,) = instance.jobs()
     assert instance.execute(command=RESULT, number=2, retries=1) == {"loss": 0.5}
     assert instance.ti is not None
@@ -152,19 +142,8 @@ class Lost(SystemExit):
     """Ends the worker's process here. asyncio swallows other exceptions that a signal handler raises in a callback."""
 
 
-def stop(*_: object) -> None:
+def stop() -> None:
     raise Lost
-
-
-def interrupt_after_push(instance: Instance, done: threading.Event) -> None:
-    """Interrupt the process after Airflow has the result, while it waits for the deletion.
-
-    An exception that the handler raises in a finalizer is ignored, so the signal is repeated.
-    """
-    while not done.wait(0.1):
-        if instance.ti is not None and "return_value" in instance.ti.xcoms:
-            os.kill(os.getpid(), signal.SIGALRM)
-            done.wait(5)
 
 
 @pytest.mark.embedded("sets fault switches")

@@ -5,11 +5,7 @@ A killed task raises and its job is deleted. If only the worker is stopped, the 
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,38 +18,7 @@ from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.operators.task_instance import Instance, Store, Supervisor, of_each_kind, supervised
 
-Kill = Callable[[Callable[[], object]], None]
 AIRFLOWS_PATIENCE = 5.0  # seconds from the signal to SIGKILL
-
-
-@pytest.fixture
-def kill(instance: Instance) -> Iterator[Kill]:
-    """Kill the task as Airflow does, as soon as a condition holds."""
-
-    def on_signal(*_: object) -> None:
-        if instance.operator:
-            instance.operator.on_kill()
-
-    before = signal.signal(signal.SIGUSR1, on_signal)
-    over = threading.Event()
-    threads = []
-
-    def kill_when(condition: Callable[[], object]) -> None:
-        def wait() -> None:
-            while not over.wait(0.05):
-                if condition():
-                    instance.killed_at = time.monotonic()
-                    os.kill(os.getpid(), signal.SIGUSR1)
-                    return
-
-        threads.append(threading.Thread(target=wait))
-        threads[-1].start()
-
-    yield kill_when
-    over.set()
-    for thread in threads:
-        thread.join()
-    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.fixture(autouse=True)
@@ -66,17 +31,16 @@ def supervisor() -> Iterator[Supervisor]:
 def check_killed(instance: Instance, match: str | None = "The task was killed", **parameters: Any) -> str:
     with pytest.raises(TrainingKilledError, match=match) as error:
         instance.execute(**parameters)
-    # a loaded machine gets more time: tests/e2e/test_kills.py has Airflow's own SIGKILL
-    assert time.monotonic() - instance.killed_at < 4 * AIRFLOWS_PATIENCE
+    assert instance.clock - instance.interrupted_at < AIRFLOWS_PATIENCE
     return str(error.value)
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_kill_while_following_releases_the_job(
-    instance: Instance, kill: Kill, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, deferrable: bool
 ) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "60")
-    kill(instance.running)
+    instance.kill_when(instance.running)
     output = check_killed(instance, deferrable=deferrable)
     assert "Its pods are being terminated." in output
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
@@ -85,12 +49,14 @@ def test_kill_while_following_releases_the_job(
 class Hanging(Supervisor):
     """Doesn't answer requests for states, as while Airflow's API server is unavailable."""
 
+    def __init__(self, instance: Instance) -> None:
+        super().__init__(TaskInstanceState.FAILED)
+        self._instance = instance
+
     def send(self, message: Any) -> Any:
         if isinstance(message, GetTaskStates):
-            self.over.wait(60)
+            self._instance.block(60.0)
         return super().send(message)
-
-    over = threading.Event()
 
 
 STATES: dict[str, tuple[TaskInstanceState | Exception, bool, bool]] = {
@@ -107,11 +73,11 @@ STATES: dict[str, tuple[TaskInstanceState | Exception, bool, bool]] = {
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 def test_state_of_the_task_decides_about_the_job(
-    instance: Instance, kill: Kill, supervisor: Supervisor, state: str, retries: int
+    instance: Instance, supervisor: Supervisor, state: str, retries: int
 ) -> None:
     answer, kept_with_retry, kept_without = STATES[state]
     supervisor.states = [answer]
-    kill(instance.running)
+    instance.kill_when(instance.running)
     output = check_killed(instance, match=None, deferrable=False, retries=retries)
     kept = kept_with_retry if retries else kept_without
     alive = [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
@@ -119,9 +85,9 @@ def test_state_of_the_task_decides_about_the_job(
     assert ("released" in output) is not kept
 
 
-def test_retry_adopts_a_kept_job(instance: Instance, kill: Kill, supervisor: Supervisor) -> None:
+def test_retry_adopts_a_kept_job(instance: Instance, supervisor: Supervisor) -> None:
     supervisor.states = [TaskInstanceState.RUNNING]
-    kill(instance.running)
+    instance.kill_when(instance.running)
     check_killed(instance, "while the task was running", deferrable=False, retries=1)
     (before,) = instance.jobs()
     again = instance.execute(number=2, retries=1)
@@ -130,15 +96,11 @@ def test_retry_adopts_a_kept_job(instance: Instance, kill: Kill, supervisor: Sup
 
 @of_each_kind
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
-def test_kill_without_an_answer_from_airflow_keeps_the_job_for_a_retry(
-    instance: Instance, kill: Kill, retries: int
-) -> None:
+def test_kill_without_an_answer_from_airflow_keeps_the_job_for_a_retry(instance: Instance, retries: int) -> None:
     """The request for the state uses only a part of the 5 s."""
-    Hanging.over.clear()
-    with supervised(Hanging(TaskInstanceState.FAILED)):
-        kill(instance.running)
+    with supervised(Hanging(instance)):
+        instance.kill_when(instance.running)
         output = check_killed(instance, "Airflow did not report the task's state", deferrable=False, retries=retries)
-        Hanging.over.set()
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is bool(retries)
     assert ("No retry is left" in output) is not bool(retries)
 
@@ -220,7 +182,7 @@ def test_kill_before_the_deferral_releases_the_job(instance: Instance) -> None:
 
 @pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.RUNNING, True)])
 def test_kill_while_following_after_a_failed_trigger(
-    instance: Instance, kill: Kill, supervisor: Supervisor, capsys: pytest.CaptureFixture[str],
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str],
     state: TaskInstanceState, kept: bool,
 ) -> None:  # fmt: skip
     instance.execute(retries=1)
@@ -232,7 +194,7 @@ def test_kill_while_following_after_a_failed_trigger(
         output.append(capsys.readouterr().out)
         return "is Running" in "".join(output)
 
-    kill(follows)
+    instance.kill_when(follows)
     with pytest.raises(TrainingKilledError):
         instance.fail("Trigger failure", traceback=["ImportError: no module\n"])
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
@@ -251,27 +213,27 @@ def test_kill_before_the_first_request_creates_no_job(instance: Instance) -> Non
     assert not instance.jobs()
 
 
-def test_kill_suspends_a_job_that_is_kept(instance: Instance, kill: Kill) -> None:
-    kill(instance.running)
+def test_kill_suspends_a_job_that_is_kept(instance: Instance) -> None:
+    instance.kill_when(instance.running)
     check_killed(instance, deferrable=False, on_finish_action="keep_job")
     (job,) = instance.jobs()
     assert job["spec"]["runPolicy"]["suspend"] is True
 
 
 @of_each_kind
-def test_kill_during_the_create_releases_the_job(instance: Instance, kill: Kill) -> None:
+def test_kill_during_the_create_releases_the_job(instance: Instance) -> None:
     """The task is killed at about the time at which the response to its create arrives."""
-    kill(instance.jobs)
+    instance.kill_when(instance.jobs)
     check_killed(instance, deferrable=False)
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
 @of_each_kind
 @pytest.mark.embedded("sets fault switches")
-def test_kill_during_submission_creates_no_job(instance: Instance, kill: Kill) -> None:
+def test_kill_during_submission_creates_no_job(instance: Instance) -> None:
     instance.cluster.admin("status", status=503, verb="create", path=f"/{instance.kind.plural}", seconds=60)
     try:
-        kill(lambda: "ktrain_submission" in instance.store)
+        instance.kill_when(lambda: "ktrain_submission" in instance.store)
         check_killed(instance, deferrable=False)
     finally:
         instance.cluster.admin("clear")
@@ -280,17 +242,15 @@ def test_kill_during_submission_creates_no_job(instance: Instance, kill: Kill) -
 
 @of_each_kind
 @pytest.mark.embedded("sets fault switches")
-def test_kill_retries_while_the_api_server_is_unavailable(instance: Instance, kill: Kill) -> None:
+def test_kill_retries_while_the_api_server_is_unavailable(instance: Instance) -> None:
     """Requests are retried for as long as Airflow allows it, beyond the seconds reserved for a kill."""
-    fault = threading.Event()
 
     def away() -> bool:
-        if instance.running() and not fault.is_set():
-            instance.cluster.admin("status", status=503, path=f"/{instance.kind.plural}", seconds=AIRFLOWS_PATIENCE)
-            fault.set()
-        return fault.is_set()
+        if instance.running():
+            instance.cluster.admin("status", status=503, path=f"/{instance.kind.plural}", seconds=3.0)
+        return bool(instance.running())
 
-    kill(away)
+    instance.kill_when(away)
     with pytest.raises(TrainingKilledError, match=r"(?i)the task was killed"):
         instance.execute(deferrable=False)
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())

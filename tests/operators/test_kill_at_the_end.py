@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,21 +46,18 @@ def test_retry_with_an_invalid_parameter_looks_for_the_job_of_the_lost_try_below
 def test_last_status_is_not_replaced_by_an_earlier_one(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """A status that waits for the writer's interval is written while the worker deletes the job."""
     statuses: list[Any] = []
-    timers: list[threading.Timer] = []
     push = Ti.xcom_push
 
     def pushed(ti: Ti, key: str, value: Any) -> None:
         if key == STATUS_XCOM:
             statuses.append(value)
             if value.get("ended"):
-                timers.append(threading.Timer(2.5, instance.set_finalizers))  # the deletion takes that long
-                timers[-1].start()
+                until = instance.clock + 2.5  # the deletion takes that long
+                instance.when(lambda: instance.clock > until, instance.set_finalizers)
             elif len(statuses) == 1:
                 instance.set_finalizers("example.com/slow")
         push(ti, key, value)
 
     monkeypatch.setattr(Ti, "xcom_push", pushed)  # a part of these tests, not of the code
     instance.execute(command=["sh", "-c", "sleep 1"], deferrable=False)
-    for timer in timers:
-        timer.join()
     assert statuses[-1]["ended"], [(s["ended"], s["phases"][-1][0]) for s in statuses]

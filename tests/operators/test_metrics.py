@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from tests.core.test_task_metrics import KNOWN
 from tests.operators.task_instance import Instance
+from tests.operators.virtual_instance import VirtualInstance
 
 
 class Kept:
@@ -51,14 +52,16 @@ def initialize(factory: Callable[[], Any]) -> None:
         legacy.initialize(factory=factory)
 
 
-def test_task_reports_seconds_gpus_and_log_counts(instance: Instance, kept: Kept) -> None:
+@pytest.mark.embedded("needs the scripted API server")
+def test_task_reports_seconds_gpus_and_log_counts(instance: VirtualInstance, kept: Kept) -> None:
+    instance.api.slow("before POST", 0.25)
     instance.execute(command=["sh", "-c", "echo one; echo two; sleep 1"], deferrable=False)
     values = {name.removeprefix("ktrain."): value for name, (value, _) in kept.gauges.items()}
     assert values["gpus"] == 1
     assert values["log.lines"] == 2
     assert values["gpu_seconds.held"] >= 1
-    assert values["seconds.running"] > 0  # on a loaded host it may run late
-    assert values["seconds.submit"] > 0
+    assert values["seconds.running"] == pytest.approx(1.0, abs=0.1)
+    assert values["seconds.submit"] == 0.25
     assert values["seconds.release"] >= 0  # a job whose pods have ended needs no request
     assert all(tags == {"dag_id": "dag", "task_id": "train"} for _, tags in kept.gauges.values())
     assert values.keys() <= KNOWN.keys()

@@ -19,6 +19,7 @@ from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.embedded("needs the images of examples/, and runtimes"),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["v1", "v2beta1"])
+@pytest.fixture(scope="module", params=[pytest.param("v1", marks=pytest.mark.thorough), "v2beta1"])
 def mpi_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[TestCluster, str]]:
     with clusters.cluster(gpus=8, mpi_api=request.param) as reached:
         yield reached, request.param

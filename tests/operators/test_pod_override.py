@@ -55,6 +55,7 @@ def with_input(secret: str) -> Json:
     return {"initContainers": [fetch], "containers": [main], "volumes": [{"name": "input", "emptyDir": {}}]}
 
 
+@pytest.mark.programs("an init container, a volume and a Secret")
 def test_init_container_and_secret_reach_the_program(instance: Instance, secret: str) -> None:
     command = ["sh", "-c", """printf 'KTRAIN_RESULT ["%s", %s]\\n' "$GREETING" "$(cat "$INPUT/loss")" """]
     result = instance.execute(command=command, deferrable=False, gpus=None, pod_override={"spec": with_input(secret)})

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _release
-from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.clusters import least_rights
 from tests.engine.tasks import EvictedApi
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
 
@@ -95,12 +91,7 @@ def test_ended_job_that_was_not_deleted_is_released(
     """Its task was marked between the trigger's event and `execute_complete`."""
     instance.delete()
     deferred = instance.execute(number=2, max_tries=1, command=["sh", "-c", "sleep 5"], on_finish_action=action)
-    trigger = TrainingJobTrigger(**deferred.trigger.serialize()[1])
-
-    async def followed() -> TriggerEvent:
-        return await anext(aiter(trigger.run()))
-
-    assert asyncio.run(followed()).payload["outcome"]["succeeded"]
+    assert instance.event(deferred)["outcome"]["succeeded"]
     assert len(instance.jobs()) == 1
     reaper, found = look(instance, dry_run=False)
     assert len(reaper.second_look(instance.context, found)) == (not kept)
@@ -189,7 +180,7 @@ def test_searched_namespaces_are_logged(
     assert message in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("namespaces", ["nowhere", ["default", "nowhere"]], ids=["string", "list"])
+@pytest.mark.parametrize("namespaces", ["nowhere", ["kube-system", "nowhere"]], ids=["string", "list"])
 def test_missing_namespace_fails_the_reaper(
     instance: Instance, supervisor: Supervisor, namespaces: str | list[str]
 ) -> None:
@@ -197,13 +188,12 @@ def test_missing_namespace_fails_the_reaper(
         look(instance, namespaces=namespaces)
 
 
+@pytest.mark.embedded("sets fault switches")
 def test_reaper_continues_without_the_right_to_read_namespaces(
-    instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The Role that `ktrain rbac` prints is namespaced and grants no right to read namespaces."""
-    kubeconfig = least_rights(instance.cluster, "reaper")
-    extra = {"kube_config": json.dumps(kubeconfig), "namespace": instance.cluster.namespace}
-    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    instance.cluster.admin("status", status=403, verb="get", path="/api/v1/namespaces/")
     _, found = look(instance)
     assert len(found["candidates"]) == 1
     assert f"Can't check that namespace '{instance.cluster.namespace}' exists" in capsys.readouterr().out

@@ -82,11 +82,13 @@ FUNCTION: dict[str, Any] = {
 }
 
 
+@pytest.mark.programs("runs a Python function")
 def test_return_value_arrives_by_the_termination_message(instance: Instance) -> None:
     """The Master's log isn't followed."""
     assert instance.execute(**FUNCTION, op_args=["text"], workers=1, logs={"Worker": [0]}) == "x"
 
 
+@pytest.mark.programs("runs a Python function")
 @pytest.mark.parametrize(("what", "why"), [("set", "it is of type set"), ("nan", "['history'][1] is nan")])
 def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance, what: str, why: str) -> None:
     first = f"^returns succeeded, but its return value is not JSON and is lost: {re.escape(why)}\\.\\nReturn strings"
@@ -95,6 +97,7 @@ def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instanc
     assert not instance.jobs()
 
 
+@pytest.mark.programs("runs a Python function")
 def test_return_value_that_is_too_large_fails_the_task(instance: Instance) -> None:
     """Without a result, the tasks after it would get None."""
     for number in (1, 2):
@@ -111,6 +114,7 @@ def hides_its_return_value(how: str) -> Any:
     return None
 
 
+@pytest.mark.programs("runs a Python function")
 @pytest.mark.parametrize(("how", "is_lost"), [("exits", True), ("returns", False)])
 def test_return_value_that_was_not_reported_is_an_error(instance: Instance, how: str, is_lost: bool) -> None:
     options = {**FUNCTION, "python_callable": hides_its_return_value, "op_args": [how]}
@@ -123,5 +127,6 @@ def test_return_value_that_was_not_reported_is_an_error(instance: Instance, how:
     assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
 
 
+@pytest.mark.programs("runs a Python function")
 def test_return_value_that_is_not_pushed_may_be_anything(instance: Instance) -> None:
     assert instance.execute(**FUNCTION, op_args=["set"], do_xcom_push=False) is None

@@ -23,7 +23,7 @@ NEVER_RETRIED = {
 ERRORS = [
     error for error in vars(exceptions).values() if isinstance(error, type) and issubclass(error, TrainingJobError)
 ]
-ECC = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
 def load(code: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_subclass_fails_for_good_only_if_a_retry_cannot_help(instance: Instance)
     assert {error.__name__ for error in load(SUBCLASS)["NEVER_RETRIED"]} == NEVER_RETRIED
     with pytest.raises(AirflowFailException, match="exit code 3"):
         instance.execute(operator=operator, command=["sh", "-c", "exit 3"], deferrable=False, retries=1)
-    broken = ["sh", "-c", f'exec python3 -c "{ECC}"']
+    broken = ["sh", "-c", f"echo '{ECC}' >&2; exit 1"]
     with pytest.raises(TrainingInfrastructureError, match="broken GPU"):
         instance.execute(operator=operator, number=2, command=broken, deferrable=False, retries=2)
 

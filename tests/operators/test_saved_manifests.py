@@ -5,22 +5,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client, config
 
 from airflow_provider_ktrain.core.identity.names import DEADLINE_ANNOTATION, SUSPENDED_ANNOTATION, annotation
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION
 from airflow_provider_ktrain.core.manifest.deadline import deadline_of
 from airflow_provider_ktrain.exceptions import TrainingJobError
-from tests import clusters
-from tests.clusters import TestCluster
+from tests.apiserver.store import copied
 from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance, Object
+from tests.operators.virtual_cluster import VirtualCluster, virtual_cluster
+from tests.operators.virtual_instance import VirtualInstance
 
-pytestmark = pytest.mark.embedded("needs MPIJob v1 and runtimes, and starts clusters of its own")
+pytestmark = pytest.mark.embedded("needs MPIJob v1 and a runtime")
 
 #: ends with the exit code END, or runs for a long time without it
 ENDS = 'if [ -n "$END" ]; then echo "KTRAIN_RESULT $END"; exit $END; fi'
@@ -52,29 +53,29 @@ def a_day_later(job: Object) -> Object:
 
 
 @pytest.fixture
-def in_one_try(cluster: TestCluster, kind: Kind) -> Iterator[Object]:
-    """Parameters with which a job fails at its first exit code. The pods of a runtime are created again six times."""
-    if kind is not TRAINJOB:
-        yield {}
-        return
-    custom = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
-    place = TRAINJOB.group, "v1alpha1", "clustertrainingruntimes"
-    runtime = custom.get_cluster_custom_object(*place, "torch-distributed") | {"metadata": {"name": "once"}}
-    for replicated in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
-        replicated["template"]["spec"]["backoffLimit"] = 0
-    custom.create_cluster_custom_object(*place, runtime)
-    yield {"runtime": "once"}
-    custom.delete_cluster_custom_object(*place, "once")
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualCluster]:
+    with virtual_cluster(tmp_path) as made:
+        set_connection(made, monkeypatch)
+        yield made
 
 
 @pytest.fixture
-def tasks(
-    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, kind: Kind, version: str
-) -> Iterator[tuple[Instance, Instance]]:
+def in_one_try(cluster: VirtualCluster, kind: Kind) -> Object:
+    """Parameters with which a job fails at its first exit code. The pods of a runtime are created again six times."""
+    if kind is not TRAINJOB:
+        return {}
+    runtime = copied(cluster.api.objects["clustertrainingruntimes"]["torch-distributed"])
+    for replicated in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
+        replicated["template"]["spec"]["backoffLimit"] = 0
+    cluster.api.put("clustertrainingruntimes", runtime | {"metadata": {"name": "once"}})
+    return {"runtime": "once"}
+
+
+@pytest.fixture
+def tasks(cluster: VirtualCluster, kind: Kind, version: str) -> tuple[Instance, Instance]:
     """The task that has submitted the job, and the one that submits it again."""
-    set_connection(cluster, monkeypatch)
-    with Instance(cluster, kind, version) as before, Instance(cluster, kind, version) as again:
-        yield before, again
+    cluster.api.mpi_version = "v1"
+    return VirtualInstance(cluster, kind, version), VirtualInstance(cluster, kind, version)
 
 
 def check_succeeds(task: Instance, saved: Object, **parameters: Any) -> None:
@@ -110,14 +111,10 @@ def test_manifest_of_a_suspended_job(tasks: tuple[Instance, Instance]) -> None:
 
 
 @pytest.mark.parametrize("kind", [PYTORCHJOB, MPIJOB, TRAINJOB], ids=lambda kind: str(kind.name))
-def test_manifest_of_a_queued_job(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """Kueue manages an MPIJob v2beta1 only. The cluster to which the manifest is submitted again has no Kueue."""
-    with clusters.cluster(kueue=True, mpi_api="v2beta1") as queueing:
-        set_connection(queueing, monkeypatch)
-        with Instance(queueing, kind) as before:
-            saved = first(before, queue_name="team-a", deferrable=True)
+def test_manifest_of_a_queued_job(cluster: VirtualCluster, kind: Kind) -> None:
+    """Kueue suspends the job. In the namespace to which the manifest is submitted again, it manages no jobs."""
+    cluster.api.put("localqueues", {"metadata": {"name": "team-a"}})
+    saved = first(VirtualInstance(cluster, kind), queue_name="team-a", deferrable=True)
     assert "'suspend': True" in str(saved["spec"])
-    with clusters.cluster(mpi_api="v2beta1") as other:
-        set_connection(other, monkeypatch)
-        with Instance(other, kind) as again:
-            check_succeeds(again, saved, env={"END": "0"})
+    cluster.api.remove("localqueues", "team-a")
+    check_succeeds(VirtualInstance(cluster, kind), saved, env={"END": "0"})

@@ -219,6 +219,7 @@ def supervisor() -> Iterator[Supervisor]:
         yield answers
 
 
+@pytest.mark.programs("a program prints all characters")
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_values_of_the_user_arrive_unchanged(instance: Instance, supervisor: Supervisor, deferrable: bool) -> None:
     """A result with secrets of each kind, and metrics and a model that look like them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -13,30 +12,24 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.engine.tasks import occupied_threads
 from tests.operators.task_instance import Instance, Supervisor, supervised
-from tests.operators.test_trigger import trigger_of
-
-ANSWER_SECONDS = 1.0
 
 
 class SlowSupervisor(Supervisor):
-    """Answers each request after ANSWER_SECONDS."""
+    """Answers each request later than the trigger expects."""
+
+    def __init__(self, instance: Instance, state: TaskInstanceState) -> None:
+        super().__init__(state)
+        self._instance = instance
 
     def send(self, message: Any) -> Any:
-        time.sleep(ANSWER_SECONDS)
+        self._instance.block(2 * TrainingJobTrigger.slow_answer)
         return super().send(message)
-
-
-class HurriedTrigger(TrainingJobTrigger):
-    """Counts an answer as slow sooner, and ends sooner after a kill."""
-
-    slow_answer = ANSWER_SECONDS / 5
-    seconds_after_last_line = 0.0
 
 
 def test_slow_answer_of_airflow_decides_a_kill(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """One request is made. If it was given up and sent again, the next one would wait as long."""
-    trigger = trigger_of(instance.execute(), instance, HurriedTrigger)
-    with supervised(SlowSupervisor(TaskInstanceState.FAILED)) as answers:
+    trigger = instance.trigger(instance.execute())
+    with supervised(SlowSupervisor(instance, TaskInstanceState.FAILED)) as answers:
         asyncio.run(trigger.on_kill())
     assert not instance.jobs()
     assert answers.asked == 1
@@ -45,7 +38,7 @@ def test_slow_answer_of_airflow_decides_a_kill(instance: Instance, capsys: pytes
 
 def test_kill_does_not_wait_for_threads_of_others(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """Six threads serve all triggers of a triggerer on two CPUs."""
-    trigger = trigger_of(instance.execute(), instance, HurriedTrigger)
+    trigger = instance.trigger(instance.execute())
 
     async def follow_and_kill() -> None:
         running = asyncio.ensure_future(anext(aiter(trigger.run())))
@@ -63,7 +56,11 @@ def test_kill_does_not_wait_for_threads_of_others(instance: Instance, capsys: py
     assert not instance.jobs()
 
 
-async def test_client_is_built_without_the_threads_of_the_loop(instance: Instance) -> None:
+def test_client_is_built_without_the_threads_of_the_loop(instance: Instance) -> None:
     """In a triggerer that took over, a kill needs a new client."""
-    async with occupied_threads(), asyncio.timeout(240), TrainingHook().api() as api:
-        assert await api.request("GET", "/version")
+
+    async def ask() -> Any:
+        async with occupied_threads(), TrainingHook().api() as api:
+            return await api.request("GET", "/version")
+
+    assert asyncio.run(ask())

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import threading
-import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,37 +12,28 @@ from airflow.sdk import TaskInstanceState
 
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.exceptions import TrainingKilledError
-from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.operators.task_instance import Instance, Supervisor, Ti, of_each_kind, supervised
 
 RESULT = ["sh", "-c", """sleep 2; echo 'KTRAIN_RESULT {"loss": 0.5}'"""]
-EVENT_SECONDS = 60.0  # for the event of a training that has ended, on a loaded machine; a write that hangs takes longer
+WRITE_SECONDS = 600.0  #: of a write that hangs
+EVENT_SECONDS = 30.0  #: until the event of a training of 2 s
 
 
 class Statuses(Supervisor):
-    """Airflow's supervisor. Writes of statuses fail, or hang until `over` is set."""
+    """Airflow's supervisor. Writes of statuses fail, at once or after WRITE_SECONDS."""
 
-    def __init__(self, state: TaskInstanceState, *, hang: bool) -> None:
+    def __init__(self, instance: Instance, state: TaskInstanceState, *, hang: bool) -> None:
         super().__init__(state)
-        self.hang, self.over, self.writes = hang, threading.Event(), 0
+        self._instance, self._hang, self.writes = instance, hang, 0
 
     def write(self) -> None:
         self.writes += 1
-        if self.hang:
-            self.over.wait(600)
+        if self._hang:
+            self._instance.block(WRITE_SECONDS)
         raise RuntimeError("no database")
 
     def send(self, message: Any) -> Any:
         return self.write() if getattr(message, "key", "") == STATUS_XCOM else super().send(message)
-
-
-@contextlib.contextmanager
-def statuses(state: TaskInstanceState, *, hang: bool) -> Iterator[Statuses]:
-    with supervised(answers := Statuses(state, hang=hang)):
-        try:
-            yield answers
-        finally:
-            answers.over.set()
 
 
 of_each_problem = pytest.mark.parametrize("hang", [False, True], ids=["fails", "hangs"])
@@ -56,9 +43,9 @@ of_each_problem = pytest.mark.parametrize("hang", [False, True], ids=["fails", "
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch, hang: bool) -> Iterator[Statuses]:
+def worker(instance: Instance, monkeypatch: pytest.MonkeyPatch, hang: bool) -> Iterator[Statuses]:
     """The worker's supervisor. The operator itself pushes the last status; only those before it are disturbed."""
-    with statuses(TaskInstanceState.FAILED, hang=hang) as answers:
+    with supervised(Statuses(instance, TaskInstanceState.FAILED, hang=hang)) as answers:
         push = Ti.xcom_push
 
         def pushed(ti: Ti, key: str, value: Any) -> None:
@@ -80,29 +67,9 @@ def test_worker_returns_the_result(instance: Instance, worker: Statuses) -> None
 
 @of_each_problem
 def test_kill_of_a_worker_releases_the_job(instance: Instance, worker: Statuses) -> None:
-    over, killed = threading.Event(), threading.Event()
-
-    def on_signal(*_: object) -> None:
-        assert instance.operator
-        instance.operator.on_kill()
-
-    def kill() -> None:
-        while not over.wait(0.05):
-            if worker.writes and instance.running():
-                killed.set()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                return
-
-    before, killing = signal.signal(signal.SIGUSR1, on_signal), threading.Thread(target=kill)
-    killing.start()
-    try:
-        with pytest.raises(TrainingKilledError, match=r"The task was killed \(failed\)"):
-            instance.execute(deferrable=False, retries=1)
-    finally:
-        over.set()
-        killing.join()
-        signal.signal(signal.SIGUSR1, before)
-    assert killed.is_set()
+    instance.kill_when(lambda: worker.writes and instance.running())
+    with pytest.raises(TrainingKilledError, match=r"The task was killed \(failed\)"):
+        instance.execute(deferrable=False, retries=1)
     assert worker.asked
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
@@ -110,26 +77,14 @@ def test_kill_of_a_worker_releases_the_job(instance: Instance, worker: Statuses)
 # the triggerer
 
 
-def trigger_of(deferred: Any, instance: Instance) -> TrainingJobTrigger:
-    trigger = TrainingJobTrigger(**deferred.trigger.serialize()[1])
-    ti: Any = SimpleNamespace(
-        dag_id=instance.key.dag_id, run_id=instance.run_id, task_id="train", map_index=-1, try_number=1
-    )
-    trigger.task_instance = ti
-    return trigger
-
-
 @of_each_problem
 def test_trigger_fires_its_event(instance: Instance, hang: bool) -> None:
     deferred = instance.execute(command=RESULT)
 
-    async def fire() -> Any:
-        return (await anext(aiter(trigger_of(deferred, instance).run()))).payload
-
-    with statuses(TaskInstanceState.DEFERRED, hang=hang) as answers:
-        began = time.monotonic()
-        event = asyncio.run(fire())
-        assert time.monotonic() - began < EVENT_SECONDS
+    with supervised(Statuses(instance, TaskInstanceState.DEFERRED, hang=hang)) as answers:
+        began = instance.clock
+        event = instance.event(deferred)
+        assert instance.clock - began < EVENT_SECONDS
         assert answers.writes
     assert event["outcome"]["result"] == {"loss": 0.5}
     assert event["outcome"]["status"]["ended"]
@@ -140,7 +95,7 @@ def test_kill_of_a_trigger_releases_the_job(instance: Instance, hang: bool) -> N
     deferred = instance.execute()
 
     async def run_and_kill(answers: Statuses) -> None:
-        trigger = trigger_of(deferred, instance)
+        trigger = instance.trigger(deferred)
         running = asyncio.ensure_future(anext(aiter(trigger.run())))
         while not answers.writes:  # noqa: ASYNC110 - a thread writes
             await asyncio.sleep(0.05)
@@ -149,7 +104,8 @@ def test_kill_of_a_trigger_releases_the_job(instance: Instance, hang: bool) -> N
         await asyncio.wait([running])
         await trigger.on_kill()
 
-    with statuses(TaskInstanceState.DEFERRED, hang=hang) as answers:
+    with supervised(Statuses(instance, TaskInstanceState.DEFERRED, hang=hang)) as answers:
+        began = instance.clock
         asyncio.run(run_and_kill(answers))
-        assert not answers.over.is_set()
+        assert instance.clock - began < WRITE_SECONDS
     assert not instance.jobs()

@@ -56,7 +56,9 @@ def test_function_runs_on_every_node_under_torchrun(instance: Instance, capfd: p
     assert not instance.jobs()
 
 
+@pytest.mark.thorough
 def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance) -> None:
+    """A TrainJob's function whose return value isn't JSON fails the task for good, as one of another kind does."""
     with pytest.raises(TrainingConfigurationError, match="its return value is not JSON and is lost"):
         run(instance, no_json, nproc_per_node=1)
     assert not instance.jobs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from types import SimpleNamespace
@@ -12,14 +11,12 @@ import pytest
 import yaml
 from airflow.sdk.bases.operator import TriggerFailureReason
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.engine.follow.deferral import seconds_in_worker
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingTimeoutError, TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.e2e.kube import Kube
-from tests.operators.task_instance import DefersSoon, FollowsLong, Instance, Object, of_each_kind
+from tests.operators.task_instance import DefersSoon, FollowsLong, Instance, Object, first_event, of_each_kind
 
 FAILED = TriggerFailureReason.TRIGGER_FAILURE.value  # in the format that Airflow's database returns
 TIMED_OUT = TriggerFailureReason.TRIGGER_TIMEOUT.value
@@ -90,11 +87,9 @@ def test_failed_job_raises_its_cause(instance: Instance) -> None:
 
 
 def test_worker_follows_to_the_end_after_repeated_failures(instance: Instance) -> None:
-    program = f"until [ -e /tmp/$HOSTNAME.go ]; do sleep 0.1; done; {COUNTS}"
-    deferrals = [instance.execute(operator=DefersSoon, command=["sh", "-c", program])]
+    deferrals = [instance.execute(operator=DefersSoon, command=["sh", "-c", f"sleep 60; {COUNTS}"])]
     deferrals += [fails_to_load(instance), fails_to_load(instance)]
     assert [arguments(deferred)["failures"] for deferred in deferrals] == [0, 1, 2]
-    Kube(str(instance.cluster.kubeconfig), instance.cluster.namespace).let_go(instance.selector, 1)
     assert fails_to_load(instance) == {"loss": 0.5}
     assert not instance.jobs()
 
@@ -175,14 +170,6 @@ def test_failed_connection_does_not_release_the_job(
 
 
 # the trigger
-
-
-def first_event(trigger: TrainingJobTrigger) -> Object:
-    async def first() -> TriggerEvent:
-        return await anext(aiter(trigger.run()))
-
-    payload: Object = asyncio.run(first()).payload
-    return payload
 
 
 def test_error_in_the_trigger_is_an_event(instance: Instance) -> None:

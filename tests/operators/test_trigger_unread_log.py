@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, TextIO
 
@@ -24,8 +22,6 @@ from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.engine.tasks import until
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
-from tests.operators.test_trigger import ImpatientTrigger, trigger_of
-from tests.until import until as true
 
 MANY_LINES = 3000  # more than the socket holds
 LINE = "a line that the supervisor has not read\n"
@@ -92,15 +88,11 @@ def test_lines_that_airflows_supervisor_has_not_read_are_counted() -> None:
 @of_each_kind
 def test_event_waits_until_the_supervisor_has_read_the_log(instance: Instance, supervisor: socket.socket) -> None:
     with supervised(Supervisor(TaskInstanceState.DEFERRED)):
-        trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 5"]), instance)
+        trigger = instance.trigger(instance.execute(command=["sh", "-c", "sleep 5"]))
 
         async def unread_until_after_the_earliest_event() -> bool:
-            began, following = time.monotonic(), asyncio.ensure_future(anext(aiter(trigger.run())))
-
-            async def late() -> bool:
-                return following.done() or time.monotonic() - began > EARLIEST_EVENT + 2
-
-            await until(late)
+            following = asyncio.ensure_future(anext(aiter(trigger.run())))
+            await asyncio.sleep(EARLIEST_EVENT + 2)
             assert not following.done()
             supervisor.recv(65536)
             return bool((await following).payload["outcome"]["succeeded"])
@@ -131,7 +123,7 @@ def read_late(instance: Instance, request: pytest.FixtureRequest) -> ReadLate:
 
     def run(script: str, unread: Unread, *, full: bool = False) -> bytes:
         with supervised(Supervisor(TaskInstanceState.DEFERRED)):
-            trigger = trigger_of(instance.execute(command=["sh", "-c", script]), instance)
+            trigger = instance.trigger(instance.execute(command=["sh", "-c", script]))
             return asyncio.run(follow(trigger, unread, full))
 
     return run
@@ -140,11 +132,13 @@ def read_late(instance: Instance, request: pytest.FixtureRequest) -> ReadLate:
 @of_each_kind
 def test_unread_lines_do_not_block_the_event_loop(read_late: ReadLate) -> None:
     async def many_passes_of_the_loop(_: asyncio.Future[TriggerEvent]) -> None:
-        passes = itertools.count()
-        await true(lambda: unread_log() > log_socket_size() // 3)
-        await true(lambda: next(passes) > 300)  # a write to the full socket would never return
+        while unread_log() <= log_socket_size() // 3:  # noqa: ASYNC110 - the trigger writes
+            await asyncio.sleep(0.01)
+        for _passes in range(300):  # a write to the full socket would never return
+            await asyncio.sleep(0.01)
 
-    script = f"sleep 5; seq -f 'line %.0f' {MANY_LINES}"  # after the worker has deferred
+    count = f"i=1; while [ $i -le {MANY_LINES} ]; do echo line $i; i=$((i+1)); done"
+    script = f"sleep 5; {count}"  # after the worker has deferred
     read = read_late(script, many_passes_of_the_loop)
     numbers = [int(number) for number in re.findall(rb"\[(?:Master|node) 0\] line (\d+)", read)]
     assert numbers == list(range(1, MANY_LINES + 1)), read[:500]
@@ -158,7 +152,7 @@ def test_lines_of_the_trigger_itself_do_not_block_the_event_loop(instance: Insta
         full = unread_log()
 
         async def ended() -> bool:
-            return following.done() or all(phase_of(job).ended for job in await asyncio.to_thread(instance.jobs))
+            return following.done() or all(phase_of(job).ended for job in instance.jobs())
 
         await until(ended)  # a write to the full socket would never return
         assert unread_log() == full
@@ -169,8 +163,7 @@ def test_lines_of_the_trigger_itself_do_not_block_the_event_loop(instance: Insta
 
 def test_kill_ends_although_the_log_is_never_read(instance: Instance, supervisor: socket.socket) -> None:
     with supervised(Supervisor(TaskInstanceState.FAILED)):
-        trigger = trigger_of(instance.execute(), instance, ImpatientTrigger)
-        trigger.log_patience = 1.0  # type: ignore[misc]
+        trigger = instance.trigger(instance.execute())
         asyncio.run(trigger.on_kill())
     assert unread_log()
     assert not instance.jobs()

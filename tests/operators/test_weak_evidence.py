@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +22,21 @@ class Impatient(PyTorchJobOperator):
 
     seconds_in_worker = ()
     patience = 0.0
+
+
+class Seen:
+    """What was logged until now. Called with a text, it says whether that was logged."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys, self._log = capsys, ""
+
+    @property
+    def log(self) -> str:
+        self._log += self._capsys.readouterr().out
+        return self._log
+
+    def __call__(self, text: str) -> bool:
+        return text in self.log
 
 
 def alive(instance: Instance) -> list[str]:
@@ -120,24 +133,11 @@ def test_submission_waits_for_the_api_server(
     if number > 1:
         instance.execute(number=1, retries=retries)
     before = alive(instance)
-    log = ""
-
-    def end_outage() -> None:
-        nonlocal log
-        deadline = time.monotonic() + 120
-        while "Trying again for" not in log and time.monotonic() < deadline:
-            time.sleep(0.05)
-            log += capsys.readouterr().out
-        instance.cluster.admin("clear")
-
+    seen = Seen(capsys)
     instance.cluster.admin(**outage)
-    ending = threading.Thread(target=end_outage)
-    ending.start()
-    try:
-        assert isinstance(instance.execute(number=number, retries=retries, max_tries=number - 1), TaskDeferred)
-    finally:
-        ending.join()
-    log += capsys.readouterr().out
+    instance.when(lambda: seen("Trying again for"), lambda: instance.cluster.admin("clear"))
+    assert isinstance(instance.execute(number=number, retries=retries, max_tries=number - 1), TaskDeferred)
+    log = seen.log
     (patience,) = re.findall(r"The API server can't be reached or is overloaded. Trying again for (\d+) s\.", log)
     assert seconds / 2 < int(patience) <= seconds
     assert len(alive(instance)) == 1
@@ -153,30 +153,16 @@ def test_following_resumes_at_the_newest_line_after_a_failure(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The credentials are rejected for a moment: no line is logged twice, and the result that was read is kept."""
-    log = ""
-
-    def wait_for(text: str) -> None:
-        nonlocal log
-        deadline = time.monotonic() + 120
-        while text not in log and time.monotonic() < deadline:
-            time.sleep(0.05)
-            log += capsys.readouterr().out
+    seen = Seen(capsys)
 
     def disturb() -> None:
-        wait_for("line 3")
         instance.cluster.admin("status", status=401, path="/pytorchjobs|/pods")
         instance.cluster.admin("drop", seconds=0.01)
-        wait_for("Retrying in")
-        instance.cluster.admin("clear")
+        instance.when(lambda: seen("Retrying in"), lambda: instance.cluster.admin("clear"))
 
-    disturbing = threading.Thread(target=disturb)
-    disturbing.start()
-    try:
-        result = instance.execute(deferrable=False, command=["sh", "-c", RESULT_THEN_LINES])
-    finally:
-        disturbing.join()
-        instance.cluster.admin("clear")
-    log += capsys.readouterr().out
+    instance.when(lambda: seen("line 3"), disturb)
+    result = instance.execute(deferrable=False, command=["sh", "-c", RESULT_THEN_LINES])
+    log = seen.log
     assert "Retrying in" in log, "following didn't fail"
     assert re.findall(r"\[Master 0\] line (\d+)", log) == [str(number) for number in range(20)]
     assert result == {"loss": 0.5}
@@ -226,6 +212,7 @@ def returns_a_set() -> Any:
     return {1}
 
 
+@pytest.mark.programs("runs a Python function")
 def test_lost_return_value_fails_the_next_try_too(instance: Instance) -> None:
     """The worker was lost between the outcome and the failure: the retry doesn't succeed without a result."""
     function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns_a_set, "deferrable": False}
