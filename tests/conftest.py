@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group("older-trainers"))
             elif _has_fixture_of_its_module(item):
                 item.add_marker(pytest.mark.xdist_group(_module_of(item)))
+        if item.get_closest_marker("scripted") and "cluster" in item.name.partition("[")[2].rstrip("]").split("-"):
+            item.add_marker(pytest.mark.thorough)
         if mark := item.get_closest_marker("embedded"):
             (why,) = mark.args
             item.add_marker(pytest.mark.skipif(bool(REAL), reason=f"on the embedded cluster only: {why}"))
@@ -101,6 +103,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory] | None:
-    """Tests with the mark `virtual_time` have a loop that owns its time."""
+    """Tests with the mark `virtual_time` have a loop that owns its time; those with `scripted` have each kind once."""
+    if item.get_closest_marker("scripted"):
+        return {"scripted": VirtualLoop, "cluster": asyncio.new_event_loop}
     virtual = item.get_closest_marker("virtual_time") is not None
     return {"virtual": VirtualLoop} if virtual else {"real": asyncio.new_event_loop}

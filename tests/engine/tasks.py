@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 import pytest
 from kubernetes_asyncio import client as aio
@@ -46,6 +46,7 @@ from airflow_provider_ktrain.engine.training import Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests import clusters
 from tests.clusters import TestCluster
+from tests.virtual import VirtualLoop
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -87,17 +88,33 @@ class MeddledApi(Api):
 A = TypeVar("A", bound=Api)
 
 
-@overload
-def api_of(cluster: TestCluster, *, token: str = "") -> AbstractAsyncContextManager[Api]: ...
+class AnyCluster(Protocol):
+    """What tests need of a cluster, a scripted one included."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    def admin(self, fault: str, **how: Any) -> None: ...
 
 
 @overload
-def api_of(cluster: TestCluster, cls: type[A], token: str = "") -> AbstractAsyncContextManager[A]: ...
+def api_of(cluster: AnyCluster, *, token: str = "") -> AbstractAsyncContextManager[Api]: ...
+
+
+@overload
+def api_of(cluster: AnyCluster, cls: type[A], token: str = "") -> AbstractAsyncContextManager[A]: ...
 
 
 @contextlib.asynccontextmanager
-async def api_of(cluster: TestCluster, cls: type[Any] = Api, token: str = "") -> AsyncIterator[Any]:
+async def api_of(cluster: Any, cls: type[Any] = Api, token: str = "") -> AsyncIterator[Any]:
+    """A client of a cluster.
+
+    :param token: its only credentials, of a real or embedded cluster.
+    """
+
     async def make_client() -> aio.ApiClient:
+        if not isinstance(cluster, TestCluster):
+            return aio.ApiClient(aio.Configuration(host=cluster.url))
         configuration = aio.Configuration()
         await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
         if token:  # the only credentials, because a server prefers a client certificate
@@ -114,9 +131,10 @@ async def api_of(cluster: TestCluster, cls: type[Any] = Api, token: str = "") ->
 
 async def until(look: Callable[[], Awaitable[T]], seconds: float = 240) -> T:
     """The result of `look` as soon as it is true."""
+    pause = 0.5 if isinstance(asyncio.get_running_loop(), VirtualLoop) else 0.05
     async with asyncio.timeout(seconds):
         while not (found := await look()):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause)
     return found
 
 

@@ -1,28 +1,23 @@
-"""Accelerators other than GPUs on a cluster: as resources of its nodes, and as devices of ResourceClaims."""
+"""Accelerators other than GPUs: as resources of nodes, and as devices of ResourceClaims."""
 
 from __future__ import annotations
 
-import asyncio
+import math
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from airflow_provider_ktrain.core.state.accelerators import SHARED, TABLE
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api
-from airflow_provider_ktrain.engine.api.job_calls import job_pods
+from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from tests import clusters
-from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Task, api_of, release_job
+from tests.apiserver import connected
+from tests.engine.staged import Staged, staged
+from tests.engine.tasks import release_job
 
-pytestmark = pytest.mark.embedded("needs nodes with each kind of accelerator")
+pytestmark = pytest.mark.virtual_time
+
 #: resources, each with what several units are called: at least one of each row of the table
 ROWS = {
     "nvidia.com/gpu": "GPUs", "nvidia.com/gpu.shared": "shared GPUs", "nvidia.com/mig-1g.5gb": "MIG 1g.5gb slices",
@@ -33,14 +28,6 @@ ROWS = {
     "huawei.com/npu": "NPUs", "huawei.com/Ascend910-16c": "vNPUs", "gpu.intel.com/i915": "GPUs",
     "gpu.intel.com/xe": "GPUs", "example.com/gpu": "GPUs",
 }  # fmt: skip
-CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[TestCluster]:
-    others = {name: "4" for name in ROWS if name != clusters.GPUS}
-    with clusters.cluster(gpus=4, resources=others) as reached:
-        yield reached
 
 
 def test_each_row_of_the_table_has_a_resource() -> None:
@@ -49,152 +36,113 @@ def test_each_row_of_the_table_has_a_resource() -> None:
     assert used == {*TABLE}
 
 
-@pytest.mark.parametrize("resource", ROWS)
-async def test_each_resource_is_released_by_its_name(task: Task, resource: str) -> None:
-    ref = (await task.submit(gpus=1, gpu_resource=resource, workers=1)).ref
-    await task.running(ref, 2)
-    outcome = await task.ended(ref, limits=Limits(log_stall=0.5))
-    assert f" 2 {ROWS[resource]} released, 2 pods deleted." in outcome.released
-    check_usage(outcome, task, 2, resource)
+async def stalled(training: Staged, *, role: str = "Worker", **pod: Any) -> Outcome:
+    """The end of a job of two pods, or of one, that is released because its log stalls."""
+    for index in range(training.kind.count(training.job, role)):
+        training.pod(index, **pod)
+    training.running()
+    return await training.follow(Options(limits=Limits(log_stall=60)))
+
+
+def workers(training: Staged, number: int) -> None:
+    training.spec(pytorchReplicaSpecs={"Worker": {"replicas": number}})
 
 
 @pytest.mark.parametrize("resource", ROWS)
-async def test_partial_start_names_the_resource(task: Task, resource: str) -> None:
-    """The Master gets 3 of the 4 units of the node, so none are left for the Worker."""
-    ref = (await task.submit(1, TRAINS, gpus=3, gpu_resource=resource, workers=1)).ref
-    outcome = await task.ended(ref, limits=Limits(partial_start=2))
+async def test_partial_start_names_the_resource(resource: str) -> None:
+    """The Master has 3 units, and none are left for the Worker."""
     units = ROWS[resource]
-    assert outcome.cause is not None
-    assert f"held {units} for 2 s while some of its pods had no node" in outcome.cause["summary"]
-    assert [line for line in task.log.messages if f"holds 3 {units} in 1 pod, but Worker 0 has no node." in line]
-    assert f"The {units} are idle until all pods have nodes." in str(task.log)
-    assert f" 3 {units} released, 2 pods deleted." in outcome.released
-    check_usage(outcome, task, 3, resource)
+    async with staged(roles=("Master", "Worker"), since=0.0) as training:
+        training.condition("Created")
+        training.pod(0, limits={resource: "3"}, since=0.0)
+        training.pod(0, "Pending", role="Worker", node="", limits={resource: "3"}, since=0.0)
+        outcome = await training.follow(Options(limits=Limits(partial_start=20)))
+        assert outcome.cause is not None
+        assert f"held {units} for 20 s while some of its pods had no node" in outcome.cause["summary"]
+        log = str(training.log)
+        assert f"holds 3 {units} in 1 pod, but Worker 0 has no node." in log
+        assert f"The {units} are idle until all pods have nodes." in log
+        assert f" 3 {units} released, 2 pods deleted." in outcome.released
+        assert outcome.usage["gpus"] == 3
+        assert outcome.usage.get("resource") == (None if units == "GPUs" else resource)
+        assert f" on 3 {units} (" in log
 
 
-def check_usage(outcome: Outcome, task: Task, number: int, resource: str) -> None:
-    """The usage counts this resource, and the log names it."""
-    assert outcome.usage["gpus"] == number
-    assert outcome.usage.get("resource") == (None if ROWS[resource] == "GPUs" else resource)
-    assert f" on {number} {ROWS[resource]} (" in str(task.log)
-
-
-async def test_two_kinds_are_listed(task: Task) -> None:
-    ref = (await task.submit(gpus=1, workers=1, resources={"nvidia.com/mig-1g.5gb": 2})).ref
-    await task.running(ref, 2)
-    outcome = await task.ended(ref, limits=Limits(log_stall=0.5))
-    assert "2 GPUs and 4 MIG 1g.5gb slices released, 2 pods deleted." in outcome.released
-    assert outcome.usage["gpus"] == 2
-    assert outcome.usage["others"]["nvidia.com/mig-1g.5gb"]["gpus"] == 4
-    assert outcome.status["replicas"]["others"] == {"nvidia.com/mig-1g.5gb": 4}
+async def test_two_kinds_are_listed() -> None:
+    async with staged() as training:
+        workers(training, 2)
+        outcome = await stalled(training, limits={"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "2"})
+        assert "2 GPUs and 4 MIG 1g.5gb slices released, 2 pods deleted." in outcome.released
+        assert outcome.usage["gpus"] == 2
+        assert outcome.usage["others"]["nvidia.com/mig-1g.5gb"]["gpus"] == 4
+        assert outcome.status["replicas"]["others"] == {"nvidia.com/mig-1g.5gb": 4}
 
 
 # ResourceClaims
 
 
-async def claim(task: Task, name: str, devices: int) -> None:
-    """A claim with allocated devices, as a scheduler leaves it."""
-    path = CLAIMS.format(task.namespace)
+def claim(training: Staged, name: str, devices: int) -> dict[str, Any]:
+    """A claim with allocated devices, as a scheduler leaves it; returns what a pod that uses it has."""
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": devices}}
-    body = {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
-    await task.api.request("POST", path, body=body)
     results = [
         {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node", "device": f"gpu-{number}"}
         for number in range(devices)
     ]
-    status = {"status": {"allocation": {"devices": {"results": results}}}}
-    await task.api.request("PATCH", f"{path}/{name}/status", body=status)
+    training.api.put(
+        "resourceclaims",
+        {
+            "metadata": {"name": name}, "spec": {"devices": {"requests": [request]}},
+            "status": {"allocation": {"devices": {"results": results}}},
+        },
+    )  # fmt: skip
+    return {"limits": {}, "resourceClaims": [{"name": "gpus", "resourceClaimName": name}]}
 
 
-def claiming(name: str) -> dict[str, Any]:
-    return {"pod_override": {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimName": name}]}}, "gpus": None}
+async def test_devices_of_a_claim_are_released_and_used() -> None:
+    async with staged() as training:
+        outcome = await stalled(training, **claim(training, "known", 3))
+        assert "3 GPUs released, 1 pod deleted." in outcome.released
+        assert (outcome.usage["gpus"], outcome.usage.get("unknown_claims")) == (3, None)
+        assert outcome.usage["held"] > 0
+        assert outcome.status["replicas"]["rows"][0][4] == 3
 
 
-async def token_with(cluster: TestCluster, admin: Any, name: str, *options: str) -> str:
-    """A token of a service account with the Role that `ktrain rbac` prints."""
-    words = [sys.executable, "-m", "airflow_provider_ktrain.cli", "rbac", "-n", cluster.namespace, "--name", name]
-    printed = await asyncio.to_thread(
-        subprocess.run, [*words, "--service-account", name, *options], capture_output=True, text=True, check=True
-    )
-    role, binding = yaml.safe_load_all(printed.stdout)
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
-    accounts = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
-    await admin.request("POST", accounts, body={"metadata": {"name": name}})
-    await admin.request("POST", f"{rbac}/roles", body=role)
-    await admin.request("POST", f"{rbac}/rolebindings", body=binding)
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    answer = await admin.request("POST", f"{accounts}/{name}/token", body=asked)
-    return str(answer["status"]["token"])
+async def test_devices_of_the_claim_that_a_template_made_are_counted() -> None:
+    async with staged() as training:
+        claim(training, "job-gpus-x7k2p", 2)
+        made = {"name": "gpus", "resourceClaimName": "job-gpus-x7k2p"}  # Kubernetes' controller names it so
+        from_template = [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}]
+        pod = training.pod(0, limits={}, resourceClaims=from_template)
+        training.api.change("pods", pod, lambda pod: pod["status"].update(resourceClaimStatuses=[made]))
+        training.running()
+        outcome = await training.follow(Options(limits=Limits(log_stall=60)))
+        assert "2 GPUs released, 1 pod deleted." in outcome.released
+        assert outcome.usage["gpus"] == 2
 
 
-async def test_devices_of_a_claim_are_released_and_used(task: Task, cluster: TestCluster) -> None:
-    await claim(task, "known", 3)
-    ref = (await task.submit(**claiming("known"))).ref
-    await task.running(ref)
-    async with api_of(cluster, token=await token_with(cluster, task.api, "dra", "--dra")) as api:
-        outcome = await Task(api, task.namespace, task.key, task.log).ended(ref, limits=Limits(log_stall=0.5))
-    assert "3 GPUs released, 1 pod deleted." in outcome.released
-    assert (outcome.usage["gpus"], outcome.usage.get("unknown_claims")) == (3, None)
-    assert outcome.usage["held"] > 0
-    assert outcome.status["replicas"]["rows"][0][4] == 3
+async def test_devices_are_unknown_without_the_right_to_read_the_claim() -> None:
+    async with staged() as training:
+        training.api.fail("GET", "/resourceclaims", 403, math.inf)
+        outcome = await stalled(training, **claim(training, "unknown", 3))
+        assert " An unknown number of devices of 1 ResourceClaim released, 1 pod deleted." in outcome.released
+        assert outcome.usage == {"unknown_claims": 1}
+        assert "Accelerator time: unknown. The devices of 1 ResourceClaim were not read." in str(training.log)
 
 
-async def test_devices_of_the_claim_that_a_template_made_are_counted(task: Task) -> None:
-    await claim(task, "job-gpus-x7k2p", 2)
-    from_template = {"name": "gpus", "resourceClaimTemplateName": "two-gpus"}
-    ref = (await task.submit(gpus=None, pod_override={"spec": {"resourceClaims": [from_template]}})).ref
-    await task.running(ref)
-    (pod,) = await job_pods(task.api, ref)
-    made = {"name": "gpus", "resourceClaimName": "job-gpus-x7k2p"}  # Kubernetes' controller names it so
-    path = f"{api_paths.core(task.namespace, 'pods', pod['metadata']['name'])}/status"
-    await task.api.request("PATCH", path, body={"status": {"resourceClaimStatuses": [made]}})
-    outcome = await task.ended(ref, limits=Limits(log_stall=0.5))
-    assert "2 GPUs released, 1 pod deleted." in outcome.released
-    assert outcome.usage["gpus"] == 2
+async def test_a_claim_that_is_gone_has_unknown_devices() -> None:
+    async with staged() as training, connected(training.url) as api:
+        claim(training, "another", 2)
+        training.pod(0, limits={}, resourceClaims=[{"name": "gpus", "resourceClaimName": "gone"}])
+        done = await release_job(api, training.ref)
+        assert "An unknown number of devices of 1 ResourceClaim released" in done.text
 
 
-async def test_devices_are_unknown_without_the_right_to_read_the_claim(task: Task, cluster: TestCluster) -> None:
-    await claim(task, "unknown", 3)
-    ref = (await task.submit(**claiming("unknown"))).ref
-    await task.running(ref)
-    async with api_of(cluster, token=await token_with(cluster, task.api, "no-dra")) as api:
-        outcome = await Task(api, task.namespace, task.key, task.log).ended(ref, limits=Limits(log_stall=0.5))
-    assert " An unknown number of devices of 1 ResourceClaim released, 1 pod deleted." in outcome.released
-    assert outcome.usage == {"unknown_claims": 1}
-    assert "Accelerator time: unknown. The devices of 1 ResourceClaim were not read." in str(task.log)
-
-
-async def test_a_claim_that_is_gone_has_unknown_devices(task: Task) -> None:
-    await claim(task, "gone", 2)
-    ref = (await task.submit(**claiming("gone"))).ref
-    await task.running(ref)
-    await task.api.request("DELETE", f"{CLAIMS.format(task.namespace)}/gone")
-    done = await release_job(task.api, ref)
-    assert "An unknown number of devices of 1 ResourceClaim released" in done.text
-
-
-class Recorder(Api):
-    """Records the paths of requests about claims."""
-
-    def __init__(self, *args: Any, **how: Any) -> None:
-        super().__init__(*args, **how)
-        self.made: list[str] = []
-
-    async def request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
-        if "resource.k8s.io" in path:
-            self.made.append(path)
-        return await super().request(method, path, **how)
-
-
-async def test_claims_are_read_once_and_only_if_pods_have_some(task: Task, cluster: TestCluster) -> None:
+@pytest.mark.parametrize("has_claim", [False, True])
+async def test_claims_are_read_once_and_only_if_pods_have_some(has_claim: bool) -> None:
     """Once while the job is followed, and once when it is released; each time after a discovery."""
-    await claim(task, "counted", 1)
-    made = []
-    for overlay in ({"gpus": 1}, claiming("counted")):
-        async with api_of(cluster, Recorder) as api:
-            one = Task(api, task.namespace)
-            ref = (await one.submit(**overlay)).ref
-            await one.running(ref)
-            await one.ended(ref, limits=Limits(log_stall=0.5))
-            made.append(api.made)
-    assert made == [[], ["/apis/resource.k8s.io", f"{CLAIMS.format(task.namespace)}/counted"] * 2]
+    async with staged() as training:
+        pod = claim(training, "counted", 1)
+        await stalled(training, **(pod if has_claim else {}))
+        made = [line.removeprefix("GET ") for line in training.api.requests if "resource.k8s.io" in line]
+        path = f"/apis/resource.k8s.io/v1/namespaces/{training.ref.namespace}/resourceclaims/counted"
+        assert made == (["/apis/resource.k8s.io", path] * 2 if has_claim else [])

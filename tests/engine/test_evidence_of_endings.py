@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +18,11 @@ from airflow_provider_ktrain.core.identity.names import (
     OnFinishAction,
     Owner,
 )
+from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
-from airflow_provider_ktrain.engine import job_control
-from airflow_provider_ktrain.engine.api.client import ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, read_training
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -32,23 +30,12 @@ from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.release import release, release_now
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted, find_own
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
-from tests.apiserver import connected, stamp
-from tests.clusters import TestCluster
+from tests.apiserver import Lost, Request, Response, connected, stamp
 from tests.engine.staged import NAME, Memory, Staged, staged
-from tests.engine.tasks import (
-    STUBBORN,
-    MeddledApi,
-    Sink,
-    Task,
-    TrainTask,
-    api_of,
-    follow,
-    host_of,
-    of_each_kind,
-    owner_in,
-    until,
-)
-from tests.until import until as until_true
+from tests.engine.tasks import host_of, owner_in
+from tests.until import until
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Ti:
@@ -72,86 +59,55 @@ def conclusion(ref: JobRef) -> dict[str, Any]:
     ).to_dict()
 
 
-async def deleted(task: Task) -> None:
-    await task.delete()
-
-    async def gone() -> bool:
-        return await task.job() is None
-
-    await until(gone)
-
-
-class SlowReads(MeddledApi):
-    """Its reads take longer than Airflow takes for one status."""
-
-    written: Callable[[], bool]
-
-    async def before(self, method: str, path: str) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(3):
-                while method == "GET" and not self.written():  # noqa: ASYNC110 - a thread makes it true
-                    await asyncio.sleep(0.01)
+async def test_first_status_of_the_next_process_does_not_replace_the_stored_cause() -> None:
+    """A triggerer dies after a limit's release. The next one could write a status before it has read anything."""
+    async with staged() as training:
+        xcoms = dict[str, Any]()
+        assert await TaskStatusSink(Ti(xcoms), WORKER).conclude(conclusion(training.ref))
+        training.api.remove(training.kind.plural, NAME)
+        training.api.slow("before GET", 3.0)  # a status takes one second
+        outcome = await training.follow(sink=TaskStatusSink(Ti(xcoms), WORKER), shared=False)
+        assert (outcome.cause or {})["category"] == "hang"
 
 
-async def test_first_status_of_the_next_process_does_not_replace_the_stored_cause(
-    task: Task, cluster: TestCluster
-) -> None:
-    """A triggerer dies after a limit's release. The next one writes a status before it reads the conclusion."""
-    ref, xcoms = (await task.submit()).ref, dict[str, Any]()
-    await task.running(ref)
-    assert await TaskStatusSink(Ti(xcoms), WORKER).conclude(conclusion(ref))
-    before = dict(xcoms)
-    await deleted(task)
-    async with api_of(cluster, SlowReads) as api:
-        api.written = lambda: xcoms != before
-        outcome = await follow(ref, api, log=task.log, status_sink=TaskStatusSink(Ti(xcoms), WORKER))
-    assert isinstance(outcome, Outcome)
-    assert (outcome.cause or {})["category"] == "hang"
-
-
-class ReadsAtTheSecondTime(Sink):
-    """Airflow doesn't answer the first read of the conclusion."""
-
-    reads = 0
-
-    async def concluded(self) -> Mapping[str, Any] | None:
-        self.reads += 1
-        return self.conclusion if self.reads > 1 else None
-
-
-async def test_stored_cause_is_read_again_after_a_failed_read(task: Task) -> None:
+async def test_stored_cause_is_read_again_after_a_failed_read() -> None:
     """None of `concluded` also means that Airflow didn't answer within 10 s: that proves nothing."""
-    ref, sink = (await task.submit()).ref, ReadsAtTheSecondTime()
-    await task.running(ref)
-    sink.conclusion = conclusion(ref)
-    await deleted(task)
-    outcome = await task.ended(ref, status_sink=sink)
-    assert (outcome.cause or {})["category"] == "hang"
+    async with staged() as training:
+        training.memory = AnswersAtTheSecondTime()
+        training.start()
+        training.memory.stored = conclusion(training.ref)
+        training.api.remove(training.kind.plural, NAME)
+        outcome = await training.follow()
+        assert (outcome.cause or {})["category"] == "hang"
 
 
-@pytest.mark.parametrize("task", [TrainTask], indirect=True)
-async def test_silence_of_an_ended_primary_does_not_end_replicas_that_write(task: Task) -> None:
+async def test_silence_of_an_ended_primary_does_not_end_replicas_that_write() -> None:
     """Node 0 has ended, and node 1, which is not followed, writes a line a second until it succeeds."""
-    program = (
-        "if [ ${JOB_COMPLETION_INDEX:-0} = 0 ]; then echo begun; sleep 2; exit 0; fi; "
-        "i=0; while [ $i -lt 45 ]; do echo line $i; i=$((i+1)); sleep 1; done"
-    )
-    ref = (await task.submit(1, program, workers=1)).ref
-    outcome = await task.ended(ref, logs="primary", limits=Limits(log_stall=5))
-    assert outcome.succeeded, outcome.cause
+    async with staged(TRAINJOB) as training:
+        training.start("begun")
+        training.pod(1)
+        training.prints((f"line {number}" for number in range(45)), every=1.0, index=1)
+        training.after(2.0, training.pod, 0, "Succeeded")
+        training.after(45.0, training.pod, 1, "Succeeded")
+        training.after(46.0, training.ended)
+        outcome = await training.follow(Options(logs="primary", limits=Limits(log_stall=5)))
+        assert outcome.succeeded, outcome.cause
 
 
-async def test_sensor_reports_the_cause_of_a_job_that_is_being_deleted(task: Task) -> None:
+async def test_sensor_reports_the_cause_of_a_job_that_is_being_deleted() -> None:
     """The job has a deletionTimestamp for some seconds before it is gone."""
-    ref = (await task.submit(1, STUBBORN, grace=10)).ref
-    theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)
-    options = Options(release=False, conditions=("Succeeded",))
-    following = asyncio.create_task(follow(theirs, task.api, options, log=task.log))
-    await task.started(ref)
-    await task.delete("Foreground")
-    outcome = await following
-    assert not getattr(outcome, "superseded", True), "a sensor's job has no tries"
-    assert (getattr(outcome, "cause", None) or {}).get("category") == "infrastructure"
+    async with staged() as training:
+        training.start(grace=10)
+        training.ref = replace(training.ref, owner="", deployment="", submission="")
+        training.after(5.0, training.api.change, training.kind.plural, NAME, being_deleted)
+        training.after(15.0, training.api.remove, training.kind.plural, NAME)
+        outcome = await training.follow(Options(release=False, conditions=("Succeeded",)))
+        assert not outcome.superseded, "a sensor's job has no tries"
+        assert (outcome.cause or {})["category"] == "infrastructure"
+
+
+def being_deleted(job: dict[str, Any]) -> None:
+    job["metadata"].update(deletionTimestamp=stamp())
 
 
 @pytest.mark.parametrize("event", [Event.STARTUP_RULE, Event.BEING_DELETED])
@@ -160,54 +116,34 @@ def test_sensor_does_not_let_go_of_a_job_without_a_cause(event: Event) -> None:
     assert decide(Situation(event, owner=Ownership.FOREIGN)).action is not Action.LET_GO
 
 
-async def test_success_of_a_job_that_lost_its_owner_annotation_is_a_success(task: Task) -> None:
+async def test_success_of_a_job_that_lost_its_owner_annotation_is_a_success() -> None:
     """A missing annotation doesn't show that another try owns the job, whose uid is the one that was followed."""
-    ref = (await task.submit(1, "sleep 3")).ref
-    following = asyncio.create_task(task.ended(ref, deleted=False))
-    await task.running(ref)
-    await task.patch({"metadata": {"annotations": {OWNER_ANNOTATION: None}}})
-    outcome = await following
-    assert (outcome.succeeded, outcome.superseded) == (True, False)
 
+    def disown(job: dict[str, Any]) -> None:
+        del job["metadata"]["annotations"][OWNER_ANNOTATION]
 
-@of_each_kind
-async def test_program_that_exits_with_0_when_it_is_paused_has_not_succeeded(task: Task) -> None:
-    """Somebody suspends the job. Either it waits, and trains on when it is resumed, or its success is doubtful."""
-    ref = (await task.submit(1, "trap 'exit 0' TERM; sleep 600 & wait")).ref
-    following = asyncio.create_task(task.ended(ref, deleted=False))
-    await until_true(lambda: "is Running" in str(task.log))
-    await job_control.suspend(task.api, ref, timeout=60)
-    await until_true(lambda: "is Suspended" in str(task.log) or "is Succeeded" in str(task.log))
-    if "is Succeeded" not in str(task.log):
-        await job_control.resume(task.api, ref, timeout=60)
-        await task.running(ref)
-        await task.delete()
-    assert not (await following).succeeded, str(task.log)
-
-
-class FailsOnce(MeddledApi):
-    """Its connection is lost during the first read."""
-
-    failed = False
-
-    async def before(self, method: str, path: str) -> None:
-        if method == "GET" and not self.failed:
-            self.failed = True
-            raise ApiUnavailable("connection reset")
+    async with staged() as training:
+        training.start()
+        training.after(5.0, training.api.change, training.kind.plural, NAME, disown)
+        training.after(10.0, training.end)
+        outcome = await training.follow()
+        assert (outcome.succeeded, outcome.superseded) == (True, False)
 
 
 @pytest.mark.parametrize("event", [Event.DEADLINE, Event.FINAL_ERROR, Event.INTERRUPT])
-async def test_process_that_ends_reads_again_after_a_failed_read(
-    task: Task, cluster: TestCluster, event: Event
-) -> None:
+async def test_process_that_ends_reads_again_after_a_failed_read(event: Event) -> None:
     """No retry is left, and the process has seconds: one lost connection must not leak the job's GPUs."""
-    submitted = await task.submit()
-    await task.running(submitted.ref)
-    async with api_of(cluster, FailsOnce) as api, owner_in(api, host_of(), task.log) as training:
-        training.job.take(api, submitted)
-        await training.interrupted(event)
-    job = await task.job()
-    assert job is None or "deletionTimestamp" in job["metadata"], str(task.log)
+
+    def lose(request: Request, answer: Response | None) -> Response:
+        raise Lost("connection reset")
+
+    async with staged() as training, training.owner(shared=False) as owner:
+        training.start()
+        owner.job.take(await owner.job.api(), Submitted(training.ref, training.job, created=False))
+        training.api.replace("GET", "", lose)
+        await owner.interrupted(event)
+        assert not training.holding, str(training.log)
+        assert not training.exists
 
 
 def test_final_error_without_a_read_names_the_command() -> None:
@@ -300,8 +236,8 @@ async def test_job_that_was_resumed_after_a_suspension_is_followed() -> None:
         training.pod(0)
         training.running()
         following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
-        await until_true(lambda: " is Running" in str(training.log))
-        await until_true(lambda: any("/pytorchjobs/train" in line for line in training.api.requests))
+        await until(lambda: " is Running" in str(training.log))
+        await until(lambda: any("/pytorchjobs/train" in line for line in training.api.requests))
         assert training.api.writes() == []
         training.pod(0, "Succeeded")
         training.ended()
@@ -315,15 +251,15 @@ async def test_job_that_somebody_else_suspends_is_followed_to_its_end() -> None:
         training.running()
         training.api.change(training.kind.plural, NAME, lambda job: job["status"].update(startTime=stamp(50.0)))
         following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
-        await until_true(lambda: " is Running" in str(training.log))
+        await until(lambda: " is Running" in str(training.log))
         training.spec(**training.kind.form.suspension(True))
         training.api.remove("pods", pod)
         training.condition("Suspended")
-        await until_true(lambda: " is Suspended" in str(training.log))
+        await until(lambda: " is Suspended" in str(training.log))
         training.spec(**training.kind.form.suspension(False))
         training.pod(0)
         training.running()
-        await until_true(lambda: str(training.log).count(" is Running") == 2)
+        await until(lambda: str(training.log).count(" is Running") == 2)
         assert training.api.writes() == []
         assert not following.done()
         training.pod(0, "Succeeded")
@@ -473,7 +409,7 @@ async def test_cause_of_a_release_that_was_not_made_is_not_the_cause_of_the_end(
 
         training.api.on_request = on_request
         following = asyncio.ensure_future(training.follow(Options(limits=Limits(startup=30.0), drain_timeout=0.5)))
-        await until_true(lambda: stored and training.memory.stored is None)
+        await until(lambda: stored and training.memory.stored is None)
         training.memory.stored = {}  # Airflow answers that there is none
         training.api.remove("pytorchjobs", NAME)
         outcome = await following

@@ -1,256 +1,130 @@
-"""A job that hangs on a cluster: its release names the replica and the line, and stacks are never lines."""
+"""A job that hangs: its release names the replica and the line, and stacks are never lines of a log."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
-import sys
+import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import MPIJOB
+from airflow_provider_ktrain.core.identity.names import STACKS_ANNOTATION
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.logs.stacks import MARK
-from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
-from airflow_provider_ktrain.core.manifest.job_request import JobRequest
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.core.manifest.program import MPI, Definition, mpirun_command, program_variable
-from airflow_provider_ktrain.core.manifest.program import program as sent
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
-from tests import clusters
-from tests.engine.tasks import Sink, Task, api_of, submit, until
-from tests.engine.test_nodes import condition
+from airflow_provider_ktrain.engine.follow.options import Options
+from tests.apiserver import stamp
+from tests.engine.staged import NAME, Memory, Staged, staged
 
-pytestmark = pytest.mark.embedded("needs an image with torchrun and mpirun")
-MPIRUN = shutil.which("mpirun", path=Path(sys.executable).parent)
-LOADER = """\
-import os, time
-RANK = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-def next_batch():
-    print("started", flush=True)
-    time.sleep(600)
-def wait_for_peers():
-    print("started", flush=True)
-    time.sleep(600)
-def train():
-    next_batch() if RANK == 1 else wait_for_peers()
-train()
-"""
-COLLECTIVE = """\
-import time
-import torch
-import torch.distributed as dist
-def next_batch():
-    if dist.get_rank() == 1:
-        time.sleep(600)
-def train():
-    next_batch()
-    print("started", flush=True)
-    dist.all_reduce(torch.ones(1))
-dist.init_process_group("gloo")
-open("ready", "w").close()
-train()
-"""
-LEAVES = """\
-import os, time
-def wait_for_peers():
-    while not os.path.exists("left"):
-        time.sleep(0.1)
-    open("ready", "w").close()
-    time.sleep(600)
-if os.environ["RANK"] != "2":
-    wait_for_peers()
-open("left", "w").close()
-"""
-#: eight ranks without torch, which eight processes would take long to import
-RANKS = """\
-import os, time
-def next_batch():
-    while len([name for name in os.listdir() if name.startswith("at-")]) < 8:
-        time.sleep(0.1)
-    open("ready", "w").close()
-    time.sleep(600)
-def wait_for_peers():
-    time.sleep(600)
-open("at-" + os.environ["RANK"], "w").close()
-next_batch() if os.environ["RANK"] == "5" else wait_for_peers()
-"""
+pytestmark = pytest.mark.virtual_time
+
+LOADS, WAITS = ["/ktrain/code/train.py", 5, "next_batch"], ["/ktrain/code/train.py", 8, "wait_for_peers"]
+TRAIN = ["/ktrain/code/train.py", 12, "train"]
 
 
-def torchrun(ranks: int) -> list[str]:
-    """The command. Its log isn't silent until the ranks are ready."""
-    beat = "(until [ -e ready ]; do echo starting; sleep 0.5; done) &"
-    return ["sh", "-c", f"{beat} exec torchrun --nproc-per-node {ranks} --standalone train.py"]
+class Conclusions(Memory):
+    """Keeps the summaries of all conclusions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.summaries: list[str] = []
+
+    async def conclude(self, document: Mapping[str, Any]) -> bool:
+        self.summaries.append(document["summary"])
+        return await super().conclude(document)
 
 
-class MPITask(Task):
-    kind = MPIJOB
-    version = "v2beta1"
+def hangs(training: Staged, workers: int) -> None:
+    """Worker 0 waits for its data, and the others for Worker 0. They print their stacks when they are stopped."""
+    note = {STACKS_ANNOTATION: "true"}
+    training.api.change(PYTORCHJOB.plural, NAME, lambda job: job["metadata"]["annotations"].update(note))
+    training.spec(pytorchReplicaSpecs={"Master": {"replicas": 1}, "Worker": {"replicas": workers}})
+    replicas = [("Master", 0), *(("Worker", index) for index in range(workers))]
+    for role, index in replicas:
+        training.pod(index, role=role, grace=10)
+        training.line("started", index, role=role)
+    training.running()
+
+    def print_stacks() -> None:
+        for role, index in replicas:
+            where = LOADS if (role, index) == ("Worker", 0) else WAITS
+            record = {"pid": 7, "rank": "", "part": "rank", "main": True, "frames": [where, TRAIN], "how": "handler"}
+            for entry in (record, {"end": True, "left_out": 0}):
+                training.line(MARK + json.dumps(entry), index, role=role)
+
+    training.api.on_request = lambda line: training.after(0.5, print_stacks) if line.startswith("DELETE") else None
 
 
-async def start(task: Task, program: str, command: list[str], grace: int = 10, **options: Any) -> Submitted:
-    """Submit a job whose program is a file of its code. Without a program, it is a function in its environment."""
-    built = build(task.kind.name, JobOptions(image=clusters.IMAGE, command=command, **options))
-    for _, template in task.kind.form.templates(built):
-        template["spec"]["terminationGracePeriodSeconds"] = grace
-    code = pack([CodeFile("train.py", program.encode())]) if program else None
-    asked = JobRequest(task.kind, task.owner(1), 1, built, code=code)
-    fitted = asked.fitted(f"{task.kind.group}/{task.version}")
-    submitted = await submit(
-        task.api, task.kind, task.version,
-        lambda submission: asked.stamped(fitted, task.namespace, submission, attempt=1, now=1.0),
-        asked.owner, 1, code=code, log=task.log, patience=30,
-    )  # fmt: skip
-    assert submitted.ref.name == task.name
-    return submitted
-
-
-async def ended(task: Task, submitted: Submitted, limits: Limits, **how: Any) -> Outcome:
-    outcome = await task.follow(submitted.ref, created=True, limits=limits, drain_timeout=5, **how)
-    assert isinstance(outcome, Outcome)
-    assert not outcome.release_error
-    assert MARK not in str(task.log)
-    return outcome
-
-
-def cause(outcome: Outcome) -> dict[str, Any]:
+def cause_of(outcome: Any) -> dict[str, Any]:
     assert outcome.cause is not None
     return dict(outcome.cause)
 
 
 @pytest.mark.parametrize("logs", ["all", "none"])
-async def test_replica_in_a_data_loader_is_named_followed_or_not(task: Task, logs: str) -> None:
+async def test_replica_in_a_data_loader_is_named_followed_or_not(logs: str) -> None:
     """The conclusion is stored before the stacks are there, and again with them; the first error line has them."""
-    stored: list[str] = []
-
-    class Recording(Sink):
-        async def conclude(self, document: Mapping[str, Any]) -> bool:
-            stored.append(document["summary"])
-            return await super().conclude(document)
-
-    submitted = await start(task, LOADER, ["python3", "train.py"], workers=2)
-    how = {"logs": logs, "shared": logs == "all", "status_sink": Recording()}
-    outcome = await ended(task, submitted, Limits(log_stall=3), **how)
-    found = cause(outcome)
-    named = (
-        "No log line for 3 s: Worker 0 is in next_batch (train.py:5), "
-        "2 other replicas are in wait_for_peers (train.py:8)"
-    )
-    assert (found["summary"], found["category"], found["replica"]) == (named, "hang", "Worker 0")
-    assert "wrote no log line for 3 s (log_stall_timeout)" in found["detail"]
-    assert "next_batch [Worker 0]" in found["detail"]
-    errors = [message for message in task.log.messages if "log_stall_timeout" in message or named in message]
-    assert errors[0].startswith(named)
-    provisional, final = stored  # on the page, until the task has ended
-    assert "wrote no log line for 3 s (log_stall_timeout)" in provisional
-    assert final == named
-    assert outcome.status["cause"]["summary"] == named, "on the page, after that"
-    assert "next_batch [Worker 0]" in outcome.status["cause"]["detail"]
-    assert "Worker 0, innermost call first:\n" in "\n".join(task.log.messages)
-    assert await task.job() is None
+    async with staged(roles=("Master", "Worker")) as training:
+        training.memory = memory = Conclusions()
+        hangs(training, 2)
+        outcome = await training.follow(Options(limits=Limits(log_stall=3), logs=logs, drain_timeout=5))
+        found = cause_of(outcome)
+        named = (
+            "No log line for 3 s: Worker 0 is in next_batch (train.py:5), "
+            "2 other replicas are in wait_for_peers (train.py:8)"
+        )
+        assert (found["summary"], found["category"], found["replica"]) == (named, "hang", "Worker 0")
+        assert "wrote no log line for 3 s (log_stall_timeout)" in found["detail"]
+        assert "next_batch [Worker 0]" in found["detail"]
+        errors = [message for message in training.log.messages if "log_stall_timeout" in message or named in message]
+        assert errors[0].startswith(named)
+        provisional, final = memory.summaries  # on the page, until the task has ended
+        assert "wrote no log line for 3 s (log_stall_timeout)" in provisional
+        assert final == named
+        assert outcome.status["cause"]["summary"] == named, "on the page, after that"
+        assert "next_batch [Worker 0]" in outcome.status["cause"]["detail"]
+        assert "Worker 0, innermost call first:\n" in "\n".join(training.log.messages)
+        assert MARK not in str(training.log)
+        assert not training.exists
 
 
-async def test_torchrun_names_the_rank_that_keeps_the_collective_waiting(task: Task) -> None:
-    submitted = await start(task, COLLECTIVE, torchrun(4), workers=0)
-    found = cause(await ended(task, submitted, Limits(log_stall=10)))
-    assert found["summary"] == (
-        "No log line for 10 s: rank 1 of Master 0 is in next_batch (train.py:6), "
-        "3 other ranks wait in all_reduce (train.py:10)"
-    )
+async def test_sixteen_replicas_are_read_although_one_is_followed() -> None:
+    async with staged(roles=("Master", "Worker")) as training:
+        hangs(training, 15)
+        outcome = await training.follow(Options(limits=Limits(log_stall=5), logs="primary", drain_timeout=5))
+        found = cause_of(outcome)
+        named = "Worker 0 is in next_batch (train.py:5), 15 other replicas are in wait_for_peers (train.py:8)"
+        assert (found["summary"], found["replica"]) == (f"No log line for 5 s: {named}", "Worker 0")
+        assert "(16 of 16 replicas read)" in found["detail"]
 
 
-async def test_eight_ranks_in_one_container(task: Task) -> None:
-    submitted = await start(task, RANKS, torchrun(8), workers=0)
-    found = cause(await ended(task, submitted, Limits(log_stall=10)))
-    assert found["summary"] == (
-        "No log line for 10 s: rank 5 of Master 0 is in next_batch (train.py:6), "
-        "7 other ranks are in wait_for_peers (train.py:8)"
-    )
+async def test_broken_node_of_the_replica_that_hangs_is_named() -> None:
+    async with staged(roles=("Master", "Worker")) as training:
+        hangs(training, 2)
+        broken = {
+            "type": "AcceleratedHardwareReady",
+            "status": "False",
+            "reason": "Xid79",
+            "lastTransitionTime": stamp(),
+        }
+        training.api.put("nodes", {"metadata": {"name": "node-1"}, "spec": {}, "status": {"conditions": [broken]}})
+        found = cause_of(await training.follow(Options(limits=Limits(log_stall=20), drain_timeout=5)))
+        assert found["summary"].startswith("No log line for 20 s: Node node-1: AcceleratedHardwareReady is False since")
+        assert "Worker 0 is in next_batch (train.py:5)" in found["summary"]
+        assert (found["category"], found["replica"]) == ("hang", "Worker 0"), "stacks and nodes change only the text"
 
 
-async def test_sixteen_replicas_are_read_although_one_is_followed(task: Task) -> None:
-    submitted = await start(task, LOADER, ["python3", "train.py"], workers=15)
-    found = cause(await ended(task, submitted, Limits(log_stall=5), logs="primary"))
-    named = "Worker 0 is in next_batch (train.py:5), 15 other replicas are in wait_for_peers (train.py:8)"
-    assert (found["summary"], found["replica"]) == (f"No log line for 5 s: {named}", "Worker 0")
-    assert "(16 of 16 replicas read)" in found["detail"]
-
-
-async def test_broken_node_of_the_replica_that_hangs_is_named(task: Task) -> None:
-    submitted = await start(task, LOADER, ["python3", "train.py"], workers=2)
-    following = asyncio.ensure_future(ended(task, submitted, Limits(log_stall=20)))
-
-    async def has_started() -> bool:
-        return str(task.log).count("started") >= 3
-
-    await until(has_started)
-    pods = await task.api.request("GET", api_paths.core(task.namespace, "pods"))
-    (name,) = {pod["spec"]["nodeName"] for pod in pods["items"]}
-    path = api_paths.nodes(name)
-    before = (await task.api.request("GET", path))["status"]["conditions"]
-    conditions = [*before, condition(since=0)]
-    await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}})
-    try:
-        found = cause(await following)
-    finally:
-        await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": before}})
-    assert found["summary"].startswith(f"No log line for 20 s: Node {name}: AcceleratedHardwareReady is False since")
-    assert "Worker 0 is in next_batch (train.py:5)" in found["summary"]
-    assert (found["category"], found["replica"]) == ("hang", "Worker 0"), "stacks and nodes change only the text"
-
-
-async def test_torchrun_names_the_rank_that_has_left(task: Task) -> None:
-    submitted = await start(task, LEAVES, torchrun(3), workers=0)
-    found = cause(await ended(task, submitted, Limits(log_stall=20)))
-    assert found["summary"] == (
-        "No log line for 20 s: rank 2 of Master 0 has left, 2 other ranks are in wait_for_peers (train.py:6)"
-    )
-
-
-@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun")
-@pytest.mark.parametrize("is_function", [False, True])
-async def test_mpirun_names_the_rank_of_a_worker(is_function: bool) -> None:
-    """Each Worker prints its own ranks, and the Launcher keeps mpirun from ending them meanwhile."""
-    program, options = LOADER, dict[str, Any]()
-    command = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-x", "PYTHONPATH", "python3", "train.py"]
-    if is_function:
-        text = "def train():\n    import os, time\n    rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
-        text += "    def next_batch():\n        print('started', flush=True)\n        time.sleep(600)\n"
-        text += "    def wait_for_peers():\n        time.sleep(600)\n"
-        text += "    next_batch() if rank == '1' else wait_for_peers()\n"
-        program, command = "", mpirun_command([])
-        options = {"env": program_variable(sent(Definition(text), "train", [], {}, MPI))}
-    with clusters.cluster(mpi_api="v2beta1") as cluster:
-        async with api_of(cluster) as api:
-            task = MPITask(api, cluster.namespace)
-            submitted = await start(task, program, command, workers=2, **options)
-            found = cause(await ended(task, submitted, Limits(log_stall=15)))
-    assert re.search(r"Worker 1 is in next_batch \(\S+\.py:\d+\)", found["summary"])
-
-
-async def test_healthy_training_that_is_stopped_saves_and_shows_no_stacks(task: Task) -> None:
-    """Somebody else deletes its pod: no limit of ours has passed, so the stacks are no lines of its log."""
-    program = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(3)))\n"
-        "print('started', flush=True)\nfor step in range(10000): time.sleep(0.1)\n"
-    )
-    submitted = await start(task, program, ["python3", "train.py"], workers=0)
-    following = asyncio.ensure_future(ended(task, submitted, Limits()))
-
-    async def has_started() -> bool:
-        return "started" in str(task.log)
-
-    await until(has_started)
-    (name,) = await task.pods(submitted.ref)
-    await task.api.request("DELETE", api_paths.core(task.namespace, "pods", name))
-    found = cause(await following)
-    assert "saved" in str(task.log)
-    assert "where the processes were" not in str(task.log).lower()
-    assert "train.py:" not in found["detail"]
+async def test_healthy_training_that_is_stopped_shows_no_stacks() -> None:
+    """Somebody else deletes its pods: no limit of ours has passed, so the stacks are no lines of its log."""
+    async with staged(roles=("Master", "Worker")) as training:
+        hangs(training, 1)
+        following = asyncio.ensure_future(training.follow(Options(drain_timeout=5)))
+        await asyncio.sleep(5)
+        training.api.on_request("DELETE by somebody else")
+        training.line("saved")
+        training.after(1.0, training.end, 3)
+        found = cause_of(await following)
+        assert "saved" in str(training.log)
+        assert MARK not in str(training.log)
+        assert "where the processes were" not in str(training.log).lower()
+        assert "train.py:" not in found["detail"]

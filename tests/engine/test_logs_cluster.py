@@ -25,7 +25,7 @@ from tests.until import until
 
 from .watching import changes
 
-pytestmark = pytest.mark.embedded("sets fault switches")
+pytestmark = [pytest.mark.thorough, pytest.mark.embedded("sets fault switches")]
 
 #: numbers its lines from 0; at SIGTERM or after a given count, it writes a last line and exits with the given code
 WRITER = """

@@ -558,7 +558,9 @@ def find_broken(seeds: Iterator[int], make_training: type[Training] = Training) 
     return ""
 
 
-@pytest.mark.parametrize("batch", range(-(-RUNS // BATCH)))
+@pytest.mark.parametrize(
+    "batch", [pytest.param(batch, marks=[pytest.mark.thorough] if batch else []) for batch in range(-(-RUNS // BATCH))]
+)
 def test_no_interleaving_breaks_an_invariant(batch: int) -> None:
     seeds = iter(range(batch * BATCH, min((batch + 1) * BATCH, RUNS)))
     if broken := find_broken(seeds):
@@ -619,6 +621,7 @@ MUTATED_RULES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MUTATED_RULES)
 def test_a_mutation_of_the_rules_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutated = functools.partial(decide, rules=MUTATED_RULES[name])
@@ -680,6 +683,7 @@ class ReadsNoConclusion(Training):
         self._decisions._store = self._store
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mutation", [DecidesOnTheWatch, StoresNoCause, ReadsNoConclusion])
 def test_a_mutation_of_the_owner_is_found(mutation: type[Training]) -> None:
     assert find_broken(_seeds(mutation.__name__), mutation)
@@ -757,6 +761,7 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_mutation_of_what_the_owner_uses_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for target, attribute, replacement in PATCHES[name]:

@@ -133,7 +133,7 @@ async def talk(training: Staged) -> None:
 
 
 def talks(training: Staged) -> None:
-    training.background = asyncio.ensure_future(talk(training))
+    training.background.add(asyncio.ensure_future(talk(training)))
 
 
 def restarted(number: int) -> Change:

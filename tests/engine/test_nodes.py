@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,9 @@ from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
 from tests.apiserver import ApiServer, Object, connected, stamp
 from tests.engine.staged import NAME, Staged, staged
-from tests.engine.tasks import Lines, Task, of_each_kind
-from tests.until import until
+from tests.engine.tasks import Lines
+
+pytestmark = pytest.mark.virtual_time
 
 KILLED = "Worker 0 was killed from outside by SIGKILL (exit code 137)"
 BROKEN = "Node node-1: AcceleratedHardwareReady is False since"
@@ -76,6 +76,11 @@ async def test_condition_from_before_the_job_is_no_cause() -> None:
         assert "before the job started: GPU has fallen off the bus" in cause["detail"]
 
 
+async def look(reporter: DisruptionReporter) -> None:
+    await asyncio.sleep(1.0)
+    await reporter.read_node()
+
+
 async def test_unhealthy_node_of_a_running_job_is_logged_once_and_shown() -> None:
     async with staged() as training, connected(training.url) as api:
         for index in range(2):
@@ -90,46 +95,19 @@ async def test_unhealthy_node_of_a_running_job_is_logged_once_and_shown() -> Non
         state.enter(Phase.RUNNING)
         reporter = DisruptionReporter(FollowContext(api, state, log, host=Host(node_seconds=0)))
         for _ in range(6):
-            await reporter.read_node()
+            await look(reporter)
         assert reads(training.api) == ["node-0", "node-1"] * 3
         assert len(log.messages) == 1
         assert log.messages[0].startswith(BROKEN)
         assert reporter.notice.startswith(BROKEN)
         put_node(training.api, "node-1", condition("True"))
-        await reporter.read_node()
-        await reporter.read_node()
+        await look(reporter)
+        await look(reporter)
         assert reporter.notice == ""
         training.api.fail("GET", "/api/v1/nodes/", 401, count=2)
-        await reporter.read_node()
+        await look(reporter)
         training.api.fail("GET", "/api/v1/nodes/", 403, count=100)
         for _ in range(3):
-            await reporter.read_node()
+            await look(reporter)
         assert len(reads(training.api)) == 11, "without the right, nodes are not read again"
         assert len(log.messages) == 1
-
-
-@of_each_kind
-@pytest.mark.embedded("its program sees the files of this machine")
-async def test_patched_node_is_named_by_the_warning_and_the_cause(task: Task, tmp_path: Path) -> None:
-    """A program that ends itself by SIGKILL after its node was patched."""
-    ends = tmp_path / "ends"
-    ref = (await task.submit(1, f"until [ -e {ends} ]; do sleep 0.2; done; kill -9 $$$$")).ref
-    following = asyncio.create_task(task.ended(ref, node_seconds=0.2))
-    await task.running(ref)
-    selector = {"fieldSelector": "status.phase=Running"}
-    pods = await task.api.request("GET", f"/api/v1/namespaces/{task.namespace}/pods", query=selector)
-    (name,) = {pod["spec"]["nodeName"] for pod in pods["items"]}
-    path = f"/api/v1/nodes/{name}"
-    before = (await task.api.request("GET", path))["status"]["conditions"]
-    broken = [*before, condition(since=0)]
-    await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": broken}})
-    try:
-        await until(lambda: f"Node {name}: AcceleratedHardwareReady is False since" in str(task.log), 30)
-        ends.touch()
-        cause = (await following).cause or {}
-    finally:
-        await task.api.request("PATCH", f"{path}/status", body={"status": {"conditions": before}})
-    assert cause["summary"].startswith(f"Node {name}: AcceleratedHardwareReady is False since"), cause
-    assert "was killed from outside by SIGKILL" in cause["summary"]
-    assert (cause["category"], list(cause["failed_nodes"])) == ("infrastructure", [name])
-    assert str(task.log).count("AcceleratedHardwareReady is False") == 2, "the warning, and the cause"

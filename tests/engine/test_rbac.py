@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.identity.names import Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
-from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
 from airflow_provider_ktrain.engine.api.job_calls import served_version
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
@@ -31,12 +31,15 @@ def cluster() -> Iterator[TestCluster]:
         yield reached
 
 
-async def token_with(cluster: TestCluster, name: str, *missing_verbs: str) -> str:
-    """A token of a service account that has the printed Role without some verbs."""
+async def token_with(cluster: TestCluster, name: str, *missing_verbs: str, options: Iterable[str] = ()) -> str:
+    """A token of a service account that has the printed Role without some verbs.
+
+    :param options: of `ktrain rbac`.
+    """
     printed = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "airflow_provider_ktrain.cli", "rbac", "-n", cluster.namespace, "--name", name,
-         "--service-account", name],
+         "--service-account", name, *options],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     role, binding = yaml.safe_load_all(printed.stdout)
@@ -65,7 +68,13 @@ async def submit_one(api: Api, namespace: str, run_id: str, program: str, log: L
     return await submit(api, PYTORCHJOB, version, stamped, owner, 1, log=log)
 
 
-@pytest.mark.parametrize(("program", "phase"), [("echo trained", "Succeeded"), ("echo broken >&2; exit 3", "Failed")])
+@pytest.mark.parametrize(
+    ("program", "phase"),
+    [
+        ("echo trained", "Succeeded"),
+        pytest.param("echo broken >&2; exit 3", "Failed", marks=pytest.mark.thorough),
+    ],
+)
 async def test_printed_role_is_enough_for_a_whole_job(cluster: TestCluster, program: str, phase: str) -> None:
     log = Lines()
     async with api_of(cluster, token=await token_with(cluster, f"least-{phase.lower()}")) as api:
@@ -95,3 +104,15 @@ async def test_error_names_a_missing_right_and_its_remedy(cluster: TestCluster, 
         submitted = await submit_one(api, cluster.namespace, verb, "sleep 60", log)
         with pytest.raises(AccessError, match=f"no right to watch .*ktrain rbac --namespace {cluster.namespace}"):
             await follow(submitted.ref, api, log=log, created=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("options", "status"), [(["--dra"], 404), ([], 403)])
+async def test_resource_claims_can_be_read_with_an_option(
+    cluster: TestCluster, options: list[str], status: int
+) -> None:
+    token = await token_with(cluster, f"claims-{status}", options=options)
+    async with api_of(cluster, token=token) as api:
+        with pytest.raises(ApiStatusError) as error:
+            await api.request("GET", f"/apis/resource.k8s.io/v1/namespaces/{cluster.namespace}/resourceclaims/none")
+    assert error.value.status == status

@@ -29,10 +29,11 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.api.job_calls import served_version
 from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
-from tests.clusters import TestCluster
+from tests.engine import scripted
 from tests.engine.tasks import (
     STUBBORN,
     TRAINS,
+    AnyCluster,
     Lines,
     MeddledApi,
     Task,
@@ -44,6 +45,9 @@ from tests.engine.tasks import (
     submit,
     until,
 )
+
+cluster, task = scripted.cluster, scripted.task
+pytestmark = pytest.mark.scripted
 
 
 @of_each_kind
@@ -256,7 +260,7 @@ async def test_concurrent_tries_share_one_job(task: Task) -> None:
 
 
 @of_each_kind
-async def test_create_with_a_lost_response_counts_as_created(task: Task, cluster: TestCluster) -> None:
+async def test_create_with_a_lost_response_counts_as_created(task: Task, cluster: AnyCluster) -> None:
     """The retry of the create gets 409 and adopts the job."""
 
     class Lossy(MeddledApi):
@@ -275,7 +279,7 @@ async def test_create_with_a_lost_response_counts_as_created(task: Task, cluster
 
 
 @of_each_kind
-async def test_change_between_read_and_write_is_decided_again(task: Task, cluster: TestCluster) -> None:
+async def test_change_between_read_and_write_is_decided_again(task: Task, cluster: AnyCluster) -> None:
     """The job succeeds just before it is deleted: the delete gets 409, and submit decides again."""
     await task.submit(1)
 
@@ -299,7 +303,7 @@ async def test_change_between_read_and_write_is_decided_again(task: Task, cluste
 
 
 @of_each_kind
-async def test_job_adopted_between_read_and_write_is_refused(task: Task, cluster: TestCluster) -> None:
+async def test_job_adopted_between_read_and_write_is_refused(task: Task, cluster: AnyCluster) -> None:
     await task.submit(1)
 
     class Overtaken(MeddledApi):
@@ -317,7 +321,7 @@ async def test_job_adopted_between_read_and_write_is_refused(task: Task, cluster
 
 
 @pytest.mark.embedded("sets fault switches")
-async def test_submit_retries_on_an_overloaded_api_server(task: Task, cluster: TestCluster) -> None:
+async def test_submit_retries_on_an_overloaded_api_server(task: Task, cluster: AnyCluster) -> None:
     cluster.admin("status", status=503, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", count=2)
     submitted = await task.submit()
     assert submitted.created
@@ -342,7 +346,7 @@ class FullApi(MeddledApi):
             raise QUOTA_EXCEEDED
 
 
-async def test_submit_waits_for_a_resource_quota(task: Task, cluster: TestCluster) -> None:
+async def test_submit_waits_for_a_resource_quota(task: Task, cluster: AnyCluster) -> None:
     async with api_of(cluster, FullApi) as full:
         submitted = await task.submit(api=full, quota_patience=60)
         assert (submitted.created, full.rejections) == (True, 0)
@@ -352,7 +356,7 @@ async def test_submit_waits_for_a_resource_quota(task: Task, cluster: TestCluste
     ]
 
 
-async def test_submit_waits_for_a_resource_quota_no_longer_than_its_limit(task: Task, cluster: TestCluster) -> None:
+async def test_submit_waits_for_a_resource_quota_no_longer_than_its_limit(task: Task, cluster: AnyCluster) -> None:
     async with api_of(cluster, FullApi) as full:
         full.rejections = 9
         with pytest.raises(ClusterError, match=r"the quota 'jobs' of namespace .* is exceeded"):
@@ -365,7 +369,7 @@ async def test_submit_waits_for_a_resource_quota_no_longer_than_its_limit(task: 
 
 
 @pytest.mark.embedded("sets fault switches")
-async def test_submit_stops_retrying_at_its_limit(task: Task, cluster: TestCluster) -> None:
+async def test_submit_stops_retrying_at_its_limit(task: Task, cluster: AnyCluster) -> None:
     cluster.admin("status", status=500, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", seconds=60)
     try:
         with pytest.raises(Exception, match=r"could not create pytorchjobs.kubeflow.org in .* \(500\)"):

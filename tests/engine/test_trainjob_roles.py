@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.state.status import Phase
 from tests import clusters
@@ -11,6 +13,7 @@ from tests.engine.tasks import TrainTask
 
 Object = dict[str, Any]
 TASK = TrainTask  #: of the fixture `task`
+pytestmark = pytest.mark.thorough
 STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 SERVES = "trap 'exit 143' TERM; echo waits for the launcher; sleep 600 & wait"
 
