@@ -95,6 +95,7 @@ def test_retry_adopts_a_kept_job(instance: Instance, supervisor: Supervisor) -> 
 
 
 @of_each_kind
+@pytest.mark.embedded("blocks a thread for a minute outside of virtual time")
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 def test_kill_without_an_answer_from_airflow_keeps_the_job_for_a_retry(instance: Instance, retries: int) -> None:
     """The request for the state uses only a part of the 5 s."""

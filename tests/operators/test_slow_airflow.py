@@ -26,6 +26,7 @@ class SlowSupervisor(Supervisor):
         return super().send(message)
 
 
+@pytest.mark.embedded("takes minutes outside of virtual time")
 def test_slow_answer_of_airflow_decides_a_kill(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """One request is made. If it was given up and sent again, the next one would wait as long."""
     trigger = instance.trigger(instance.execute())

@@ -36,7 +36,10 @@ class Statuses(Supervisor):
         return self.write() if getattr(message, "key", "") == STATUS_XCOM else super().send(message)
 
 
-of_each_problem = pytest.mark.parametrize("hang", [False, True], ids=["fails", "hangs"])
+MINUTES = pytest.mark.embedded("takes minutes outside of virtual time")
+of_each_problem = pytest.mark.parametrize(
+    "hang", [pytest.param(False, id="fails"), pytest.param(True, id="hangs", marks=MINUTES)]
+)
 
 
 # the worker

@@ -30,6 +30,7 @@ from tests.operators.task_instance import DefersSoon, Instance, Supervisor, firs
 from tests.operators.virtual_instance import VirtualInstance
 
 ANSWER_SECONDS = 20.0  #: for which a supervisor is busy
+MINUTES = pytest.mark.embedded("takes minutes outside of virtual time")
 
 
 @pytest.fixture
@@ -48,11 +49,11 @@ def supervisor() -> Iterator[Supervisor]:
         ([TaskInstanceState.DEFERRED], True),
         ([TaskInstanceState.RUNNING], True),
         ([TaskInstanceState.UP_FOR_RETRY], True),
-        ([TaskInstanceState.QUEUED], True),
+        pytest.param([TaskInstanceState.QUEUED], True, marks=MINUTES),
         ([TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED, TaskInstanceState.RUNNING], True),
         ([TaskInstanceState.QUEUED, TaskInstanceState.FAILED], False),
         ([RuntimeError("no answer"), TaskInstanceState.FAILED], False),
-        ([RuntimeError("no answer")], True),
+        pytest.param([RuntimeError("no answer")], True, marks=MINUTES),
     ],
     ids=[
         "failed", "success", "cleared", "deferred: another triggerer has it", "running: a worker has it",
