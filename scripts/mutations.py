@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ast
 import concurrent.futures
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -491,7 +492,9 @@ def probe(commit: str, data: Path, add: bool, pytest_args: Sequence[str]) -> int
     (out / "commit").write_text(git("rev-parse", commit))
     command = [sys.executable, "-m", "pytest", "-p", "scripts.mutations_plugin", "-q", *pytest_args]
     print(" ".join(command), flush=True)
-    return subprocess.run(command, cwd=copy, env=environment(copy, out), check=False).returncode
+    status = subprocess.run(command, cwd=copy, env=environment(copy, out), check=False).returncode
+    remove(copy)
+    return status
 
 
 @dataclass
@@ -728,6 +731,8 @@ def pytest_run(names: Sequence[str], tests: Mapping[str, Measured]) -> tuple[str
             os.waitpid(process, 0)
             break
         time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)  # what a broken test has left
     rows = [json.loads(line) for line in lines_of(out / "tests-main.jsonl")]
     finished = {row["test"] for row in rows}
     failed = next((row["test"] for row in rows if row["failed"]), None)
