@@ -115,6 +115,7 @@ class BusySupervisor(Supervisor):
         return await asyncio.to_thread(self.send, message)
 
 
+@pytest.mark.embedded("blocks threads for longer than a test, outside of virtual time")
 def test_following_does_not_wait_for_the_first_state_request(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
