@@ -82,7 +82,7 @@ def _referred(kubeconfig: Any, folder: Path) -> Iterator[Path]:
         parts = [e.get("cluster") or {} for e in content.get("clusters") or ()]
         parts += [e.get("user") or {} for e in content.get("users") or ()]
         names = [str(part[name]) for part in parts for name in FILES if part.get(name)]
-    except (yaml.YAMLError, AttributeError, TypeError):
+    except Exception:  # values of tags raise errors of any type; whoever builds the client reports them
         return
     yield from (folder / name for name in names)
 
@@ -192,7 +192,7 @@ def _parsed(inline: str) -> Any:
         mark = e.problem_mark or e.context_mark
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         raise ValueError(f"kube_config is not valid YAML: {type(e).__name__}{place}") from None
-    except yaml.YAMLError as e:
+    except Exception as e:  # a value of a tag, such as `!!int`, raises errors of any type, which quote it
         raise ValueError(f"kube_config is not valid YAML: {type(e).__name__}") from None
 
 

@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import quote
 
 from airflow_provider_ktrain.compat_server import ACTIVE_STATES, UNREADABLE, TaskRecord
-from airflow_provider_ktrain.core.formats import NEXT_DUE, mapping
+from airflow_provider_ktrain.core.formats import NEXT_DUE, is_step, mapping
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.state.accelerators import GPU, described, read_stored, unit_of
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.text.output import format_duration, shown
+from airflow_provider_ktrain.core.text.output import ends_of, format_duration, shown
 from airflow_provider_ktrain.links.training import page_query
 
 LATE_SECONDS = 120.0  #: after the time at which the next status is due from which the data of a training counts as old
@@ -38,6 +38,7 @@ UNQUOTED = ("category", "resolution", "replica")  #: texts of a cause that never
 OF_CAUSE = (*UNQUOTED, "summary", "detail")
 HIDDEN_CAUSE = "It failed. The cause may quote the log, which you have no right to read."
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+MAX_TEXT_CHARS = 16_384  #: at each end of a text, more than any of ours has: to hide secrets in megabytes takes long
 UNREADABLE_PHASE = "can't be read"  #: stands for the phase in a row whose status can't be read
 NOT_FOLLOWED = (
     "No triggerer follows the training at present: none is running, or all are full. The training itself continues. "
@@ -254,7 +255,7 @@ def _series(read: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """Points for the curves: `[steps, values]` of each metric; values that are not finite stay text."""
     found = {}
     for name, points in mapping(read.get("series")).items():
-        pairs = _pairs(points)
+        pairs = [pair for pair in _pairs(points) if is_step(pair[0])]
         found[_text(name)] = [[step for step, _ in pairs], [value for _, value in pairs]]
     return found
 
@@ -349,7 +350,7 @@ def minute_of(now: float) -> int:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else printable(str(value))
+    return "" if value is None else printable(ends_of(str(value), MAX_TEXT_CHARS))
 
 
 def _number(value: Any) -> float | None:

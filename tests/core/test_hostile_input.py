@@ -17,17 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core import diagnosis, logs
+from airflow_provider_ktrain.core.diagnosis import collectives
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import PEER_LOSSES, PROGRAM_ERRORS
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.formats import step_of_tries, with_try
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.logs.result import MAX_BYTES, find_result, keep_result_line
-from airflow_provider_ktrain.core.logs.stacks import own_text, read_record
+from airflow_provider_ktrain.core.logs.stacks import End, Stack, own_text, read_record
 from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.core.text.output import ends_of, shown
 from airflow_provider_ktrain.core.text.secret_rules import RULES, masked
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.core.text.xcom_values import INTEGERS, transportable
 
 JSON_NUMBERS = st.integers(-(10**400), 10**400) | st.floats()
@@ -150,7 +152,60 @@ def test_long_text_is_kept_by_its_ends_without_the_words_at_the_cut() -> None:
     assert ends_of("a" * 4096) == "a" * 4096
 
 
+RECORD_KEYS = st.sampled_from(["pid", "rank", "part", "main", "frames", "why", "end", "left_out"])
+FRAMES = st.lists(st.tuples(st.text(max_size=4), JSON_NUMBERS, st.text(max_size=4)), max_size=2)
+
+
+@given(st.dictionaries(RECORD_KEYS, JSON_NUMBERS | st.booleans() | st.text(max_size=4) | FRAMES))
+def test_any_record_of_a_stack_is_read_without_an_error(fields: dict[str, Any]) -> None:
+    record = read_record(f"KTRAIN_STACK {json.dumps(fields)}")
+    numbers = [record.pid, *(frame.line for frame in record.frames)] if isinstance(record, Stack) else []
+    numbers += [record.left_out] if isinstance(record, End) else []
+    assert all(0 <= number < 2**53 for number in numbers)
+
+
+@pytest.mark.parametrize("number", ["Infinity", "1e999", "NaN", "9" * 4300], ids=range(4))
+def test_record_of_a_stack_with_an_absurd_number_is_none(number: str) -> None:
+    assert read_record(f'KTRAIN_STACK {{"pid": {number}}}') is None
+    assert read_record(f'KTRAIN_STACK {{"pid": 1, "frames": [["a.py", {number}, "f"]]}}') is None
+    assert read_record(f'KTRAIN_STACK {{"end": true, "left_out": {number}}}') is None
+
+
+ABSURD_REPORTS = [
+    "collective: [ , ] are the lagging ranks",
+    "collective: [1 2] are the lagging ranks",
+    f"collective: [{'9' * 2000}] are the lagging ranks",
+    f"[rank{'9' * 1900}]: collective {'flight recorder dump signal'}",
+    "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE,"
+    f" ran for {'9' * 1900} milliseconds",
+    f"[rank1]: [PG a last enqueued work: {'9' * 900}, last completed work: {'9' * 900}",
+]
+
+
+@pytest.mark.parametrize("line", ABSURD_REPORTS, ids=range(len(ABSURD_REPORTS)))
+def test_absurd_numbers_of_collectives_are_read_without_an_error(line: str) -> None:
+    _, never_joined, seconds = collectives._read({"Worker 0": [line], "Worker 1": [line.replace("rank1", "rank2")]})
+    assert all(number < 10**9 for number in never_joined)
+    assert seconds < 10**12
+
+
+def test_time_before_all_others_is_none() -> None:
+    assert epoch_seconds("0001-01-01") is None
+
+
+def test_keys_of_any_kind_are_transportable() -> None:
+    odd: dict[Any, Any] = {10**5000: 1, None: 2}
+    assert fits(transportable(odd, "event"))
+
+
 # time
+
+
+def test_result_that_is_held_is_not_parsed_for_each_further_line() -> None:
+    held = keep_result_line("", f"KTRAIN_RESULT {json.dumps([1] * 15_000)}")
+    assert seconds(lambda line: [keep_result_line(held, line) for _ in range(100)], "KTRAIN_RESULT x") < 10 * seconds(
+        json.loads, held.removeprefix("KTRAIN_RESULT ")
+    )
 
 
 def _patterns(value: Any, depth: int = 0) -> Iterator[re.Pattern[str]]:
@@ -225,18 +280,29 @@ def growth(call: Any, prefix: str) -> float:
     return 0.0 if least < 5e-5 else seconds(call, long) / least
 
 
+def test_no_pattern_of_lines_takes_quadratic_time_for_what_follows_its_beginning() -> None:
+    slow = [
+        (name, prefix, follows)
+        for name, pattern, prefixes in patterns_of_lines()
+        for prefix in sorted({*prefixes, "version `GLIBC"})
+        for follows in "1 "
+        if prefix and growth(lambda text, pattern=pattern, prefix=prefix: pattern.search(prefix + text), follows) >= 8
+    ]
+    assert not slow
+
+
 def test_no_pattern_of_lines_takes_quadratic_time() -> None:
     slow = [
         (name, prefix)
         for name, pattern, prefixes in patterns_of_lines()
-        for prefix in sorted(prefixes)
+        for prefix in sorted({*prefixes, *MORE})
         if prefix and growth(pattern.search, prefix) >= 8
     ]
     assert not slow
 
 
 @pytest.mark.parametrize(
-    "text", ["-u=", "eyJ-", "token: 'a ", "password=", "://a:", "credentials={", "a b: ", "bearer "]
+    "text", ["-u=", "eyJ-", "token: 'a ", "password=", "://a:", "credentials={", "a b: ", "bearer ", "auth={x\\'\n"]
 )
 def test_secrets_are_masked_in_linear_time(text: str) -> None:
     assert growth(masked, text) < 8
@@ -253,6 +319,17 @@ def test_merge_keys_are_counted_before_they_multiply() -> None:
     with pytest.raises(ManifestError, match="merge keys"):
         load("\n".join(lines))
     assert time.thread_time() - began < 60 * seconds(yaml.safe_load, "\n".join(lines[:5])) + 1
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "!!int text", "!!bool perhaps", "!!timestamp x"], ids=range(4))
+def test_value_of_a_manifest_that_can_not_be_read_is_an_error_of_the_manifest(value: str) -> None:
+    with pytest.raises(ManifestError, match="a value can't be read"):
+        load(f"a: {value}\n")
+
+
+def test_integer_of_json_that_can_not_be_read_is_an_error_of_the_manifest() -> None:
+    with pytest.raises(ManifestError, match="a value can't be read"):
+        load(f'{{"a": {"1" * 5000}}}')
 
 
 def test_merge_key_that_contains_itself_is_an_error() -> None:

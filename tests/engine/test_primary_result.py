@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import zlib
 from collections.abc import AsyncIterator, Mapping
+from time import thread_time
 from types import SimpleNamespace
 from typing import Any
 
@@ -268,3 +270,22 @@ async def test_result_in_a_part_of_the_log_does_not_replace_a_later_one(
         result.take(SOURCE, line, "", earlier=True)
     await result.complete((), {("train-master-0", "pytorch")})
     assert result.find() == expected
+
+
+LONG = json.dumps([1] * 15_000)
+
+
+@pytest.mark.parametrize("lines", [[f"KTRAIN_RESULT {LONG}"], printed_lines([1] * 15_000)], ids=["line", "parts"])
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_short_lines_with_a_marker_cost_little_while_a_large_result_is_held(
+    lines: list[str], handed_over: bool
+) -> None:
+    held = functools.reduce(keep_result_line, lines, "")
+    result = result_of(Logs(""), Handover(result_line=held) if handed_over else Handover())
+    for line in lines:
+        result.take(SOURCE, line, "")
+    began = thread_time()
+    for _ in range(200):
+        result.take(SOURCE, "KTRAIN_RESULT x", "")
+    assert thread_time() - began < 0.2, "each of them read the whole one that is held: 5 ms"
+    assert result.line == held

@@ -270,6 +270,17 @@ async def test_error_in_an_inline_kubeconfig_has_its_place_and_no_secret(
     assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
 
 
+@pytest.mark.parametrize("tag", ["int", "float", "bool"])
+async def test_value_of_an_inline_kubeconfig_is_not_quoted(
+    tag: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"conn_type": "kubernetes", "extra": {"kube_config": f"users: [{{user: {{token: !!{tag} s3cr3t}}}}]"}}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps(extra))
+    with pytest.raises(AccessError, match=r"kube_config is not valid YAML: (Value|Key)Error") as raised:
+        await ours()
+    assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
+
+
 async def test_token_in_the_output_of_an_exec_plugin_is_hidden(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin(home, "echo 'got k8s-aws-v1.aHR0cHM6Ly9zdHMuZXUtd2VzdC0xLm' >&2; exit 4")
     define({"kube_config_path": PATH, "cluster_context": "plugin"}, home, monkeypatch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -334,3 +335,18 @@ def test_other_accelerators_are_named() -> None:
     assert ("Held", "1 min") in seen.usage or ("Held", "1 min 0 s") in seen.usage
     assert ("Held: MIG 1g.5gb slices", "3 s") in seen.usage
     assert ("ResourceClaims that are not counted", "1") in seen.usage
+
+
+def test_megabytes_that_something_else_stored_are_cut_before_secrets_are_hidden() -> None:
+    text = "auth={x\\'\n" * 100_000
+    began = time.thread_time()
+    row = running_row(record(), {"phase": text, "replicas": {"count": text}}, 110.0)
+    shown = view({"phase": text, "notice": text, "last_lines": {"Master 0": text}})
+    assert time.thread_time() - began < 5.0
+    assert len(row["phase"]) < 40_000
+    assert "characters ..." in shown.phase
+
+
+@pytest.mark.parametrize("step", [1e300, 2**60, "text", None, {}])
+def test_point_whose_step_can_be_none_is_not_drawn(step: Any) -> None:
+    assert view({"series": {"loss": [[1, 0.5], [step, 0.4]]}}).series == {"loss": [[1], [0.5]]}

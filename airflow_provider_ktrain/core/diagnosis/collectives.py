@@ -16,20 +16,22 @@ from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.state.pods.objects import main_containers, name_of
 
-_RANK = re.compile(r"\[rank(\d+)\]:")
-_RANK_OF_GROUP = re.compile(r"\bRank (\d+)\]")
+_RANK = re.compile(r"\[rank(\d{1,9})\]:")
+_RANK_OF_GROUP = re.compile(r"\bRank (\d{1,9})\]")
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: "
-    r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w{1,64})\W.{0,400}?"
-    r" ran for (?P<milliseconds>\d+) milliseconds"
+    r"WorkNCCL\(SeqNum=(?P<number>\d{1,19}), OpType=(?P<operation>\w{1,64})\W.{0,400}?"
+    r" ran for (?P<milliseconds>\d{1,15}) milliseconds"
 )
 #: `PG 1`, `PG 0 (default_pg)` or, with a name that is the same in all ranks, `PG ID 2 PG GUID 9`
 _STATUS = re.compile(
     r"(?i)\[PG (ID \d+ PG GUID )?(?P<group>\w{1,64}).{0,400}?"
-    r"last enqueued (NCCL )?work: (?P<enqueued>-?\d+), last completed (NCCL )?work: (?P<completed>-?\d+)"
+    r"last enqueued (NCCL )?work: (?P<enqueued>-?\d{1,19}), last completed (NCCL )?work: (?P<completed>-?\d{1,19})"
 )
 _DUMP = "flight recorder dump signal"
-_NEVER_JOINED = re.compile(r"\[(?P<ranks>[\d, ]+)\] (finished collective #\d+, but didn't join|are the lagging ranks)")
+_NEVER_JOINED = re.compile(
+    r"\[(?P<ranks>\d{1,9}(?:, *\d{1,9})*)\] (finished collective #\d+, but didn't join|are the lagging ranks)"
+)
 
 
 @dataclass

@@ -61,7 +61,7 @@ _MINOR = re.compile(
 )
 #: a line of a level at which a lost peer isn't reported, while PyTorch reports it as a warning
 _INFORMATION = re.compile(r"(?<!=)\b(INFO|DEBUG)\b|^\[?I\d{3,4} \d\d:")
-_REPEATED = re.compile(r"\s*Retrying\b")  #: of huggingface_hub, after the message
+_REPEATED = re.compile(r"^\s*Retrying\b")  #: of huggingface_hub, after the message
 _DASHED_LINE = re.compile(r"-{20,}\s*$")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN_MESSAGES = ("During handling of the above exception", "The above exception was the direct cause")
@@ -249,12 +249,12 @@ def _first_to_fail(lines: Sequence[str]) -> int | None:
     """The exit code of the first process to fail: torchrun lists it last, as root cause; mpirun names its signal."""
     root = max((i for i, line in enumerate(lines) if line.startswith("Root Cause")), default=len(lines))
     text = "\n".join(lines[root:])
-    if match := re.search(r"exitcode\s*:\s*(-?\d+)", text):
+    if match := re.search(r"exitcode\s*:\s*(-?\d{1,9})", text):
         return int(match[1])
     text = "\n".join(lines)
-    if match := re.search(r"exits with return code = (-?\d+)", text):  # DeepSpeed's launcher
+    if match := re.search(r"exits with return code = (-?\d{1,9})", text):  # DeepSpeed's launcher
         return int(match[1])
-    match = re.search(r"process rank \d+[^\n]*exited on\s+signal (\d+)", text)
+    match = re.search(r"process rank \d+[^\n]{0,400}?exited on\s+signal (\d{1,9})", text)
     return -int(match[1]) if match else None
 
 

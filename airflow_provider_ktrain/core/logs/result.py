@@ -92,6 +92,7 @@ def _with_part(held: str, part: _Part) -> str:
     return "\n".join([*(found.line for found in before), part.line])
 
 
+@functools.lru_cache(maxsize=4 * MAX_PARTS)  # the lines that are held are read again for each further one
 def _part(text: str) -> _Part | None:
     """The numbered line that the text is; None if it isn't one, or is damaged."""
     match = _PART.match(text)
@@ -101,6 +102,7 @@ def _part(text: str) -> _Part | None:
     return part if part.number <= part.total <= MAX_PARTS and len(part.text) <= PART_BYTES else None
 
 
+@functools.lru_cache(maxsize=64)  # the line that is held is looked at again for each further one
 def _has_json(result_line: str) -> bool:
     """Whether JSON follows the marker. Text over MAX_BYTES has been cut, so its first character decides."""
     text = result_line.removeprefix(RESULT_MARKER)

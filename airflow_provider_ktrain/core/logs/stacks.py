@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK = "KTRAIN_STACK "
+MAX_NUMBER = 2**53  #: numbers of a record are below it
 MAX_RECORDS = 400  #: of one container: they have 64 KiB together
 RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"  #: parts that a process has in a training
 
@@ -64,13 +65,24 @@ def read_record(text: str) -> Stack | End | None:
     try:
         fields = json.loads(record)
         if fields.get("end"):
-            return End(int(fields.get("left_out") or 0))
+            return End(_integer(fields.get("left_out") or 0))
         return _stack(fields)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
+def _integer(value: Any) -> int:
+    """The number, which may be an infinity or have thousands of digits.
+
+    :raises ValueError: it is no number of a process, a line or records.
+    """
+    number = int(value)
+    if not 0 <= number < MAX_NUMBER:
+        raise ValueError(f"expected an integer from 0 to {MAX_NUMBER:,}")
+    return number
+
+
 def _stack(fields: Mapping[str, Any]) -> Stack:
-    frames = tuple(Frame(str(path), int(line), str(name)) for path, line, name in fields.get("frames") or ())
+    frames = tuple(Frame(str(path), _integer(line), str(name)) for path, line, name in fields.get("frames") or ())
     rank, part, why = (str(fields.get(name) or "") for name in ("rank", "part", "why"))
-    return Stack(int(fields["pid"]), rank, part, bool(fields.get("main")), frames, why)
+    return Stack(_integer(fields["pid"]), rank, part, bool(fields.get("main")), frames, why)

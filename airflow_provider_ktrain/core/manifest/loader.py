@@ -250,17 +250,34 @@ def _documents(text: str, file: str) -> Iterator[Document]:
             return
         except json.JSONDecodeError:
             pass
+        except ValueError as e:
+            raise _unreadable(e, file) from None
     loader = _Loader(text, file)
     try:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None  # check_node() returned True
             lines = dict(_lines(node, "$", set()))
-            content = plain(loader.construct_document(node))
+            content = plain(_constructed(loader, node, file))
             if content is not None:
                 yield from _listed(Document(content, file, node.start_mark.line + 1, lines))
     finally:
         loader.dispose()
+
+
+def _constructed(loader: _Loader, node: yaml.Node, file: str) -> Any:
+    """The content of a document.
+
+    :raises ManifestError: a value can't be read, such as an integer of thousands of digits or `!!int text`.
+    """
+    try:
+        return loader.construct_document(node)
+    except (ValueError, KeyError, AttributeError, TypeError) as e:
+        raise _unreadable(e, file) from None
+
+
+def _unreadable(error: Exception, file: str) -> ManifestError:
+    return ManifestError(f"a value can't be read: {error}", where=file, remedy="check its numbers and tags")
 
 
 def _listed(document: Document) -> Iterator[Document]:

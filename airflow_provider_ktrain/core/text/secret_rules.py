@@ -37,7 +37,7 @@ _QUOTED = r"\\\"[^\"\\]*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 #: in quotes, escaped or not; with the first quote of two; or without
 _VALUE = rf"{_NOTHING}(?:{_QUOTED}|[\"'].*|[^\s\"']+(?:[\"'][^\s\"',;:)}}\]][^\s\"']*)*)"
 _PAIR = rf"[\w.-]+=(?:{_QUOTED}|[^\s;\"']*)"
-_MEMBERS = rf"(?:{_QUOTED}|[^\"'{{}}])"
+_MEMBERS = rf"(?:{_QUOTED}|[^\"'{{}}\\]|\\[\"']?)"
 _SCHEME = r"(?:bearer|basic|digest|negotiate) +"
 _NO_SENTENCE = r"(?![a-z]+[,.]?\s+[a-z\"'(])"
 

@@ -17,4 +17,7 @@ def parse_timestamp(text: Any) -> datetime | None:
 def epoch_seconds(text: Any) -> float | None:
     """The same in seconds since the epoch."""
     time = parse_timestamp(text)
-    return None if time is None else time.timestamp()
+    try:
+        return None if time is None else time.timestamp()
+    except (ValueError, OverflowError):  # of the year 1, without an offset
+        return None

@@ -93,7 +93,7 @@ def _items(
 ) -> Iterator[tuple[str, Any]]:
     """Make the items of a dict storable."""
     reserved = {*RESERVED, *(ENCODED[:1] if all(key in value for key in ENCODED) else ())}
-    for key, item in ((str(key), item) for key, item in value.items()):
+    for key, item in ((key if isinstance(key, str) else _digits(key), item) for key, item in value.items()):
         inner = f"{path}.{_shown(key)}" if path else _shown(key)
         name = clipped(inner, MAX_PATH_CHARS)
         if key in reserved:

@@ -65,7 +65,7 @@ class PrimaryResult:
     @property
     def line(self) -> str:
         """See `core.logs.result.keep_result_line`; "" if there is none."""
-        return _later(self._before, self._found) if self._found else self._before
+        return _line_of(self._before, self._found)
 
     def take(self, source: LogLine, text: str, written: str, *, earlier: bool = False) -> None:
         """Take one line of the primary.
@@ -182,6 +182,11 @@ def _not_read(name: str) -> str:
 
 def _kept(found: str, block: bytes) -> str:
     return _later(found, block.decode("utf-8", "replace")) if MARKER_PREFIX.encode() in block else found
+
+
+@functools.lru_cache(maxsize=64)  # it is asked for at each line with a marker, and what is held is read for it
+def _line_of(before: str, found: str) -> str:
+    return _later(before, found) if found else before
 
 
 def _later(held: str, lines: str) -> str:
