@@ -37,6 +37,19 @@ def test_curves_of_values_of_any_size(tab: Any) -> None:
     assert 1 < drawn < 10
 
 
+def test_range_that_is_narrow_beside_its_numbers_is_drawn_as_one_point(tab: Any) -> None:
+    """uPlot would look for its ticks for ever, and the tab of everybody who opens the page would die."""
+    steps = tab.evaluate(
+        """() => {
+            const place = document.body.appendChild(document.createElement("div"));
+            const narrow = [[9007199254740000, 9007199254740001], [1, 2]];
+            showCharts(place, { narrow, equal: [[1, 2], [1e18, 1e18 + 256]] });
+            return charts.get("narrow").steps;
+        }"""
+    )
+    assert steps == [9007199254740001]
+
+
 def test_long_and_broken_lines_are_cut_and_wrapped(tab: Any) -> None:
     line = tab.locator(".lines code", has_text="caf").inner_text()
     assert line.startswith("\ufffd caf\ufffd bold xxx")
