@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import re
 from collections import Counter
@@ -474,11 +475,21 @@ def resource_names(text: str) -> list[str]:
     )
 
 
+def parsed(code: str) -> ast.Module:
+    """The syntax tree. Python 3.11 raises SystemError if a finalizer of other tests' garbage parses code meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        return ast.parse(code)
+    finally:
+        gc.enable()
+
+
 def test_only_the_table_names_resources() -> None:
     """Comments, docstrings and the conditions of nodes aside: what decides or is shown uses the table."""
     found = {}
     for file in {*PACKAGE.rglob("*.py")} - {PACKAGE / "core/diagnosis/node_conditions.py"}:
-        tree = ast.parse(file.read_text())
+        tree = parsed(file.read_text())
         documentation = {
             id(node.body[0].value)
             for node in ast.walk(tree)

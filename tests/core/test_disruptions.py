@@ -32,6 +32,7 @@ from airflow_provider_ktrain.core.state.pods.stopped_pods import (
 from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, seen_in
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from tests.core.disruptions import FOLDER, NOW, Known, at_the_end, changes, replay, until
+from tests.kueue.recording import changes_in
 
 # a success that is none
 
@@ -105,8 +106,7 @@ def test_recorded_successes_stay_successes() -> None:
 def test_jobs_that_kueue_stops_and_admits_again_succeed(folder: Path) -> None:
     """Their pods are deleted while they run; those that are created later end by themselves."""
     by_job: dict[str, list[dict[str, Any]]] = {}
-    for line in (folder / "events.jsonl").read_text().splitlines():
-        change = json.loads(line)
+    for change in changes_in(folder / "events.jsonl"):
         obj, labels = change["object"], change["object"]["metadata"].get("labels") or {}
         name = labels.get("training.kubeflow.org/job-name") or labels.get("jobset.sigs.k8s.io/jobset-name")
         if change["watch"] in ("pytorchjobs", "mpijobs", "trainjobs"):
