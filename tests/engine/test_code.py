@@ -21,6 +21,7 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from tests import clusters
+from tests.clusters import TestCluster
 from tests.engine import scripted
 from tests.engine.tasks import (
     TRAINS,
@@ -34,6 +35,7 @@ from tests.engine.tasks import (
     torch_runtime,
     until,
 )
+from tests.engine.test_rbac import token_with
 from tests.virtual import VirtualLoop
 
 Object = dict[str, Any]
@@ -201,15 +203,16 @@ async def test_create_of_the_config_map_is_repeated(cluster: AnyCluster, task: T
     assert (await task.ended(submitted.ref)).succeeded
 
 
-@pytest.mark.embedded("sets fault switches")
 async def test_job_that_cannot_get_its_code_is_released(cluster: AnyCluster, task: Task) -> None:
     """Its connection has the Role that `ktrain rbac` prints without `--code`."""
-    cluster.admin("status", status=403, verb="create", path="/configmaps")
-    try:
+    token = ""
+    if isinstance(cluster, TestCluster):
+        token = await token_with(cluster, "without-code")
+    else:
+        cluster.admin("status", status=403, verb="create", path="/configmaps")
+    async with api_of(cluster, token=token) as api:
         with pytest.raises(NoRightError) as error:
-            await run(task, 1, code_of("echo never"))
-    finally:
-        cluster.admin("clear")
+            await run(task, 1, code_of("echo never"), api=api)
     missing = f"no right to create configmaps in namespace {task.namespace!r} (403). `ktrain rbac --code "
     assert missing in str(error.value)
     assert f"{task.name} deleted." in str(error.value)
