@@ -277,6 +277,7 @@ def _constructed(loader: _Loader, node: yaml.Node, file: str) -> Any:
 
 
 def _unreadable(error: Exception, file: str) -> ManifestError:
+    """The error of a value that YAML or JSON allows, but Python can't make: an integer of thousands of digits."""
     return ManifestError(f"a value can't be read: {error}", where=file, remedy="check its numbers and tags")
 
 
