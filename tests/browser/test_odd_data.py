@@ -52,8 +52,7 @@ def test_range_that_is_narrow_beside_its_numbers_is_drawn_as_one_point(tab: Any)
 
 def test_long_and_broken_lines_are_cut_and_wrapped(tab: Any) -> None:
     line = tab.locator(".lines code", has_text="caf").inner_text()
-    assert line.startswith("\ufffd caf\ufffd bold xxx")
-    assert line.endswith("x…")
+    assert line.startswith("\ufffd caf\ufffd bold [... ")  # its last word is cut, so all of it is left out
     assert len(line) <= 121
     assert tab.evaluate(OVERFLOW) == 0
     assert "\x1b" not in tab.evaluate("document.body.innerText")

@@ -12,7 +12,7 @@ function color(name) {
 }
 
 function formatNumber(value) {
-  if (typeof value !== "number") return String(value);
+  if (typeof value !== "number") return Number.isFinite(Number(value)) ? formatNumber(Number(value)) : String(value); // "1e+300"
   const rounded = Number(value.toPrecision(4)), size = Math.abs(rounded);
   if (rounded && (size < 1e-3 || size >= 1e6)) return rounded.toExponential().replace("e+", "e");
   return rounded.toLocaleString("en", { maximumFractionDigits: 6 });
