@@ -86,6 +86,8 @@ def keep_result_line(held: str, line: str) -> str:
 
 def _with_part(held: str, part: _Part) -> str:
     """The held lines with one more. Lines of another text, of an earlier run of the Launcher, are dropped."""
+    if f"\n{part.line}\n" in f"\n{held}\n":  # a search is cheaper than to read the held lines
+        return held
     before = [found for text in held.split("\n") if (found := _part(text)) and found.whole == part.whole]
     if any(found.number == part.number for found in before):
         return held
