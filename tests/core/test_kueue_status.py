@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from airflow_provider_ktrain.core.state.queue.kueue_status import (
     runs_elsewhere,
     workload_of,
 )
+from tests.kueue.recording import changes_in
 
 RECORDINGS = Path(__file__).parents[1] / "kueue/recordings"
 PREFIX = "couldn't assign flavors to pod set worker: "
@@ -48,8 +48,7 @@ def recorded(name: str, job: str) -> list[QueueStatus]:
     """The states of a recorded job's Workload, without repetitions, with what all Workloads and queues showed then."""
     found: list[QueueStatus] = []
     known: dict[str, dict[str, dict[str, Any]]] = {"workloads": {}, "localqueues": {}, "clusterqueues": {}}
-    changes = [json.loads(line) for line in (RECORDINGS / name / "events.jsonl").read_text().splitlines()]
-    for change in sorted(changes, key=lambda change: int(change["object"]["metadata"]["resourceVersion"])):
+    for change in changes_in(RECORDINGS / name / "events.jsonl"):
         obj = change["object"]
         objects = known.setdefault(change["watch"], {})
         objects[obj["metadata"]["name"]] = obj
