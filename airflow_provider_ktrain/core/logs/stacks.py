@@ -74,7 +74,7 @@ def read_record(text: str) -> Stack | End | None:
 def _integer(value: Any) -> int:
     """The number, which may be an infinity or have thousands of digits.
 
-    :raises ValueError: it is no number of a process, a line or records.
+    :raises ValueError: it is not the number of a process, a line or records.
     """
     number = int(value)
     if not 0 <= number < MAX_NUMBER:
