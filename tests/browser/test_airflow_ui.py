@@ -57,3 +57,18 @@ def test_frame_has_the_theme_of_the_ui(airflow_site: Site, open_page: Open) -> N
     for theme in ("dark", "light"):
         tab.evaluate("theme => localStorage.setItem('theme', theme)", theme)  # as the UI's switch does
         until(frame, "theme => document.documentElement.dataset.theme === theme", arg=theme)
+
+
+def test_group_that_a_program_never_ends_folds_the_later_lines(airflow_site: Site, open_page: Open) -> None:
+    """SECURITY.md says so. The lines are there, below the group."""
+    training = airflow_site.begin("group_without_end")
+    airflow_site.wait_state(training, "success")
+    tab = open_page(airflow_site.task_page(training).removesuffix("/details"))
+    tab.get_by_text("before the group").wait_for()
+    group = tab.get_by_text("of the program")
+    group.wait_for()
+    for later in ("in the group", "succeeded after"):
+        assert not tab.get_by_text(later).is_visible()
+    group.click()
+    for later in ("in the group", "succeeded after"):
+        tab.get_by_text(later).wait_for()

@@ -53,6 +53,8 @@ sys.stdout.buffer.write(b"\xff caf\xe9 \x1b[1mbold\x1b[0m " + b"x" * 1_000_000 +
 sys.stdout.flush()
 sys.exit(1)
 """
+# Opens a group of Airflow's log view and never ends it.
+GROUP_PROGRAM = "print('before the group'); print('::gr' + 'oup::of the program'); print('in the group')"
 # Its first attempt fails at step 300. The second one begins at step 200, as from a checkpoint.
 RETRIED_PROGRAM = r"""
 import json, os, sys, time
@@ -100,6 +102,9 @@ with DAG("retried_training", schedule=None, start_date=START):
 
 with DAG("odd_values", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=["python3", "-u", "-c", ODD_PROGRAM], gpus=1)
+
+with DAG("group_without_end", schedule=None, start_date=START):
+    PyTorchJobOperator(**JOB, task_id="train", command=["python3", "-u", "-c", GROUP_PROGRAM], gpus=1)
 
 with DAG("queued_training", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=command(60), gpus=8, workers=3, queue_name="team-vision")
