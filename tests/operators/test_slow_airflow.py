@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
+from airflow.sdk.execution_time.comms import GetTaskStates
 
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -15,14 +16,15 @@ from tests.operators.task_instance import Instance, Supervisor, supervised
 
 
 class SlowSupervisor(Supervisor):
-    """Answers each request later than the trigger expects."""
+    """Answers questions for the task's state later than the trigger expects."""
 
     def __init__(self, instance: Instance, state: TaskInstanceState) -> None:
         super().__init__(state)
         self._instance = instance
 
     def send(self, message: Any) -> Any:
-        self._instance.block(2 * TrainingJobTrigger.slow_answer)
+        if isinstance(message, GetTaskStates):
+            self._instance.block(2 * TrainingJobTrigger.slow_answer)
         return super().send(message)
 
 

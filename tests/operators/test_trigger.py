@@ -19,6 +19,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow.secrets.environment_variables import EnvironmentVariablesBackend
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingJobError
@@ -137,6 +138,7 @@ def test_following_does_not_wait_for_the_first_state_request(
         asyncio.run(run())
 
 
+@pytest.mark.skipif(not compat.calls_on_kill(), reason="Airflow 3.3 and newer")
 def test_kill_while_reading_the_connection_releases_the_job(
     instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
