@@ -54,6 +54,6 @@ def _installed() -> Any:
     :raises ClusterError: the provider was installed without its extra `local`.
     """
     if importlib.util.find_spec("ktrain_embedded") is None:
-        remedy = "run: pip install 'airflow-provider-ktrain[local]'"
+        remedy = "install the extra `local` of airflow-provider-ktrain (docs/how-to/embedded-cluster.md)"
         raise ClusterError(f"The embedded cluster (ktrain-cluster) isn't installed; {remedy}")
     return importlib.import_module("ktrain_embedded")

@@ -19,7 +19,7 @@ class Pages:
     """
 
     def __init__(self, script: str, pages: Mapping[Path, Callable[[], str]]) -> None:
-        self.pages = pages
+        self.script, self.pages = script, pages
         self._generated = re.compile(rf"(<!-- begin: {re.escape(script)} -->\n).*?(<!-- end -->)", re.DOTALL)
 
     def updated(self, page: Path) -> str:
@@ -28,6 +28,10 @@ class Pages:
         text, replaced = self._generated.subn(lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text())
         assert replaced == 1, f"{page} needs the comments around its generated text"
         return text
+
+    def text_around(self, page: Path) -> str:
+        """A page without its generated text; any page."""
+        return self._generated.sub("", page.read_text())
 
     def write(self) -> None:
         for page in self.pages:

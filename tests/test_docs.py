@@ -30,6 +30,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor, TrainJobSensor
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
+from scripts import installation
 from scripts.signatures import FILES, updated
 from scripts.tables import PAGES as TABLES
 from tests.leaks import restored_signals
@@ -59,6 +60,7 @@ PRELUDE = "\n".join(
     ]
 )
 #: tables that scripts write into a page
+COMMENT = re.compile(r"<!--.*?-->")
 GENERATED_TABLES = re.compile(r"<!-- begin: .*?<!-- end -->", re.DOTALL)
 NO_DAG = "# in the training program"  #: first line of code that runs in a job instead of a DAG
 
@@ -152,7 +154,7 @@ def test_links_resolve(page: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_and_tests_exist(page: pathlib.Path) -> None:
-    text = page.read_text()
+    text = COMMENT.sub("", page.read_text())
     project = page.parent if page.parent.name == "embedded_cluster" else ROOT
     named = re.findall(r"(?<![\w./-])((?:example_dags|examples|tests|scripts|benchmarks|docs)/[\w./-]*\w)", text)
     for path in named:
@@ -223,6 +225,22 @@ def test_files_that_the_tutorial_creates_are_ignored_by_git() -> None:
     created = re.findall(r"(?:AIRFLOW_HOME=\$PWD|--kubeconfig \.)(/\w+)", tutorial)
     assert sorted(created) == ["/airflow", "/kubeconfig"]
     assert {"/airflow/", "/kubeconfig", ".venv*"} <= set(ignored)
+
+
+@pytest.mark.parametrize("page", installation.COMMANDS)
+def test_release_changes_how_the_provider_is_installed(page: str) -> None:
+    made = installation.COMMANDS[page]
+    before, after = made(published=False), made(published=True)
+    assert "no release on PyPI" in before
+    assert "no release on PyPI" not in after
+    assert not any(name in before for name in (installation.PROVIDER, installation.CLUSTER))
+    assert any(name in after for name in (installation.PROVIDER, installation.CLUSTER))
+
+
+def test_commands_that_install_the_provider_are_generated() -> None:
+    texts = {page: installation.PAGES.text_around(page) for page in PAGES}
+    named = re.compile(r"pip install [^`\n]*(?:airflow-provider-ktrain|ktrain-cluster)")
+    assert not [str(page) for page, text in texts.items() if named.search(text)]
 
 
 def test_named_extras_exist() -> None:
@@ -302,8 +320,8 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_are_short(page: pathlib.Path) -> None:
-    """Readers finish short pages. Tables that scripts write don't count."""
-    written = GENERATED_TABLES.sub("", page.read_text())
+    """Readers finish short pages. Tables that scripts write don't count, nor do comments."""
+    written = COMMENT.sub("", GENERATED_TABLES.sub("", page.read_text()))
     assert len(written.split()) <= (900 if page.name in ("README.md", "CONTRIBUTING.md") else 1800)
 
 

@@ -1,4 +1,4 @@
-"""The generated pages of the guarantees are up to date, and each guarantee names a test that runs with a TrainJob."""
+"""Generated pages are up to date, and each guarantee names a test that runs with a TrainJob."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pathlib
 
 import pytest
 
-from scripts import endings, suites
+from scripts import endings, installation, suites
 from scripts.endings import Guarantee, code_of, guarantees, runs_with_a_trainjob
 from scripts.pages import Pages
 
-SCRIPTS = [(script, page) for script in (endings.PAGES, suites.PAGES) for page in script.pages]
+SCRIPTS = [(script, page) for script in (endings.PAGES, installation.PAGES, suites.PAGES) for page in script.pages]
 
 
 @pytest.mark.parametrize(("script", "page"), SCRIPTS, ids=lambda value: getattr(value, "name", ""))
 def test_page_is_up_to_date(script: Pages, page: pathlib.Path) -> None:
-    assert page.read_text() == script.updated(page), "run `python scripts/endings.py` and `python scripts/suites.py`"
+    assert page.read_text() == script.updated(page), f"run `python {script.script}`"
 
 
 def test_suite_of_each_test_is_what_its_code_says(request: pytest.FixtureRequest) -> None:

@@ -100,7 +100,7 @@ def test_a_missing_embedded_cluster_is_named_with_the_extra_that_has_it(words: l
     command, env = [sys.executable, "-c", program, *words], {**os.environ, "PYTHONPATH": PATHS}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == ExitCode.CLUSTER
-    assert "isn't installed; run: pip install 'airflow-provider-ktrain[local]'" in done.stderr
+    assert "isn't installed; install the extra `local` of airflow-provider-ktrain" in done.stderr
 
 
 @pytest.mark.parametrize(
