@@ -42,11 +42,6 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="also print a ClusterRole that reads nodes: what is wrong with one, and whether any matches a waiting pod",
     )
-    parser.add_argument(
-        "--dra",
-        action="store_true",
-        help="also the right to get ResourceClaims: to count the devices of pods",
-    )
     parser.set_defaults(run=_rbac)
 
 
@@ -59,7 +54,6 @@ def _rbac(args: argparse.Namespace) -> int:
         kueue=args.kueue,
         code=args.code,
         nodes=args.nodes,
-        dra=args.dra,
     )
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
     return 0

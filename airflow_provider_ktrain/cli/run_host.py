@@ -161,7 +161,7 @@ class RunHost:
             return f"{title} may still hold accelerators: the API server doesn't respond. To delete it, run `{command}`"
         job = read.job
         active = [pod for pod in read.pods if not has_ended(pod)]
-        amounts = sum((amounts for _, amounts in amounts_of(active, {})), Amounts())
+        amounts = sum(map(amounts_of, active), Amounts())
         held = f"{counted(len(active), 'pod')} with {described(amounts, '0 GPUs')}"
         if job is not None and not is_being_deleted(job):
             return f"{title} was not deleted: {held} may run on. To delete it, run `{command}`"

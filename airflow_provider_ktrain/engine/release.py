@@ -15,7 +15,6 @@ import functools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.ending import Mode
@@ -23,20 +22,19 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
-from airflow_provider_ktrain.core.state.accelerators import Amounts, described
-from airflow_provider_ktrain.core.state.pods.devices import Claim, Claims, amounts_of, claims_of
+from airflow_provider_ktrain.core.state.accelerators import CLAIMS, Amounts, described
+from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import (
     has_ended,
     is_being_deleted,
     node_of,
     only_waits,
-    uid_of,
 )
+from airflow_provider_ktrain.core.state.pods.usage import NOT_COUNTED
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.core.text.output import capitalized, counted, listed
+from airflow_provider_ktrain.core.text.output import counted, listed
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.claims import read_claims
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
@@ -138,28 +136,20 @@ async def release(
     :raises ReleaseError: pods are still there at the timeout, or the API server rejects a request.
     """
     releasing = _Release(api, ref, read, timeout, say)
-    reading = asyncio.create_task(_read_claims(api, ref, read.pods if verify else ()))  # beside the first request
-    try:
-        done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
-        left, gone = await releasing.wait(done) if verify else ([], True)
-        claims = await reading
-    finally:
-        reading.cancel()
+    done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
+    left, gone = await releasing.wait(done) if verify else ([], True)
     seconds = timing.now() - releasing.began
     pods = list(releasing.seen.values())
     if left:
         names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
-        gpus = described(_held(left, claims, pods)[0], "0 GPUs")
+        gpus = described(_held(left), "0 GPUs")
         raise ReleaseError(
             f"{ref}: {counted(len(left), 'pod')} with {gpus} still present "
             f"{seconds:.0f} s after the deletion was requested.\n"
             f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     ended = bool(pods) and all(map(has_ended, pods))
-    freed = "" if ended else f"{describe_freed(pods, verify, claims)}{f' ({seconds:.1f} s)' * verify}"
-    _, shared = _held(pods, claims, pods)
-    if shared:
-        freed = f"{freed}\nOther pods still use the devices of {counted(shared, 'ResourceClaim')}.".lstrip()
+    freed = "" if ended else f"{describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
     notes = filter(None, (why, "" if gone else STILL_DELETED))
     text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
     return Released(round(seconds, 3), text, freed)
@@ -216,20 +206,21 @@ async def release_others(
             pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
 
 
-def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool, claims: Claims = MappingProxyType({})) -> str:
+def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool) -> str:
     """Sentence on the pods and accelerators that were released.
 
     :param pods: the job's pods that the release has seen; at least one has not ended, or there are none.
-    :param claims: their ResourceClaims, as they were before. Default: none was read.
     """
-    held, unfinished = _held(pods, claims, pods)[0], counted(sum(not has_ended(p) for p in pods), "pod")
+    held, unfinished = _held(pods), counted(sum(not has_ended(p) for p in pods), "pod")
     if not pods:
         return "No pods were left."
+    claims = held.pop(CLAIMS, 0)
+    note = f"; {NOT_COUNTED}" if claims else ""
     if not verified:
-        amounts = capitalized(described(held, "0 GPUs"))
-        return f"{amounts} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}."
-    released = f"{capitalized(described(held, ''))} released" if held else "No GPUs were held"
-    return f"{released}, {unfinished} deleted."
+        amounts = described(held, "Accelerators" if claims else "0 GPUs")
+        return f"{amounts} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}{note}."
+    released = f"{described(held, '')} released, " if held else "" if claims else "No GPUs were held, "
+    return f"{released}{unfinished} deleted{note}."
 
 
 class _Release:
@@ -456,22 +447,9 @@ def _holds(pod: Mapping[str, Any]) -> bool:
     return bool(node_of(pod)) and not has_ended(pod)
 
 
-def _held(
-    pods: Iterable[Mapping[str, Any]], claims: Claims, job_pods: Iterable[Mapping[str, Any]]
-) -> tuple[Amounts, int]:
-    """The accelerators that pods hold, and the number of their ResourceClaims that pods of others use as well.
-
-    :param claims: their ResourceClaims. The devices of those that others use don't count.
-    """
-    ours, holding = {uid_of(pod) for pod in job_pods}, list(filter(_holds, pods))
-    named = {name for pod in holding for name in claims_of(pod)} & claims.keys()
-    shared = {name: Claim(()) for name in named if not claims[name].users <= ours}
-    return sum((amounts for _, amounts in amounts_of(holding, {**claims, **shared})), Amounts()), len(shared)
-
-
-async def _read_claims(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> Claims:
-    names = {name for pod in pods if _holds(pod) for name in claims_of(pod)}
-    return (await read_claims(api, ref.namespace, names) or {}) if names else {}
+def _held(pods: Iterable[Mapping[str, Any]]) -> Amounts:
+    """The accelerators that pods hold."""
+    return sum(map(amounts_of, filter(_holds, pods)), Amounts())
 
 
 def _is_left(pod: Mapping[str, Any]) -> bool:

@@ -278,8 +278,8 @@ def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
         if resource or any(found.values()):
             of = f": {noun}" if resource else ""
             shown += [(label + of, format_duration(s)) for label, s in found.items() if s is not None]
-    if claims := _number(used.get("unknown_claims")):
-        shown.append(("ResourceClaims that are not counted", str(int(claims))))
+    if _number(used.get("unknown_claims")):
+        shown.append(("Devices of ResourceClaims", "not counted"))
     return shown + _repeated(used)
 
 

@@ -45,7 +45,6 @@ RESOURCES = [
     *_resources("batch", "v1", "jobs/Job"),
     *_resources("apiextensions.k8s.io", "v1", "customresourcedefinitions/CustomResourceDefinition", namespaced=False),
     *_resources("authorization.k8s.io", "v1", "selfsubjectaccessreviews/SelfSubjectAccessReview", namespaced=False),
-    *_resources("resource.k8s.io", "v1", "resourceclaims/ResourceClaim"),
     *_resources("kubeflow.org", "v1", "pytorchjobs/PyTorchJob"),
     *_resources("kubeflow.org", "v2beta1 v1", "mpijobs/MPIJob"),
     *_resources("trainer.kubeflow.org", "v1alpha1", "trainjobs/TrainJob", "trainingruntimes/TrainingRuntime"),

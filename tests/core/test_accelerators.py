@@ -27,8 +27,8 @@ from airflow_provider_ktrain.core.reporting.lineage import of_manifest, of_outco
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus, replica_rows
 from airflow_provider_ktrain.core.state import accelerators
 from airflow_provider_ktrain.core.state.accelerators import (
+    CLAIMS,
     GPU,
-    UNKNOWN,
     add_host_rows,
     configured_rows,
     described,
@@ -38,7 +38,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     stored,
     unit_of,
 )
-from airflow_provider_ktrain.core.state.pods.devices import Claim, amounts_of, claims_of, read_claim, requested_by
+from airflow_provider_ktrain.core.state.pods.devices import requested_by
 from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
@@ -73,14 +73,12 @@ DOCUMENTED = {
     "gpu.intel.com/i915": "4 GPUs",
     "gpu.intel.com/xe": "4 GPUs",
     "example.com/gpu": "4 GPUs",
-    "deviceclass.resource.kubernetes.io/gpu.nvidia.com": "4 GPUs",
-    "deviceclass.resource.kubernetes.io/mig.nvidia.com": "4 MIG slices",
 }
 #: resources of the same vendors that are no devices
 OTHERS = (
     "cpu", "memory", "rdma/hca", "nvidia.com/hostdev", "nvidia.com/gpumem", "huawei.com/Ascend910B-memory",
     "gpu.intel.com/i915_monitoring", "gpu.intel.com/tiles", "gpu.intel.com/millicores", "google.com/tpus",
-    "nvidia/gpu", "deviceclass.resource.kubernetes.io/dra.cpu",
+    "nvidia/gpu",
 )  # fmt: skip
 
 
@@ -102,7 +100,6 @@ def pod(
     )  # fmt: skip
 
 
-CLAIM = "job-worker-0-gpus-x7k2p"  #: which a template made
 JOB = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {}}}
 
 
@@ -179,169 +176,59 @@ def test_sidecars_hold_devices_beside_the_containers() -> None:
 # ResourceClaims
 
 
-def claim(*devices: dict[str, Any], users: tuple[str, ...] = ("job-worker-0",)) -> dict[str, Any]:
-    """A claim as the API server shows it: https://kubernetes.io/docs/reference/kubernetes-api/resource/."""
-    results = [{"request": "gpu", "pool": "node-1", "driver": "gpu.nvidia.com", **device} for device in devices]
-    return {
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}},
-        "status": {
-            "allocation": {"devices": {"results": results}},
-            "reservedFor": [{"resource": "pods", "name": user, "uid": user} for user in users],
-        },
-    }
-
-
 def claiming(
-    name: str = "job-worker-0", *, template: bool = True, limits: Mapping[str, Any] = MappingProxyType({})
+    name: str = "job-worker-0", *, node: bool = True, limits: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """A pod with a claim of a template, which is named in its status; or with one that others may use, too."""
-    made = pod(name, limits=limits)
-    source = {"resourceClaimTemplateName": "gpus"} if template else {"resourceClaimName": "gpus"}
-    made["spec"]["resourceClaims"] = [{"name": "gpus", **source}]
-    if template:
-        made["status"]["resourceClaimStatuses"] = [{"name": "gpus", "resourceClaimName": f"{name}-gpus-x7k2p"}]
+    """A pod with a claim of a template."""
+    made = pod(name, node=node, limits=limits)
+    made["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "gpus"}]
     return made
 
 
-def test_devices_of_claims_are_counted_as_what_they_are() -> None:
-    read = read_claim(claim({"device": "gpu-0"}, {"device": "gpu-1"}, {"device": "gpu-2-mig-1g5gb-19-0"}))
-    claims = {CLAIM: read}
-    one = claiming()
-    assert list(claims_of(one)) == [CLAIM]
-    assert describe_freed([one], True, claims) == "2 GPUs and 1 MIG slice released, 1 pod deleted."
-    used = usage([one], NOW, claims=claims)
-    assert (used.resource, used.gpus, used.held) == (GPU, 2, 200)
-    assert [(other.resource, other.gpus) for other in used.others] == [("nvidia.com/mig", 1)]
-    waiting = pod("job-worker-1", node=False)
-    partial = find_partial_start(JOB, [one, waiting], claims)
-    assert partial is not None
-    assert "These are 2 GPUs and 1 MIG slice." in partial.describe_partial_start("The job", None)
+def extended(*resources: str) -> dict[str, Any]:
+    """A pod whose resources a claim serves, which the scheduler names in the pod's status only (KEP-5004)."""
+    made = pod(limits=dict.fromkeys(resources, 2))
+    mappings = [{"containerName": "pytorch", "resourceName": name, "requestName": "r"} for name in resources]
+    status = {"resourceClaimName": "job-worker-0-extended-resources-x", "requestMappings": mappings}
+    made["status"]["extendedResourceClaimStatus"] = status
+    return made
 
 
 @pytest.mark.parametrize(
-    ("device", "text"),
+    "one",
     [
-        ({"driver": "tpu.google.com", "device": "accel1"}, "1 TPU"),
-        ({"driver": "neuron.aws.com", "device": "neuron-device-0"}, "1 Neuron device"),
-        ({"driver": "gaudi.intel.com", "device": "0000-00-02-0-0x1020"}, "1 Gaudi accelerator"),
-        ({"driver": "gpu.amd.com", "device": "gpu-1-129"}, "1 device of gpu.amd.com"),
-        ({"driver": "dra.net", "device": "eth1"}, "1 device of dra.net"),
-        ({"device": "gpu-0", "shareID": "8c2c"}, "1 shared GPU"),
-        ({"driver": "gpu.amd.com", "device": "gpu-1-129", "shareID": "8c2c"}, "1 shared device of gpu.amd.com"),
+        claiming(),
+        extended("example.com/gold"),
+        pod(limits={"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 4}),
     ],
+    ids=["claim", "extended resource", "device class"],
 )
-def test_devices_are_named_by_their_driver(device: dict[str, Any], text: str) -> None:
-    claims = {CLAIM: read_claim(claim(device))}
-    assert describe_freed([claiming()], True, claims) == f"{text} released, 1 pod deleted."
-
-
-def test_devices_for_administrators_are_not_held() -> None:
-    claims = {CLAIM: read_claim(claim({"device": "gpu-0", "adminAccess": True}))}
-    assert describe_freed([claiming()], True, claims) == "No GPUs were held, 1 pod deleted."
-
-
-@pytest.mark.parametrize("claims", [{}, {CLAIM: read_claim({"status": {}})}], ids=["unread", "freed"])
-def test_devices_that_are_not_known_are_never_none(claims: dict[str, Claim]) -> None:
-    one = claiming()
-    text = "An unknown number of devices of 1 ResourceClaim"
-    assert describe_freed([one], True, claims) == f"{text} released, 1 pod deleted."
-    assert describe_freed([one], False, claims) == f"{text} will be released when 1 pod terminates."
-    used = usage([one], NOW, claims=claims)
-    assert str(used) == (
-        "Accelerator time: unknown. The devices of 1 ResourceClaim were not read. If the right is missing, see "
-        "`ktrain rbac --dra`."
+def test_devices_of_claims_are_not_counted_and_never_none(one: dict[str, Any]) -> None:
+    assert describe_freed([one], True) == "1 pod deleted; devices of ResourceClaims not counted."
+    assert describe_freed([one], False) == (
+        "Accelerators will be released when 1 pod terminates; devices of ResourceClaims not counted."
     )
+    used = usage([one], NOW)
+    assert str(used) == "Accelerator time: devices of ResourceClaims not counted."
     assert used.as_dict() == {"unknown_claims": 1}
+    assert replica_rows(PYTORCHJOB, [one])[0][4] == {CLAIMS: 1}
+    assert find_partial_start(JOB, [one, pod("job-worker-1", node=False)]) is None, "nothing is known to wait"
+
+
+def test_other_accelerators_of_a_pod_with_claims_are_counted() -> None:
     both = claiming(limits={"google.com/tpu": 4})
-    assert describe_freed([both], True, claims).startswith("4 TPUs and an unknown number of devices of 1 ResourceClaim")
-    assert str(usage([both], NOW, claims=claims)).splitlines()[1].startswith("The devices of 1 ResourceClaim were not")
-    assert find_partial_start(JOB, [one, pod("job-worker-1", node=False)], claims) is None, "nothing is known to wait"
+    assert describe_freed([both], True) == ("4 TPUs released, 1 pod deleted; devices of ResourceClaims not counted.")
+    lines = str(usage([both], NOW)).splitlines()
+    assert lines[0].startswith("TPU time: 6.7 TPU-minutes on 4 TPUs")
+    assert lines[1] == "Devices of ResourceClaims not counted."
 
 
 def test_a_pod_without_a_node_holds_no_devices_of_claims() -> None:
-    waiting = claiming()
-    del waiting["spec"]["nodeName"]
-    assert describe_freed([waiting], True) == "No GPUs were held, 1 pod deleted."
+    assert describe_freed([claiming(node=False)], True) == "No GPUs were held, 1 pod deleted."
 
 
-def test_a_claim_that_pods_share_counts_once() -> None:
-    users = ("job-worker-0", "job-worker-1")
-    claims = {"gpus": read_claim(claim({"device": "gpu-0"}, {"device": "gpu-1"}, users=users))}
-    pods = [claiming(name, template=False) for name in users]
-    assert describe_freed(pods, True, claims) == "2 GPUs released, 2 pods deleted."
-    assert usage(pods, NOW, claims=claims).gpus == 2
-    assert [row[4] for row in replica_rows(PYTORCHJOB, pods, claims)] == [2, 0]
-
-
-def ended(pod: dict[str, Any], begin: float, end: float | None, uid: str) -> dict[str, Any]:
-    """The same pod with another lifetime."""
-    meta = {**pod["metadata"], "uid": uid, "creationTimestamp": at(begin)}
-    status = json.loads(json.dumps(pod["status"]))
-    status["conditions"][0]["lastTransitionTime"] = at(begin)
-    run = {"startedAt": at(begin), **({} if end is None else {"finishedAt": at(end)})}
-    status["containerStatuses"][0]["state"] = {"running" if end is None else "terminated": run}
-    return {**pod, "metadata": meta, "status": status | ({} if end is None else {"phase": "Failed"})}
-
-
-def test_a_claim_that_pods_share_is_used_as_long_as_one_of_them_exists() -> None:
-    """2 GPUs: the Master fails after 30 s and is replaced at 50 s, the Worker runs from 20 s to 60 s."""
-    claims = {"gpus": read_claim(claim({"device": "gpu-0"}, {"device": "gpu-1"}, users=("a", "b", "c")))}
-    failed, later = (ended(claiming("job-master-0", template=False), *life) for life in ((0, 30, "a"), (50, None, "c")))
-    worker = ended(claiming("job-worker-0", template=False), 20, 60, "b")
-    used = usage([failed, worker, later], NOW, claims=claims)
-    assert (used.gpus, used.held, used.requested) == (2, 200, 200)
-    assert usage([failed, worker], NOW, claims=claims).held == 120
-    assert usage([failed, later], NOW, claims=claims).held == 2 * (30 + 50), "it is free in between"
-    assert usage([failed], NOW, claims={}, counted_with=[worker]).unknown_claims == 0
-
-    history = PodHistory(PYTORCHJOB)
-    history.claims |= claims
-    history.update({"a": failed, "b": worker, "c": later}, (), NOW)
-    history.update({}, ["a"], NOW)
-    assert history.usage(NOW, None).held == 200
-    following = PodHistory(PYTORCHJOB, json.loads(json.dumps(history.handover({}, NOW))))
-    following.claims |= claims
-    following.update({"b": worker, "c": later}, (), NOW)
-    assert following.usage(NOW, None).held == 200, "what the other process counted isn't counted again"
-
-
-def test_usage_of_shared_claims_survives_the_removal_of_old_pods() -> None:
-    """The Master fails 60 times while the Worker runs."""
-    history = PodHistory(PYTORCHJOB)
-    history.claims["gpus"] = read_claim(claim({"device": "gpu-0"}))
-    history.update({"w": ended(claiming("job-worker-0", template=False), 5, None, "w")}, (), NOW)
-    for number in range(60):
-        uid = f"m{number}"
-        history.update({uid: ended(claiming("job-master-0", template=False), number, number + 1, uid)}, (), NOW)
-        history.update({}, [uid], NOW)
-    assert len(history.all) < 60
-    assert history.usage(NOW, None).held == 100
-
-
-def test_devices_that_other_pods_use_are_not_released() -> None:
-    claims = {"gpus": read_claim(claim({"device": "gpu-0"}, users=("job-worker-0", "notebook")))}
-    one = claiming(template=False)
-    assert describe_freed([one], True, claims) == "No GPUs were held, 1 pod deleted."
-    tpus = claiming(template=False, limits={"google.com/tpu": 4})
-    assert describe_freed([tpus], True, claims) == "4 TPUs released, 1 pod deleted."
-
-
-def test_extended_resources_that_a_claim_serves_count_once() -> None:
-    """KEP-5004: the scheduler creates a claim for `nvidia.com/gpu: 2`, and names it in the pod's status only."""
-    one = pod(limits={"nvidia.com/gpu": 2})
-    mapping = {"containerName": "pytorch", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"}
-    status = {"resourceClaimName": "job-worker-0-extended-resources-x", "requestMappings": [mapping]}
-    one["status"]["extendedResourceClaimStatus"] = status
-    assert claims_of(one) == {}
-    assert describe_freed([one], True) == "2 GPUs released, 1 pod deleted."
-    other = {"containerName": "pytorch", "resourceName": "example.com/gold", "requestName": "container-0-request-1"}
-    status["requestMappings"] = [mapping, other]
-    devices = [
-        {"device": f"gpu-{number}", "request": f"container-0-request-{request}"}
-        for number, request in enumerate((0, 0, 1))
-    ]
-    claims = {"job-worker-0-extended-resources-x": read_claim(claim(*devices))}
-    assert [amounts for _, amounts in amounts_of([one], claims)] == [{GPU: 3}]
+def test_extended_resources_of_the_table_are_counted_as_resources() -> None:
+    assert describe_freed([extended("nvidia.com/gpu")], True) == "2 GPUs released, 1 pod deleted."
 
 
 # what is stored and reported
@@ -382,7 +269,7 @@ def test_gpus_of_an_older_release_are_read_as_gpus() -> None:
         ({GPU: 8}, {"gpus": 8}),
         ({"google.com/tpu": 16}, {"gpus": 16, "resource": "google.com/tpu"}),
         ({GPU: 8, "nvidia.com/mig-1g.5gb": 2}, {"gpus": 8, "others": {"nvidia.com/mig-1g.5gb": 2}}),
-        ({UNKNOWN: 2}, {"gpus": 0, "unknown_claims": 2}),
+        ({CLAIMS: 2}, {"gpus": 0, "unknown_claims": 2}),
     ],
 )
 def test_stored_amounts_keep_the_field_of_gpus(amounts: dict[str, int], fields: dict[str, Any]) -> None:
@@ -419,9 +306,7 @@ def test_requested_accelerators_are_announced_and_in_the_lineage() -> None:
     for replica in claims["spec"]["pytorchReplicaSpecs"].values():
         replica["template"]["spec"]["resourceClaims"] = [{"name": "c", "resourceClaimTemplateName": "t"}]
         del replica["template"]["spec"]["containers"][0]["resources"]
-    assert "1 Master x an unknown number of devices of 1 ResourceClaim" in describe_job(
-        ref, PYTORCHJOB, claims, created=True
-    )
+    assert "1 Master x devices of ResourceClaims (not counted)" in describe_job(ref, PYTORCHJOB, claims, created=True)
 
 
 def test_an_example_on_tpus_has_no_problems() -> None:
@@ -508,18 +393,10 @@ def test_only_the_table_names_resources() -> None:
     assert set(accelerators.COMMON_NAMES) <= {*found["core/state/accelerators.py"]}
 
 
-def test_a_claim_that_pods_share_is_one_for_all_of_them() -> None:
-    def template(*claims: dict[str, str]) -> dict[str, Any]:
-        named = [{"name": f"c{n}", **claim} for n, claim in enumerate(claims)]
-        container = {"name": "pytorch", "image": "i:1", "resources": {"limits": {"google.com/tpu": 4}}}
-        return {"template": {"spec": {"containers": [container], "resourceClaims": named}}}
-
-    shared, own = {"resourceClaimName": "ring"}, {"resourceClaimTemplateName": "gpus"}
-    replicas = {"Master": {"replicas": 1, **template(shared)}, "Worker": {"replicas": 7, **template(shared, own)}}
-    job = {
-        "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"},
-        "spec": {"pytorchReplicaSpecs": replicas},
-    }  # fmt: skip
-    assert accelerators_of_job(job) == {"google.com/tpu": 32, accelerators.UNKNOWN: 8}
-    replicas["Master"]["template"]["spec"]["resourceClaims"] = ["ring"]  # the API server refuses it
-    assert accelerators_of_job(job) == {"google.com/tpu": 32, accelerators.UNKNOWN: 8}
+def test_claims_of_a_manifest_are_not_counted() -> None:
+    job = tpu_job()
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker["resourceClaims"] = [{"name": "c", "resourceClaimTemplateName": "t"}]
+    assert accelerators_of_job(job) == {"google.com/tpu": 16, CLAIMS: 3}
+    worker["resourceClaims"] = ["ring"]  # the API server refuses it
+    assert accelerators_of_job(job) == {"google.com/tpu": 16, CLAIMS: 3}

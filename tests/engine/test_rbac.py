@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.identity.names import Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import served_version
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
@@ -104,15 +104,3 @@ async def test_error_names_a_missing_right_and_its_remedy(cluster: TestCluster, 
         submitted = await submit_one(api, cluster.namespace, verb, "sleep 60", log)
         with pytest.raises(AccessError, match=f"no right to watch .*ktrain rbac --namespace {cluster.namespace}"):
             await follow(submitted.ref, api, log=log, created=True)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("options", "status"), [(["--dra"], 404), ([], 403)])
-async def test_resource_claims_can_be_read_with_an_option(
-    cluster: TestCluster, options: list[str], status: int
-) -> None:
-    token = await token_with(cluster, f"claims-{status}", options=options)
-    async with api_of(cluster, token=token) as api:
-        with pytest.raises(ApiStatusError) as error:
-            await api.request("GET", f"/apis/resource.k8s.io/v1/namespaces/{cluster.namespace}/resourceclaims/none")
-    assert error.value.status == status

@@ -45,10 +45,6 @@ KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # optional: the job's place in its queue
     ("visibility.kueue.x-k8s.io", ("localqueues/pendingworkloads",), ("get",)),
 )
-#: in addition where pods get devices by ResourceClaims: which ones a release frees
-DRA_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("resource.k8s.io", ("resourceclaims",), ("get",)),
-)
 _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
 }  # fmt: skip
@@ -57,9 +53,9 @@ _KUEUE_CLUSTER_RULE = {
 _NODE_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}
 
 
-def rules(*, kueue: bool = False, code: bool = False, dra: bool = False) -> list[dict[str, Any]]:
+def rules(*, kueue: bool = False, code: bool = False) -> list[dict[str, Any]]:
     """The rules of a Role. The parameters are those of `objects`."""
-    known = (*RULES, *(CODE_RULES if code else ()), *(KUEUE_RULES if kueue else ()), *(DRA_RULES if dra else ()))
+    known = (*RULES, *(CODE_RULES if code else ()), *(KUEUE_RULES if kueue else ()))
     return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in known]
 
 
@@ -72,7 +68,6 @@ def objects(
     kueue: bool = False,
     code: bool = False,
     nodes: bool = False,
-    dra: bool = False,
 ) -> list[dict[str, Any]]:
     """A Role, and the objects that belong to it.
 
@@ -80,7 +75,7 @@ def objects(
 
     :param service_account: `NAMESPACE:NAME`, or a name in `namespace`: adds bindings. Default: none.
     """
-    made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code, dra=dra))]
+    made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code))]
     if cluster_runtimes:
         readable = [
             {"apiGroups": [group], "resources": list(runtimes.in_cluster), "verbs": ["get"]}

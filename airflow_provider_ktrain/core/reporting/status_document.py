@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, json_size
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.accelerators import GPU, Amounts, described, stored
-from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
+from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import created, name_of, node_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
@@ -141,17 +140,15 @@ def _cell(cell: Any) -> int | str:
     return amounts[GPU] if amounts.keys() <= {GPU} else described(amounts, "0")
 
 
-def replica_rows(kind: Kind, pods: Iterable[Pod], claims: Claims = MappingProxyType({})) -> list[list[Any]]:
+def replica_rows(kind: Kind, pods: Iterable[Pod]) -> list[list[Any]]:
     """One row for each replica, by role and index: see COLUMNS. Of several pods of a replica, the newest counts."""
     newest: dict[tuple[str, int], Pod] = {}
     for pod in sorted(pods, key=created):
         newest[kind.role_of(pod)] = pod
-    amounts = {
-        id(pod): of_pod[GPU] if of_pod.keys() <= {GPU} else of_pod
-        for pod, of_pod in amounts_of(newest.values(), claims)
-    }
+    amounts = {id(pod): amounts_of(pod) for pod in newest.values()}
+    cells = {key: of_pod[GPU] if of_pod.keys() <= {GPU} else of_pod for key, of_pod in amounts.items()}
     return [
-        [role, index, name_of(pod), node_of(pod), amounts[id(pod)], state_of_pod(pod, kind), sum(restarts_of(pod))]
+        [role, index, name_of(pod), node_of(pod), cells[id(pod)], state_of_pod(pod, kind), sum(restarts_of(pod))]
         for role, index in sorted(newest, key=lambda replica: (kind.rank(replica[0]), replica))
         for pod in [newest[role, index]]
     ]

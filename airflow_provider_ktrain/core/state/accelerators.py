@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from airflow_provider_ktrain.core.formats import mapping
 
 GPU = "gpu"  #: whole GPUs, of whatever vendor
-UNKNOWN = "unknown"  #: instead of devices: ResourceClaims whose devices are not known
+CLAIMS = "claims"  #: instead of devices of ResourceClaims, which are not counted: the pods that have some
 DEFAULT_RESOURCE = "nvidia.com/gpu"  #: what `gpus` requests, unless `[ktrain] default_accelerator` is set
 SHARED = ".shared"  #: ends the name of a resource whose units are shares of one: time slices, consumable capacity
-#: and the name of a DeviceClass: a resource whose devices are those of a ResourceClaim (KEP-5004)
+#: and the name of a DeviceClass: a resource that the devices of a ResourceClaim serve (KEP-5004)
 DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
 
-Amounts = Counter[str]  #: how many units of each accelerator; UNKNOWN counts ResourceClaims
+Amounts = Counter[str]  #: how many units of each accelerator; CLAIMS counts pods
 
 
 class Accelerator(NamedTuple):
@@ -66,20 +66,6 @@ TABLE = (
     # plugins of other vendors
     Accelerator(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/gpu", "GPU", "GPU"),
 )
-
-#: drivers of ResourceClaims, their devices' names, and the resource that a device is. Devices of other drivers are
-#: counted as such: those of gpu.amd.com and gpu.intel.com may be parts of a GPU, others are no accelerators
-DRIVERS = (
-    # github.com/kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go: gpu-0, gpu-0-mig-1g5gb-19-0
-    ("gpu.nvidia.com", r"gpu-\d+-mig-.*", "nvidia.com/mig"),
-    ("gpu.nvidia.com", ".*", "nvidia.com/gpu"),
-    # ResourceSlices of these drivers; their names are also those of their DeviceClasses
-    ("tpu.google.com", ".*", "google.com/tpu"),
-    ("neuron.aws.com", ".*", "aws.amazon.com/neuron"),
-    ("gaudi.intel.com", ".*", "habana.ai/gaudi"),
-)
-#: DeviceClasses that aren't named like their driver
-DEVICE_CLASSES = {"mig.nvidia.com": "nvidia.com/mig"}
 
 #: names that users write, for `ktrain check`
 COMMON_NAMES = (
@@ -154,25 +140,10 @@ def _row(resource: str) -> tuple[int, Accelerator, str] | None:
 @functools.lru_cache(maxsize=512)
 def accelerator_of(resource: str) -> str | None:
     """The name under which a resource is counted: GPU, or its own; None if it isn't an accelerator."""
-    if resource.startswith(DEVICE_CLASS):
-        name = resource.removeprefix(DEVICE_CLASS)
-        by_class = DEVICE_CLASSES | {driver: of for driver, devices, of in DRIVERS if devices == ".*"}
-        return accelerator_of(by_class[name]) if name in by_class else None
     if resource.endswith(SHARED) and accelerator_of(resource.removesuffix(SHARED)):
         return resource
     found = _row(resource)
     return None if found is None else GPU if found[1].unit == "GPU" else resource
-
-
-def accelerator_of_device(driver: str, device: str, *, is_share: bool = False) -> str:
-    """The name under which a device of a ResourceClaim is counted: that of a resource, or of its driver.
-
-    :param is_share: whether other claims may have other parts of it. Default: False.
-    """
-    resource = next((of for name, devices, of in DRIVERS if name == driver and re.fullmatch(devices, device)), driver)
-    if is_share:
-        return resource + SHARED
-    return accelerator_of(resource) or driver
 
 
 def is_gpu(resource: str) -> bool:
@@ -208,13 +179,13 @@ def unit_of(name: str) -> tuple[str, str]:
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Keys of `Amounts` without UNKNOWN: whole GPUs first, then as in the table, then devices of other drivers."""
+    """Keys of `Amounts` without CLAIMS: whole GPUs first, then as in the table, then others."""
 
     def rank(name: str) -> tuple[int, bool, str]:
         found = _row(name.removesuffix(SHARED))
         return -1 if name == GPU else found[0] if found else len(_table()), name.endswith(SHARED), name
 
-    return sorted({*names} - {UNKNOWN}, key=rank)
+    return sorted({*names} - {CLAIMS}, key=rank)
 
 
 def counted_units(number: int, name: str) -> str:
@@ -227,14 +198,14 @@ def described(amounts: Mapping[str, int], none: str) -> str:
     names = ordered(name for name, number in amounts.items() if number)
     same = Counter(unit_of(name) for name in names)
     texts = [counted_units(amounts[name], name) + (f" ({name})" if same[unit_of(name)] > 1 else "") for name in names]
-    if claims := amounts.get(UNKNOWN):
-        texts.append(f"an unknown number of devices of {claims:,} ResourceClaim{'s' * (claims != 1)}")
+    if amounts.get(CLAIMS):
+        texts.append("devices of ResourceClaims (not counted)")
     return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:]))) or none
 
 
 def units_together(names: Iterable[str]) -> str:
     """What amounts of several kinds are called together: `GPUs`, or `accelerators` if they have different units."""
-    units = {unit_of(name)[1] for name in {*names} - {UNKNOWN}}
+    units = {unit_of(name)[1] for name in {*names} - {CLAIMS}}
     return units.pop() if len(units) == 1 else "accelerators"
 
 
@@ -247,18 +218,18 @@ def stored(amounts: Mapping[str, int]) -> dict[str, Any]:
     """The fields of an amount in a format: `gpus`, and beside it what else there is.
 
     `gpus` counts the first kind. If that isn't GPUs, `resource` names it. `others` has other kinds, `unknown_claims`
-    the number of ResourceClaims whose devices are not known.
+    the number of pods with ResourceClaims, whose devices are not counted.
     """
     first, *others = ordered(name for name, number in amounts.items() if number) or [GPU]
     fields: dict[str, Any] = {"gpus": amounts.get(first, 0)}
     fields |= {} if first == GPU else {"resource": first}
     fields |= {"others": {name: amounts[name] for name in others}} if others else {}
-    return fields | ({"unknown_claims": amounts[UNKNOWN]} if amounts.get(UNKNOWN) else {})
+    return fields | ({"unknown_claims": amounts[CLAIMS]} if amounts.get(CLAIMS) else {})
 
 
 def read_stored(fields: Mapping[str, Any]) -> Amounts:
     """The amounts that `stored` has described, in this release or another one. What isn't a number is left out."""
     found = {str(fields.get("resource") or GPU): fields.get("gpus"), **mapping(fields.get("others"))}
-    found[UNKNOWN] = fields.get("unknown_claims")
+    found[CLAIMS] = fields.get("unknown_claims")
     numbers = {name: int(n) for name, n in found.items() if isinstance(n, int | float) and 0 < n < 1e15}
     return Amounts(numbers)

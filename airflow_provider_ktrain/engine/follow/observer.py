@@ -14,14 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.state.pods.devices import claims_of
-from airflow_provider_ktrain.core.state.pods.objects import created, has_ended, node_of
+from airflow_provider_ktrain.core.state.pods.objects import created
 from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events, was_stopped
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.claims import read_claims
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, list_objects, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.api.request_errors import explain
@@ -41,7 +39,6 @@ MISSED_CHANGES_SECONDS = 5  #: in which the API server must deliver changes from
 UNREAD_HISTORY_SECONDS = 180.0
 MAX_NAMED_REPLICAS = 3  #: in one message
 UNREAD_GAP_SECONDS = 60.0  #: between two failed reads of one outage, at most
-CLAIMS_RETRY_SECONDS = 30.0  #: until claims that could not be read are read again
 SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
 
 
@@ -64,7 +61,7 @@ class Observer:
         self._fail_fast = context.fail_fast
         self._output, self._queue, self._informers = output, queue, informers
         self._jobs, self._pods = jobs, pods
-        self._own, self._claims = OwnPods(context, pods), ClaimReader(context)
+        self._own = OwnPods(context, pods)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._lost: set[Replica] = set()  # of which no pod was seen, and whose ends were looked for
         self._unread_since: float | None = None  # when that could not be read first, by `timing.now`
@@ -131,9 +128,7 @@ class Observer:
                     await asyncio.sleep(0)
                 changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
                 state.pods.update(changed, removed, timing.utc_now())
-                self._claims.note(changed)
                 self._output.observe(changed, removed)
-            await self._claims.update()
             if pods_known:
                 state.pods_version = version or state.pods_version
                 try:
@@ -312,7 +307,6 @@ class Observer:
         pods = self._read_pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
         state.pods.update(pods, removed, timing.utc_now())
-        self._claims.note(pods)
         if state.job is not None:
             self._output.observe(pods, removed)
             await self._replay_missed_changes()
@@ -421,39 +415,3 @@ class OwnPods:
                 removed.append(uid)
                 del self._own[uid]
         return changed, removed
-
-
-class ClaimReader:
-    """Reads the ResourceClaims of pods that have a node, each once: afterwards, claims show devices no longer.
-
-    Without the right to, it asks once.
-    """
-
-    __slots__ = ("_api", "_look_at", "_state", "_wanted")  # each job that waits has one
-
-    def __init__(self, context: FollowContext) -> None:
-        self._api, self._state = context.api, context.state
-        self._wanted: dict[str, list[str]] = {}  # uids of the pods that have the claim, by its name
-        self._look_at: float | None = 0.0  # timing.now() from which claims are read; None: they can't be
-
-    def note(self, pods: Mapping[str, Mapping[str, Any]]) -> None:
-        """Find claims of pods that are new or have changed."""
-        for uid, pod in pods.items() if self._look_at is not None else ():
-            if node_of(pod) and not has_ended(pod):
-                for name in claims_of(pod).keys() - self._state.pods.claims.keys():
-                    self._wanted.setdefault(name, []).append(uid)
-
-    async def update(self) -> None:
-        """Read the claims that were found, if any."""
-        if not self._wanted or self._look_at is None or timing.now() < self._look_at:
-            return
-        read = await read_claims(self._api, self._state.ref.namespace, self._wanted)
-        if read is None:
-            self._look_at = None
-            self._wanted.clear()
-            return
-        pods = self._state.pods
-        pods.claims.update(read)
-        for uid in {uid for name in read for uid in self._wanted.pop(name)} & pods.groups.pods.keys():
-            pods.groups.put(pods.groups.pods[uid])
-        self._look_at = timing.now() + (CLAIMS_RETRY_SECONDS if self._wanted else 0.0)

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import ended_at, incomplete_note, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
-from airflow_provider_ktrain.core.state.accelerators import UNKNOWN, Amounts
+from airflow_provider_ktrain.core.state.accelerators import CLAIMS, Amounts
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
 from airflow_provider_ktrain.core.state.pods.objects import created, is_being_deleted
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
@@ -179,7 +179,7 @@ class JobState:
     def queued_seconds(self) -> dict[str, float]:
         """The device-seconds in which the job was queued so far, by what is counted."""
         seconds = self.seconds_in(Phase.QUEUED)
-        return {name: number * seconds for name, number in self.requested.items() if name != UNKNOWN}
+        return {name: number * seconds for name, number in self.requested.items() if name != CLAIMS}
 
     def spans_in(self, phase: Phase) -> list[tuple[datetime.datetime, datetime.datetime]]:
         """When the job was in a phase, as far as its phases are kept."""

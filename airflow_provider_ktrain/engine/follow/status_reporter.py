@@ -85,7 +85,7 @@ class StatusReporter:
                 written_at=now.timestamp(),
                 host=self._sink.host if self._sink else "",
                 phases=phases,
-                rows=replica_rows(kind, pods.all, pods.claims),
+                rows=replica_rows(kind, pods.all),
                 last_lines=dict(shown_lines),
                 usage={**spent.as_dict(), **metrics.steps.usage(spent.gpus, spent.held)},
                 metrics=metrics,

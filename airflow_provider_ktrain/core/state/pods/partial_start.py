@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.accelerators import (
@@ -19,7 +18,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     units_together,
 )
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.devices import Claims, amounts_of
+from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -59,14 +58,13 @@ class PartialStart:
         )
 
 
-def find_partial_start(job: Json, pods: Iterable[Json], claims: Claims = MappingProxyType({})) -> PartialStart | None:
+def find_partial_start(job: Json, pods: Iterable[Json]) -> PartialStart | None:
     """The partial start of a job; None if all pods have nodes, none holds accelerators, or it can train with these.
 
     A pod that its queue holds back (schedulingGates) doesn't count as waiting. Nor do the pods of an elastic job that
     has its minimum of Workers.
 
     :param job: the job as last seen; empty if it has not been seen yet.
-    :param claims: their ResourceClaims. What isn't known of them doesn't count. Default: none was read.
     """
     active = [pod for pod in pods if not objects.has_ended(pod) and not objects.is_being_deleted(pod)]
     waiting = [pod for pod in active if not objects.node_of(pod) and not (pod.get("spec") or {}).get("schedulingGates")]
@@ -75,7 +73,7 @@ def find_partial_start(job: Json, pods: Iterable[Json], claims: Claims = Mapping
         return None
     kind = kind_of(job.get("kind"))
     placed = [pod for pod in active if objects.node_of(pod)]
-    found = [(pod, amounts) for pod, amounts in amounts_of(placed, claims) if any(map(is_accelerator, amounts))]
+    found = [(pod, amounts) for pod in placed if any(map(is_accelerator, amounts := amounts_of(pod)))]
     starts = [at for pod, _ in found if (at := scheduled_at(pod)) is not None]
     workers = sum(kind.role_of(pod)[0] == "Worker" for pod in placed)
     if not starts or (kind.scaling.is_elastic(job) and workers >= kind.scaling.worker_bounds(job)[0]):
@@ -90,9 +88,9 @@ def find_partial_start(job: Json, pods: Iterable[Json], claims: Claims = Mapping
     )
 
 
-def holds_accelerators(pod: Json, claims: Claims) -> bool:
-    """Whether the pod requests accelerators, or its ResourceClaims have devices that are known to be some."""
-    return any(is_accelerator(name) for _, amounts in amounts_of([pod], claims) for name in amounts)
+def holds_accelerators(pod: Json) -> bool:
+    """Whether the pod requests accelerators as resources."""
+    return any(map(is_accelerator, amounts_of(pod)))
 
 
 def warning_due(since: float, limit: float | None) -> float:

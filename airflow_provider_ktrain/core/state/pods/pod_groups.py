@@ -10,12 +10,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.devices import Claims
 from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start, holds_accelerators, scheduled_at
 from airflow_provider_ktrain.core.state.pods.pod_state import state_of_pod
 
@@ -41,13 +39,10 @@ class State(NamedTuple):
 
 
 class PodGroups:
-    """The existing pods of one job. Each change costs the same, however many pods there are.
+    """The existing pods of one job. Each change costs the same, however many pods there are."""
 
-    :param claims: their ResourceClaims. `put` a pod again when its claim was read. Default: none was read.
-    """
-
-    def __init__(self, kind: Kind, pods: Iterable[Pod] = (), claims: Claims = MappingProxyType({})) -> None:
-        self._kind, self.claims = kind, claims
+    def __init__(self, kind: Kind, pods: Iterable[Pod] = ()) -> None:
+        self._kind = kind
         self.pods: dict[str, Pod] = {}  #: by uid; change it only by `put` and `remove`
         self.shown: dict[str, str] = {}  #: of `state_of_pod`, by uid
         self.shown_version = 0  #: grows when `shown` changes
@@ -65,7 +60,7 @@ class PodGroups:
         self.silent.pop(uid, None)
         if objects.silent_since(pod):
             self.silent[uid] = pod
-        place = _place_of(self._kind, pod, self.claims)
+        place = _place_of(self._kind, pod)
         if self._places.get(uid) != place:
             self._leave(uid)
             self._places[uid] = place
@@ -125,11 +120,9 @@ class _Group:
 
 def partial_start_since(job: Mapping[str, Any], groups: PodGroups) -> float | None:
     """Since when a job holds accelerators while some of its pods have no node: see `find_partial_start`."""
-    partial = find_partial_start(job, groups.examples(), groups.claims)
+    partial = find_partial_start(job, groups.examples())
     if partial is not None and kind_of(job.get("kind")).scaling.is_elastic(job):
-        partial = find_partial_start(
-            job, groups.pods.values(), groups.claims
-        )  # whether it has its minimum takes all pods
+        partial = find_partial_start(job, groups.pods.values())  # whether it has its minimum takes all pods
     return None if partial is None else partial.since
 
 
@@ -138,7 +131,7 @@ def restarted_often(pod: Pod) -> bool:
     return any(restarts >= MAX_START_RESTARTS for restarts in objects.restarts_of(pod))
 
 
-def _place_of(kind: Kind, pod: Pod, claims: Claims) -> tuple[State, float]:
+def _place_of(kind: Kind, pod: Pod) -> tuple[State, float]:
     spec = pod.get("spec") or {}
     state = State(
         role=kind.role_of(pod)[0],
@@ -146,7 +139,7 @@ def _place_of(kind: Kind, pod: Pod, claims: Claims) -> tuple[State, float]:
         has_node=bool(objects.node_of(pod)),
         is_terminating=objects.is_being_deleted(pod),
         is_gated=bool(spec.get("schedulingGates")),
-        has_accelerators=holds_accelerators(pod, claims),
+        has_accelerators=holds_accelerators(pod),
         is_later_attempt=kind.is_restarting([pod]),
         restarted_often=restarted_often(pod),
     )

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.pods.devices import Claim, claims_of
 from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
@@ -38,8 +37,7 @@ class PodHistory:
     def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
         self._known: dict[str, Pod] = {}
-        self.claims: dict[str, Claim] = {}  #: ResourceClaims of the pods, by name
-        self.groups = PodGroups(kind, claims=self.claims)  #: the pods that exist now
+        self.groups = PodGroups(kind)  #: the pods that exist now
         self._evicted: Collection[str] = ()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
@@ -125,7 +123,7 @@ class PodHistory:
         :param in_queue: device-seconds in which the job was suspended by a queue, by what is counted. Default: none.
         :param spans: when it was. Default: never.
         """
-        spent = usage(self.all, now, job_ended, self._evicted, spans, self.claims) + self._dropped_usage
+        spent = usage(self.all, now, job_ended, self._evicted, spans) + self._dropped_usage
         # the spans are by another clock
         more = {n: max(in_queue.get(n, 0.0), -one.queued) for n, one in spent.each.items()}
         return spent + Usage.of_each({n: Usage(requested=s, queued=s) for n, s in {**in_queue, **more}.items()})
@@ -133,13 +131,13 @@ class PodHistory:
     def frozen(self) -> PodHistory:
         """A copy for another thread, in which `all` and `usage` don't change."""
         frozen = copy.copy(self)
-        frozen._known, frozen.claims = dict(self._known), dict(self.claims)
+        frozen._known = dict(self._known)
         return frozen
 
     def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
         """For the next process: restarts, device-seconds and stopped pods that the pods that exist don't show."""
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
-        spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans, self.claims, self.live)
+        spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans)
         seconds = spent.as_dict()
         seconds.pop("gpus", None)
         stopped = [asdict(one) for one in self.stopped(job)[:MAX_STOPPED_PODS]]
@@ -159,10 +157,7 @@ class PodHistory:
                 self._requested.pop(pod["metadata"]["uid"], None)
                 self._dropped_restarts += sum(restarts_of(pod)) + _failed(pod)
                 dropped.append(pod)
-        self._dropped_usage += usage(dropped, now, None, self._evicted, (), self.claims, self.all)
-        named = {name for pod in self._known.values() for name in claims_of(pod)}
-        for name in self.claims.keys() - named:
-            del self.claims[name]
+        self._dropped_usage += usage(dropped, now, None, self._evicted)
 
     def _replaced(self, pods: list[Pod]) -> list[list[Pod]]:
         """For each replica its pods that were replaced by another one, oldest first."""

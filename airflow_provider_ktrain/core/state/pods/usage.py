@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.state.accelerators import GPU, UNKNOWN, Amounts, counted_units, ordered, unit_of
+from airflow_provider_ktrain.core.state.accelerators import CLAIMS, GPU, counted_units, ordered, unit_of
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.devices import Claims, age, amounts_by_claim, claims_of
+from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import Json
-from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.core.text.output import capitalized
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 AMOUNTS = ("requested", "queued", "held", "wasted", "gpus")  #: the fields of `Usage` that are numbers
@@ -31,7 +30,7 @@ class Usage:
     :param gpus: devices of all pods that ever had a node; recreated pods count once. Default: 0.
     :param resource: what all this counts: a key of `core.state.accelerators.Amounts`. Default: GPUs.
     :param others: what was used of other accelerators. Default: nothing.
-    :param unknown_claims: ResourceClaims whose devices are not known, so that they aren't counted. Default: 0.
+    :param unknown_claims: pods with ResourceClaims, whose devices aren't counted. Default: 0.
     """
 
     requested: float = 0.0
@@ -77,17 +76,17 @@ class Usage:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing is known of what was used."""
+        """Whether nothing of what was used is counted."""
         return bool(self.unknown_claims) and not (self.requested or self.gpus)
 
     def __str__(self) -> str:
         """For the log: `GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 GPU-minutes wasted), plus 3.1 GPU-minutes queued`."""
         if self.is_unknown:
-            return f"Accelerator time: unknown. {unknown_devices(self.unknown_claims)}"
+            return f"Accelerator time: {NOT_COUNTED}."
         if not (self.requested or self.gpus):
             return "GPU time: none."
         lines = [one._line for one in self.each.values()]
-        return "\n".join([*lines, *([unknown_devices(self.unknown_claims)] if self.unknown_claims else [])])
+        return "\n".join([*lines, *([f"{capitalized(NOT_COUNTED)}."] if self.unknown_claims else [])])
 
     @property
     def _line(self) -> str:
@@ -102,7 +101,7 @@ class Usage:
     def as_dict(self) -> dict[str, Any]:
         """The fields for XComs and metrics, in device-seconds rounded to milliseconds.
 
-        Numbers are left out if nothing is known. `resource`, `others` and `unknown_claims` are there if they differ
+        Numbers are left out if nothing is counted. `resource`, `others` and `unknown_claims` are there if they differ
         from their defaults.
         """
         numbers = {} if self.is_unknown else self._numbers
@@ -115,12 +114,7 @@ class Usage:
         return {name: round(getattr(self, name), 3) for name in AMOUNTS}
 
 
-def unknown_devices(claims: int) -> str:
-    """Sentence on the devices of ResourceClaims that aren't counted."""
-    them = counted(claims, "ResourceClaim")
-    return f"The devices of {them} were not read. If the right is missing, see `ktrain rbac --dra`."
-
-
+NOT_COUNTED = "devices of ResourceClaims not counted"
 NO_USAGE = Usage()  #: shared by the jobs that wait
 Span = tuple[datetime, datetime]
 _NO_TIME = timedelta()
@@ -133,56 +127,38 @@ def usage(
     job_ended: datetime | None = None,
     evicted: Container[str] = (),
     in_queue: Sequence[Span] = (),
-    claims: Claims = MappingProxyType({}),
-    counted_with: Iterable[Json] = (),
 ) -> Usage:
-    """The time for which a job's pods used accelerators. A ResourceClaim is used as long as one of its pods exists.
+    """The time for which a job's pods used accelerators.
 
     :param job_ended: when the job ended. Default: None, it has not.
     :param evicted: uids of pods that a queue took from the job: all that they held is wasted. Default: none.
     :param in_queue: when the job was queued. Who counts all devices of the job then has counted those of evicted pods
         that still existed, too: so they are subtracted from `queued`. Default: never.
-    :param counted_with: pods that are counted by themselves, from their creation on with their claims. Default: none.
     """
-    elsewhere: dict[str, str] = {}  # by claim, from when on it is counted with other pods
-    for pod in sorted(counted_with, key=age, reverse=True):
-        elsewhere |= dict.fromkeys(claims_of(pod), objects.created(pod))
-    until: dict[str, datetime] = {}  # by claim, until when it is counted
     spent: dict[str, list[float]] = {}  # requested, queued, held and wasted, by kind
     numbers: dict[str, dict[str, int]] = {}  # by kind and name of the pod
     unknown = 0
-    for pod in sorted(pods, key=age):
-        meta, by_claim = objects.metadata_of(pod), amounts_by_claim(pod, claims)
+    for pod in pods:
+        meta, amounts = objects.metadata_of(pod), amounts_of(pod)
+        unknown += amounts.pop(CLAIMS, 0)
         created = parse_timestamp(meta.get("creationTimestamp"))
-        counted = until.keys() | elsewhere.keys()
-        first = sum((amounts for claim, amounts in by_claim.items() if claim not in counted), Amounts())
-        unknown += first.pop(UNKNOWN, 0)
-        if created is None or not any(by_claim.values()):
+        if created is None or not amounts:
             continue
         end = max(created, min(now, _ended(pod) or now))
         placed = _clamped(created, _placed(pod), end)
         started = end if meta.get("uid") in evicted else _clamped(placed, _started(pod), end)
         idle_from = _clamped(started, job_ended, end)
         soonest = created + objects.TIMESTAMP_RESOLUTION
-        in_queue_twice = sum((min(end, to) - since).total_seconds() for since, to in in_queue if soonest < since < end)
-        for name, count in first.items():
+        queued, held, wasted = (
+            span.total_seconds() for span in (placed - created, end - placed, started - placed + end - idle_from)
+        )
+        queued -= sum((min(end, to) - since).total_seconds() for since, to in in_queue if soonest < since < end)
+        for name, count in amounts.items():
             if placed < end or objects.node_of(pod):
                 of_kind = numbers.setdefault(name, {})
                 of_kind[objects.name_of(pod)] = max(count, of_kind.get(objects.name_of(pod), 0))
-        for claim, amounts in by_claim.items():
-            low, high = until.get(claim, created), end
-            if claim:
-                high = min(end, parse_timestamp(elsewhere.get(claim)) or end)
-                until[claim] = max(low, end)
-            queued, held, before, after = (
-                max(min(to, high) - max(since, low), _NO_TIME).total_seconds()
-                for since, to in ((created, placed), (placed, end), (placed, started), (idle_from, end))
-            )
-            queued -= 0 if claim else in_queue_twice
-            for name, count in amounts.items():
-                seconds = (count * s for s in (queued + held, queued, held, before + after))
-                spent[name] = [a + b for a, b in zip(spent.get(name, [0.0] * 4), seconds, strict=True)]
-    spent.pop(UNKNOWN, None)
+            seconds = (count * s for s in (queued + held, queued, held, wasted))
+            spent[name] = [a + b for a, b in zip(spent.get(name, [0.0] * 4), seconds, strict=True)]
     each = {
         name: Usage(requested, queued, held, wasted, sum(numbers.get(name, {}).values()))
         for name, (requested, queued, held, wasted) in spent.items()

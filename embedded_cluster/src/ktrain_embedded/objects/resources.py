@@ -94,8 +94,6 @@ CLUSTER_ROLE = Resource("rbac.authorization.k8s.io", "v1", "ClusterRole", "clust
 CLUSTER_ROLE_BINDING = Resource(
     "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
 )
-#: stored, and not allocated by the scheduler: a client writes `status.allocation`
-RESOURCE_CLAIM = Resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", subresources=("status",))
 CRD = Resource(
     "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions",
     namespaced=False, short_names=("crd", "crds"), subresources=("status",),
@@ -132,7 +130,7 @@ WORKLOAD_PRIORITY_CLASS = Resource(
 KUEUE_RESOURCES = (RESOURCE_FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE, WORKLOAD, WORKLOAD_PRIORITY_CLASS)
 BUILT_IN = (
     POD, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, EVENT, NAMESPACE, NODE, BATCH_JOB, LEASE, HPA,
-    CLAIM, VOLUME, PRIORITY_CLASS, DISRUPTION_BUDGET, RESOURCE_CLAIM,
+    CLAIM, VOLUME, PRIORITY_CLASS, DISRUPTION_BUDGET,
     ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from ktrain_embedded.objects.structs import Struct
 #: names of the client's models by kind. For other kinds, the name is V1 and the kind.
 MODELS = {
     "Event": "CoreV1Event", "HorizontalPodAutoscaler": "V2HorizontalPodAutoscaler",
-    "TokenRequest": "AuthenticationV1TokenRequest", "ResourceClaim": "ResourceV1ResourceClaim",
+    "TokenRequest": "AuthenticationV1TokenRequest",
 }  # fmt: skip
 QUANTITY = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
