@@ -6,7 +6,7 @@ REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt s
 # hundreds of processes import the same modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-often lint unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
+.PHONY: demo test test-all test-often lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -43,6 +43,11 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/reverts.py check
+
+# takes back each correction of scripts/reverts alone: a test must notice it. NAMES="R1 R7" for some
+reverts: $(VENV)/.test
+	@$(BIN)/python scripts/reverts.py run $(NAMES)
 
 # tests as on a real cluster: they reach another embedded one by its kubeconfig only. FOLDERS=tests/cli for some
 OTHER := tests/engine tests/operators tests/job_control tests/cli tests/hooks embedded_cluster/tests/conformance
