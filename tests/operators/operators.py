@@ -56,7 +56,7 @@ class Container:
         if self._terminating or self._pod is None:
             return
         self._program = Program(self._words, self._environment)
-        self._started = stamp()
+        self._started = stamp(-self._cluster.node_ahead)
         self._cluster.event(self._name, self._container, "Started")
         self._show({"running": {"startedAt": self._started}}, "Running")
         self._go_on(self._program.steps())
@@ -82,7 +82,7 @@ class Container:
                     self._cluster.after(step, lambda: self._go_on(steps) if steps is self._steps else None)
                     return
                 if self._pod is not None:
-                    self._cluster.log(self._name).line(step)
+                    self._cluster.log(self._name).line(step, -self._cluster.node_ahead)
         except Exited as exited:
             self.ended(exited.code)
 
@@ -92,7 +92,8 @@ class Container:
         if self._pod is None:
             return
         reason = reason or ("Completed" if code == 0 else "Error")
-        ended = {"exitCode": code, "reason": reason, "startedAt": self._started, "finishedAt": stamp()}
+        ended = {"exitCode": code, "reason": reason, "startedAt": self._started}
+        ended["finishedAt"] = stamp(-self._cluster.node_ahead)
         again = self._policy == "Always" or (self._policy == "OnFailure" and code != 0)
         if self._terminating or not again:
             self._show({"terminated": ended}, "Failed" if code else "Succeeded")
@@ -121,7 +122,12 @@ class Operators(ApiServer):
     :ivar created: number of jobs that were created.
     :ivar deleted_alive: number of jobs that were deleted before they had ended.
     :ivar mpi_version: the only version of MPIJobs that is served. None: all.
+    :cvar container_class: of all containers.
+    :ivar node_ahead: seconds by which the node's clock is ahead.
     """
+
+    container_class = Container
+    node_ahead = 0.0
 
     def __init__(self, after: Callable[..., None], namespace: str = "default") -> None:
         super().__init__(self._count, namespace=namespace)
@@ -200,10 +206,17 @@ class Operators(ApiServer):
     def remove(self, resource: str, name: str) -> Object:
         removed = super().remove(resource, name)
         if resource == "pods":
-            if has_phase(removed, "Succeeded"):
+            if has_phase(removed, "Succeeded") and not self._is_suspended(removed):
                 self._completed[removed["metadata"]["labels"]["test/replica"], _owner(removed)] = removed
             self._notice(removed)
         return removed
+
+    def _is_suspended(self, pod: Object) -> bool:
+        """Whether the job of a pod is suspended: a later resumption creates all its pods again."""
+        (owner,) = pod["metadata"]["ownerReferences"]
+        kind = KINDS[owner["kind"]]
+        job = self.objects[kind.plural].get(owner["name"])
+        return job is not None and is_suspended(kind, job)
 
     def _notice(self, pod: Object) -> None:
         """Let the operator of a pod's job look at its pods."""
@@ -438,7 +451,7 @@ class Operators(ApiServer):
     def _start(self, pod: Object) -> None:
         if (now := self._same(pod)) is not None:
             uid = now["metadata"]["uid"]
-            self._containers[uid] = Container.__new__(Container)
+            self._containers[uid] = self.container_class.__new__(self.container_class)
             self._containers[uid].__init__(self, now)  # type: ignore[misc]
 
     def show(self, name: str, phase: str, container: Object) -> None:

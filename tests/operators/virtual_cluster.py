@@ -133,12 +133,13 @@ class World:
         if self._loop is loop:
             self._time, self._loop = loop.time(), None
 
-    def cluster(self, directory: Path) -> VirtualCluster:
+    def cluster(self, directory: Path, make: Callable[..., Operators] = Operators) -> VirtualCluster:
         """A cluster, which is served in all loops that begin from now on.
 
         :param directory: for its kubeconfig.
+        :param make: makes its API server, called as `Operators` is.
         """
-        api, listening = Operators(self.after, namespace=NAMESPACE), socket.create_server(("127.0.0.1", 0), backlog=128)
+        api, listening = make(self.after, namespace=NAMESPACE), socket.create_server(("127.0.0.1", 0), backlog=128)
         self._served.append((api, listening))
         directory.mkdir(exist_ok=True)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -301,15 +302,16 @@ def _handler(api: Operators) -> Callable[[web.BaseRequest], Awaitable[web.Stream
 
 
 @contextlib.contextmanager
-def virtual_cluster(directory: Path) -> Iterator[VirtualCluster]:
+def virtual_cluster(directory: Path, make: Callable[..., Operators] = Operators) -> Iterator[VirtualCluster]:
     """A cluster that new event loops of this process serve, and whose time they own.
 
     :param directory: for its kubeconfig.
+    :param make: makes its API server, called as `Operators` is.
     """
     world, before = World(), asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(Policy(world))
     try:
-        yield world.cluster(directory)
+        yield world.cluster(directory, make)
         if world.error is not None:
             raise world.error
     finally:

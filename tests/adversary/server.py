@@ -1,0 +1,152 @@
+"""The cluster of a life: the training operators in virtual time, with a server that lies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import Kind
+from tests.adversary.lies import LOGIN, PAGE, Lie, kind_of
+from tests.adversary.truth import Truth
+from tests.apiserver import Lost, Object, Request, Response
+from tests.apiserver.server import Stream
+from tests.operators import operators
+from tests.operators.operators import JOBS, Container, Operators, has_ended, has_phase
+
+#: chooses the lie to a request, with the number of requests before it. None: the truth
+Plan = Callable[[Request, int], Lie | None]
+
+
+class Node(Container):
+    """A container that tells how its program has ended."""
+
+    def ended(self, code: int, reason: str = "") -> None:
+        pod, cluster = self._pod, self._cluster
+        assert isinstance(cluster, Liar)
+        if pod is not None:
+            labels, by_itself = pod["metadata"]["labels"], not self._terminating
+            again = by_itself and (self._policy == "Always" or (self._policy == "OnFailure" and code != 0))
+            job = operators._owner(pod)
+            cluster.truth.program_ended(job, labels["test/replica"], code, by_itself=by_itself, again=again)
+        super().ended(code, reason)
+
+
+class Liar(Operators):
+    """The API server of a life.
+
+    :ivar truth: what it tells everything that truly happens.
+    :ivar plan: its lies.
+    :ivar rng: of the details of lies.
+    :ivar is_cut_off: whether the present process is dead: nothing that it sends arrives.
+    """
+
+    truth: Truth
+    container_class = Node
+
+    def __init__(self, after: Callable[..., None], namespace: str = "default") -> None:
+        self.plan: Plan = lambda request, number: None
+        self.rng = random.Random(0)
+        self.is_cut_off = False
+        self.number = 0
+        self.kinds: list[str] = []  # of all requests
+        self._last_undetectable = ""
+        super().__init__(after, namespace=namespace)
+
+    async def handle(self, request: Request) -> Response | Stream:
+        if self.is_cut_off:
+            raise Lost("the process is dead")
+        if request.path == LOGIN:
+            self.truth.object(f"{self.truth.actor} follows a redirect with {request.method}")
+            return Response(200, PAGE)
+        number, kind = self.number, kind_of(request)
+        self.number += 1
+        self.kinds.append(kind)
+        lie = self.plan(request, number)
+        if lie is not None and (lie.undetectable and self._last_undetectable == request.where.resource):
+            lie = None
+        if lie is not None and (told := await self._lied(lie, request)) is not None:
+            return told
+        if request.verb == "list" and self._last_undetectable == request.where.resource:
+            self._last_undetectable = ""
+        return await self._true(request)
+
+    async def _lied(self, lie: Lie, request: Request) -> Response | None:
+        carried_out = self.rng.random() < 0.5 if lie.carried_out is None else lie.carried_out
+        if (lie.carried_out and request.verb in ("watch", "log")) or (lie.undetectable and request.verb != "list"):
+            return None
+        true: Any = None
+        if lie.undetectable:  # not processed before it is known that this lie is possible
+            true = super().answer(request)
+        elif carried_out and request.verb not in ("watch", "log"):
+            true = await self._true(request)
+        told = lie.tell(request, true if isinstance(true, Response) else None, self, self.rng)
+        if told is None:
+            return true if isinstance(true, Response) and not lie.undetectable else None
+        self.truth.lied()
+        if lie.undetectable:
+            self._last_undetectable = request.where.resource
+        self.truth.tell(f"  {self._line(request)}: LIE, {lie.name}{' (carried out)' if true is not None else ''}")
+        return told
+
+    async def _true(self, request: Request) -> Response | Stream:
+        if request.method in ("DELETE", "PATCH"):
+            self._check(request)
+        answer = await super().handle(request)
+        status = answer.status if isinstance(answer, Response) else "stream"
+        self.truth.tell(f"  {self._line(request)}: {status}")
+        return answer
+
+    def _line(self, request: Request) -> str:
+        where, query = request.where, request.query
+        path = "/".join(part for part in (where.resource, where.name, where.sub) if part) or request.path
+        chosen = {key: query[key] for key in ("resourceVersion", "previous", "dryRun") if key in query}
+        return f"{request.verb if where.resource else 'discover'} {path}{f' {chosen}' if chosen else ''}"
+
+    def _check(self, request: Request) -> None:
+        """Tell the truth what a write will end, if it is carried out."""
+        where = request.where
+        obj = self.objects[where.resource].get(where.name)
+        if obj is None or where.sub:
+            return
+        body: Mapping[str, Any] = request.body if isinstance(request.body, dict) else {}
+        fence = {**(body.get("preconditions") or {}), **{
+            key: value for key, value in (body.get("metadata") or {}).items() if key in ("uid", "resourceVersion")
+        }}  # fmt: skip
+        if any(value and obj["metadata"].get(key) != value for key, value in fence.items()):
+            return
+        if where.resource in JOBS and "deletionTimestamp" not in obj["metadata"]:
+            spec = body.get("spec") or {}
+            suspends = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend")
+            if request.method == "DELETE" or suspends:
+                self.truth.check_end(obj["metadata"]["uid"], "ends the job")
+        elif where.resource == "pods" and request.method == "DELETE" and not has_phase(obj, "Succeeded", "Failed"):
+            self.truth.check_end(operators._owner(obj), f"deletes the pod {where.name}")
+
+    # the store tells the truth
+
+    def put(self, resource: str, obj: Object) -> Object:
+        is_new = obj["metadata"]["name"] not in self.objects[resource]
+        put = super().put(resource, obj)
+        if resource in JOBS:
+            kind: Kind = JOBS[resource]
+            if is_new:
+                self.truth.created(kind.name, put["metadata"]["uid"])
+            elif has_ended(put):
+                true = [c["type"] for c in put["status"]["conditions"] if c["status"] == "True"]
+                self.truth.job_ended(put["metadata"]["uid"], "Failed" not in true)
+        elif resource == "pods":
+            owner, uid = operators._owner(put), put["metadata"]["uid"]
+            if has_phase(put, "Running"):
+                self.truth.pod_runs(uid, owner, put["metadata"]["name"])
+            elif has_phase(put, "Succeeded", "Failed"):
+                self.truth.pod_over(uid, owner)
+        return put
+
+    def remove(self, resource: str, name: str) -> Object:
+        removed = super().remove(resource, name)
+        if resource in JOBS:
+            self.truth.job_gone(removed["metadata"]["uid"])
+        elif resource == "pods":
+            self.truth.pod_over(removed["metadata"]["uid"], operators._owner(removed))
+        return removed
