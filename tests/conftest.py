@@ -39,11 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
     for item in items:
-        if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
-            if "older" in item.fixturenames:
-                item.add_marker(pytest.mark.xdist_group("older-trainers"))
-            elif _has_fixture_of_its_module(item):
-                item.add_marker(pytest.mark.xdist_group(_module_of(item)))
+        is_free = isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group")
+        if is_free and _has_fixture_of_its_module(item):
+            item.add_marker(pytest.mark.xdist_group(_module_of(item)))
         if item.get_closest_marker("scripted") and "cluster" in item.name.partition("[")[2].rstrip("]").split("-"):
             item.add_marker(pytest.mark.thorough)
         if mark := item.get_closest_marker("embedded"):
@@ -65,21 +63,6 @@ def _has_fixture_of_its_module(item: pytest.Function) -> bool:
 def cluster() -> Iterator[TestCluster]:
     """The cluster of all tests that need no other one. They use names of their own, and leave no fault behind."""
     with clusters.cluster(gpus=64) as reached:
-        yield reached
-
-
-@pytest.fixture(scope="session", params=["2.0", "2.1"])
-def trainer(request: pytest.FixtureRequest) -> str:
-    """The release of an older Trainer."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="session")
-def older(trainer: str) -> Iterator[TestCluster]:
-    """A cluster with an older Trainer."""
-    if REAL:
-        pytest.skip("needs a cluster with an older Trainer")
-    with clusters.cluster(trainer=trainer) as reached:
         yield reached
 
 

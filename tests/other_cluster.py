@@ -15,7 +15,7 @@ from ktrain_embedded import EmbeddedCluster
 
 IMAGE = "registry.example/train:1"
 DIFFERENT: dict[str, Any] = {
-    "namespace": "team-a", "client_certificate": True, "gpus_per_node": 40, "kueue": True, "trainer": "none",
+    "namespace": "team-a", "client_certificate": True, "gpus_per_node": 40, "kueue": True, "trainer": False,
 }  # fmt: skip
 
 

@@ -140,9 +140,10 @@ class TrainJobOperator(TrainingJobOperator):
     set is the runtime's, to whose node selection, tolerations and affinity theirs are added. The launcher of an MPI
     runtime gets the command. Otherwise, start the program by torchrun: the Trainer sets no RANK or WORLD_SIZE.
 
-    The pod templates are in the runtime. Node selection, volumes, and labels of pods are sent as `runtimePatches`,
-    which need Trainer 2.2 or newer and the right to read the runtime. An older Trainer runs jobs without them. Patches
-    can't add containers; fields that they can't set are refused. `code` needs them, and a runtime that isn't for MPI.
+    The Trainer must be 2.2 or newer, or the submission is refused; a retry still adopts a job on an older one. The pod
+    templates are in the runtime. Node selection, volumes, and labels of pods are sent as `runtimePatches`, which need
+    the right to read the runtime. Patches can't add containers; fields that they can't set are refused. `code` needs
+    them, and a runtime that isn't for MPI.
 
     :param runtime: the name of a ClusterTrainingRuntime, or a mapping: `{"kind": "TrainingRuntime", "name": "mine"}`.
         Templated. Default: the manifest's; without a manifest `torch-distributed`.

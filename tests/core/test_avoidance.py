@@ -31,7 +31,7 @@ from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from .manifests import pytorchjob
 from .test_diagnosis import failed, logs, pod, time
 from .test_job_request import KEY
-from .test_runtime_patches import NEW, replicated, runtime, trainjob
+from .test_runtime_patches import replicated, runtime, trainjob
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -164,7 +164,7 @@ def test_affinity_of_a_runtime_is_kept_and_extended() -> None:
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [zone]}}}
     of = runtime(replicated("node", affinity=affinity), replicated("dataset-initializer", "init"))
     request = JobRequest(TRAINJOB, Owner(KEY, 2, "ti-2"), 1, trainjob(), avoid_nodes={"n1": "Worker 0 lost its node"})
-    sent = request.stamped(trainjob(), "ns", "s", attempt=2, now=0, served=Served(NEW, of))
+    sent = request.stamped(trainjob(), "ns", "s", attempt=2, now=0, served=Served(True, of))
     jobs = patched_template(sent, of)["spec"]["replicatedJobs"]
     terms = [terms_of(job["template"]["spec"]["template"]["spec"]) for job in jobs]
     assert terms == [[{**zone, "matchFields": not_in("n1")}], [{"matchFields": not_in("n1")}]]
@@ -175,7 +175,7 @@ def test_affinity_of_a_runtime_is_kept_where_one_job_is_overridden() -> None:
     of = runtime(replicated("node", affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [zone]}}}))
     manifest = overlay(trainjob(), JobOptions(pod_override={"node": {"spec": {"nodeSelector": {"pool": "x"}}}}))
     request = JobRequest(TRAINJOB, Owner(KEY, 2, "ti-2"), 1, manifest, avoid_nodes={"n1": "Worker 0 lost its node"})
-    sent = request.stamped(manifest, "ns", "s", attempt=2, now=0, served=Served(NEW, of))
+    sent = request.stamped(manifest, "ns", "s", attempt=2, now=0, served=Served(True, of))
     (job,) = patched_template(sent, of)["spec"]["replicatedJobs"]
     pod_spec = job["template"]["spec"]["template"]["spec"]
     assert terms_of(pod_spec) == [{**zone, "matchFields": not_in("n1")}]
@@ -183,10 +183,10 @@ def test_affinity_of_a_runtime_is_kept_where_one_job_is_overridden() -> None:
 
 
 def test_job_that_cannot_be_patched_is_sent_as_without_the_option() -> None:
-    """A Trainer before 2.2, or a runtime that can't be read."""
+    """A runtime that can't be read."""
     request = JobRequest(TRAINJOB, Owner(KEY, 2, "ti-2"), 1, trainjob())
     avoiding = replace(request, avoid_nodes={"n1": "lost"})
-    served = Served(NEW, None, "no right to get it")
+    served = Served(True, None, "no right to get it")
     assert not avoiding.can_avoid_nodes(served)
     sent = [r.stamped(trainjob(), "ns", "s", attempt=2, now=0, served=served) for r in (request, avoiding)]
     assert sent[0] == sent[1]

@@ -346,7 +346,7 @@ def test_broken_trainjobs_can_be_checked(place: tuple[str | int, ...], value: An
         return  # this value isn't compared with the runtime
     assert all(p.path.startswith("$") for p in judge_runtime(broken, RUNTIME, 33))
     with contextlib.suppress(RuntimeMismatchError):
-        expand(broken, Served(frozenset({"runtimePatches"}), RUNTIME), name_length=33)
+        expand(broken, Served(True, RUNTIME), name_length=33)
 
 
 def check_broken(job: Any, place: tuple[str | int, ...], value: Any) -> tuple[Any, list[Problem]]:

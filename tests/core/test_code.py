@@ -35,7 +35,7 @@ from airflow_provider_ktrain.core.prepare import CODE_HINT, Prepared, prepare
 TRAIN = ["python", "train.py"]
 NODE = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [{"name": "node"}]}}}}}
 TORCH: dict[str, Any] = {"spec": {"mlPolicy": {"torch": {}}, "template": {"spec": {"replicatedJobs": [NODE]}}}}
-SERVED = Served(frozenset({"runtimePatches"}), TORCH)
+SERVED = Served(True, TORCH)
 CODE = pack([CodeFile("train.py", b"print(1)"), CodeFile("lib/model.py", b"x = 1")])
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=120).filter(
@@ -341,11 +341,10 @@ MPI_RUNTIME = {**TORCH, "spec": {**TORCH["spec"], "mlPolicy": {"mpi": {}}}}
 @pytest.mark.parametrize(
     ("served", "why"),
     [
-        (replace(SERVED, fields=frozenset({"podTemplateOverrides"})), "code needs Trainer 2.2 or newer"),
         (replace(SERVED, runtime=None, unreadable="no right"), "code can't be applied, because the cluster doesn't"),
         (replace(SERVED, runtime=MPI_RUNTIME), "code can't be used with an MPI runtime"),
     ],
-    ids=["old Trainer", "unreadable runtime", "MPI runtime"],
+    ids=["unreadable runtime", "MPI runtime"],
 )
 def test_trainjob_whose_nodes_cannot_get_code_is_refused(served: Served, why: str) -> None:
     with pytest.raises(RuntimeMismatchError, match=why):

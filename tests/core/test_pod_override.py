@@ -27,7 +27,6 @@ from .manifests import mpijob, pytorchjob, trainjob
 
 Json = dict[str, Any]
 PRIVATE = {"serviceAccountName": "trainer", "imagePullSecrets": [{"name": "registry"}]}
-NEW = frozenset({"runtimeRef", "trainer", "runtimePatches", "activeDeadlineSeconds", "suspend"})
 
 
 def built(operator: type[Any], override: Any, **parameters: Any) -> Json:
@@ -274,7 +273,7 @@ def runtime(**jobs: list[str]) -> Json:
 def patched(override: Json, of: Json) -> tuple[Json, dict[str, Json]]:
     """The TrainJob that is sent, and the pods that the Trainer creates from it, by replicated job."""
     manifest = overlay(trainjob(), JobOptions(pod_override=override))
-    sent = expand(manifest, Served(NEW, of), name_length=20)
+    sent = expand(manifest, Served(True, of), name_length=20)
     jobs = patched_template(sent, of)["spec"]["replicatedJobs"]
     return sent, {job["name"]: job["template"]["spec"]["template"]["spec"] for job in jobs}
 
@@ -319,16 +318,6 @@ def test_container_that_the_runtime_does_not_have_is_refused(key: str) -> None:
     added = {"name": "fetch", "volumeMounts": [{"name": "d", "mountPath": "/d"}]}
     with pytest.raises(RuntimeMismatchError, match=f"no container named fetch in {key}, and a patch can't add one"):
         patched({"spec": {key: [added]}}, runtime(node=["node"]))
-
-
-def test_older_trainer_is_named() -> None:
-    manifest = overlay(trainjob(), JobOptions(pod_override={"spec": PRIVATE}))
-    with pytest.raises(RuntimeMismatchError, match=r"serviceAccountName, imagePullSecrets needs Trainer 2\.2"):
-        expand(
-            manifest,
-            Served(NEW - {"runtimePatches"} | {"podTemplateOverrides"}, runtime(node=["node"])),
-            name_length=20,
-        )
 
 
 # properties

@@ -51,7 +51,7 @@ OPERATORS: dict[str, Any] = {
 CREATED, CREATED_AT = "2026-11-24T10:00:00Z", 1795514400.0
 NODE = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [{"name": "node"}]}}}}}
 RUNTIME = {"spec": {"mlPolicy": {"torch": {}}, "template": {"spec": {"replicatedJobs": [NODE]}}}}
-SERVED = Served(frozenset({"runtimePatches", "activeDeadlineSeconds"}), RUNTIME)
+SERVED = Served(True, RUNTIME)
 
 
 def read(manifest: Any, options: JobOptions | None = None, **more: Any) -> Prepared:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,15 +22,12 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import (
 from airflow_provider_ktrain.core.manifest.deadline import backstop
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.transform import stamp
-from airflow_provider_ktrain.volumes import ClaimVolume, SharedMemory
+from airflow_provider_ktrain.volumes import SharedMemory
 
 from . import manifests
 from .manifests import runtime_patch as patch
 
 Json = dict[str, Any]
-NEW = frozenset({"runtimeRef", "trainer", "runtimePatches", "activeDeadlineSeconds", "suspend"})
-OF_2_1 = frozenset({"runtimeRef", "trainer", "podTemplateOverrides", "suspend"})
-OF_2_0 = frozenset({"runtimeRef", "trainer", "podSpecOverrides", "suspend"})
 NAME_LENGTH = 33
 
 
@@ -51,8 +47,8 @@ def replicated(name: str, *containers: str, **pod: Any) -> Json:
     return {"name": name, "template": {"spec": {"template": {"spec": spec}}}}
 
 
-def expanded(manifest: Json, options: JobOptions, of: Json, fields: frozenset[str] = NEW) -> Json:
-    return expand(overlay(manifest, options), Served(fields, of), name_length=NAME_LENGTH)
+def expanded(manifest: Json, options: JobOptions, of: Json, *, supported: bool = True) -> Json:
+    return expand(overlay(manifest, options), Served(supported, of), name_length=NAME_LENGTH)
 
 
 def pods(manifest: Json, of: Json) -> dict[str, Json]:
@@ -73,25 +69,29 @@ INITIALIZED = runtime(replicated("dataset-initializer", "dataset-initializer"), 
 
 
 @pytest.mark.parametrize(
-    ("trainer", "policy", "fields", "nodes"),
+    ("trainer", "policy", "supported", "nodes"),
     [
-        ({}, {"numNodes": 3}, NEW, 3),
-        ({}, {"numNodes": 3}, OF_2_0, 3),
-        ({"numNodes": 2}, {"numNodes": 3}, NEW, 2),
-        ({}, {"numNodes": None}, NEW, None),
+        ({}, {"numNodes": 3}, True, 3),
+        ({}, {"numNodes": 3}, False, 3),
+        ({"numNodes": 2}, {"numNodes": 3}, True, 2),
+        ({}, {"numNodes": None}, True, None),
     ],
 )
-def test_a_job_without_num_nodes_gets_the_runtimes(trainer: Json, policy: Json, fields: Any, nodes: int | None) -> None:
+def test_a_job_without_num_nodes_gets_the_runtimes(
+    trainer: Json, policy: Json, supported: bool, nodes: int | None
+) -> None:
     """Its size is read from the job: for the logs to follow, for crash loops and for the summary."""
-    manifest = expanded(trainjob(trainer=trainer), JobOptions(), runtime(replicated("node"), **policy), fields)
+    manifest = expanded(
+        trainjob(trainer=trainer), JobOptions(), runtime(replicated("node"), **policy), supported=supported
+    )
     assert manifest["spec"]["trainer"].get("numNodes") == nodes
     assert TRAINJOB.size(manifest) == (nodes or 1)
 
 
-@pytest.mark.parametrize("fields", [NEW, OF_2_0])
-def test_the_jobs_of_the_runtime_are_noted(fields: frozenset[str]) -> None:
-    """The status of Trainer 2.0 doesn't list them."""
-    manifest = expanded(trainjob(), JobOptions(), MPI, fields)
+@pytest.mark.parametrize("supported", [True, False])
+def test_the_jobs_of_the_runtime_are_noted(supported: bool) -> None:
+    """The status lists them only later."""
+    manifest = expanded(trainjob(), JobOptions(), MPI, supported=supported)
     assert manifest["metadata"]["annotations"][ROLES_ANNOTATION] == "node,launcher"
     assert SUCCESS_POLICY_ANNOTATION not in manifest["metadata"]["annotations"]
     of = copy.deepcopy(MPI)
@@ -122,8 +122,7 @@ def test_options_of_the_program_need_no_patch() -> None:
         "numNodes": 3,
         "resourcesPerNode": {"limits": {"nvidia.com/gpu": 2}},
     }
-    for fields in (OF_2_0, OF_2_1):
-        assert PATCHES not in expand(result, Served(fields, TORCH), name_length=NAME_LENGTH)["spec"]
+    assert PATCHES not in expand(result, Served(False, TORCH), name_length=NAME_LENGTH)["spec"]
 
 
 def test_each_job_of_the_runtime_gets_node_selection_and_labels() -> None:
@@ -207,7 +206,7 @@ def test_entries_of_other_managers_stay_as_they_are(entries: list[Json], selecto
     result = expanded(manifest, JobOptions(node_selector=selector, labels={"l": "1"}), TORCH)
     assert [e for e in result["spec"][PATCHES] if e["manager"] != MANAGER] == entries
     assert managers(result).count(MANAGER) == 1
-    again = expand(copy.deepcopy(result), Served(NEW, TORCH), name_length=NAME_LENGTH)
+    again = expand(copy.deepcopy(result), Served(True, TORCH), name_length=NAME_LENGTH)
     assert pods(again, TORCH) == pods(result, TORCH)
     assert managers(again) == managers(result)
 
@@ -225,33 +224,17 @@ def test_the_placeholder_is_never_sent() -> None:
     assert ANY_JOB not in str(expand(overlay(trainjob(), JobOptions(env={"A": "1"})), Served(), name_length=9))
 
 
-# fields that the cluster doesn't serve
+# what can't be read
 
 
-@pytest.mark.parametrize(("fields", "served"), [(OF_2_0, "podSpecOverrides"), (OF_2_1, "podTemplateOverrides")])
+def test_without_the_schema_there_is_no_backstop() -> None:
+    assert "activeDeadlineSeconds" not in backstop(trainjob(), 60, served=Served(False, TORCH))["spec"]
+    assert backstop(trainjob(), 60, served=Served(True, TORCH))["spec"]["activeDeadlineSeconds"] == 60
+
+
 @pytest.mark.parametrize(
-    "options", [JobOptions(hosts=["n"]), JobOptions(volumes=[ClaimVolume("c", "/c")]), JobOptions(labels={"a": "b"})]
+    "served", [Served(True, None, "no right to get clustertrainingruntimes"), Served(False, TORCH)]
 )
-def test_an_older_trainer_refuses_overrides_with_the_reason(
-    fields: frozenset[str], served: str, options: JobOptions
-) -> None:
-    with pytest.raises(RuntimeMismatchError, match=f"needs Trainer 2.2 or newer; this cluster serves {served}") as e:
-        expanded(trainjob(), options, TORCH, fields)
-    assert not e.value.final
-
-
-@pytest.mark.parametrize("spec", [{"activeDeadlineSeconds": 60}, {PATCHES: [patch("example.com/me", "node")]}])
-def test_an_older_trainer_refuses_fields_of_the_manifest_with_the_reason(spec: Mapping[str, Any]) -> None:
-    with pytest.raises(RuntimeMismatchError, match=r"2\.2 or newer; this cluster serves podTemplateOverrides"):
-        expanded(trainjob(**spec), JobOptions(), TORCH, OF_2_1)
-
-
-def test_an_older_trainer_gets_no_backstop() -> None:
-    assert "activeDeadlineSeconds" not in backstop(trainjob(), 60, served=Served(OF_2_1, TORCH))["spec"]
-    assert backstop(trainjob(), 60, served=Served(NEW, TORCH))["spec"]["activeDeadlineSeconds"] == 60
-
-
-@pytest.mark.parametrize("served", [Served(NEW, None, "no right to get clustertrainingruntimes"), Served(None, TORCH)])
 def test_without_schema_or_runtime_nothing_is_patched(served: Served) -> None:
     plain = overlay(trainjob(), JobOptions(image="i:2"))
     assert PATCHES not in stamp(expand(plain, served, name_length=33), "n", "ns", {"l": "1"})["spec"]
@@ -261,7 +244,7 @@ def test_without_schema_or_runtime_nothing_is_patched(served: Served) -> None:
 
 def test_entries_of_the_manifest_are_sent_without_a_right_to_read_the_runtime() -> None:
     manifest = trainjob(runtimePatches=[patch("example.com/me", "node", nodeSelector={"a": "b"})])
-    assert expand(manifest, Served(NEW, None, "no right"), name_length=33) == manifest
+    assert expand(manifest, Served(True, None, "no right"), name_length=33) == manifest
 
 
 # replicated jobs and containers that the runtime doesn't have (recordings 55b, 55d)

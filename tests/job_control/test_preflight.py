@@ -325,40 +325,29 @@ def test_kind_that_kueue_does_not_manage_is_a_warning(check: Check, tmp_path: pa
 
 
 TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
-KUEUE_DEPLOYMENT = "/apis/apps/v1/namespaces/kueue-system/deployments/kueue-controller-manager"
-
-
-def deployment(image: str) -> Object:
-    return {"spec": {"template": {"spec": {"containers": [{"name": "manager", "image": image}]}}}}
 
 
 @pytest.mark.parametrize(
-    ("field", "kueue", "level"),
-    [
-        ("podTemplateOverrides", deployment("registry.k8s.io/kueue/kueue:v0.19.2"), "error"),
-        ("podTemplateOverrides", deployment("registry.k8s.io/kueue/kueue:v0.16.1"), ""),
-        ("podTemplateOverrides", 403, "warning"),
-        ("runtimePatches", deployment("registry.k8s.io/kueue/kueue:v0.19.2"), ""),
-    ],
+    ("field", "version"), [("podSpecOverrides", "2.0"), ("podTemplateOverrides", "2.1"), ("runtimePatches", "")]
 )
-def test_a_trainer_that_is_too_old_for_kueue_is_reported(
-    check: Check, tmp_path: pathlib.Path, field: str, kueue: Object | int, level: str
-) -> None:
+def test_an_older_trainer_is_an_error(check: Check, tmp_path: pathlib.Path, field: str, version: str) -> None:
     gvk = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "kind": "TrainJob"}
     spec: Object = {"properties": {field: {}, "trainer": {}, "runtimeRef": {}}}
     schemas = {"TrainJob": {"x-kubernetes-group-version-kind": [gvk], "properties": {"spec": spec}}}
     served = {
-        **SERVED, QUEUE: {}, TRAINER: {"resources": [{"name": "trainjobs"}]}, KUEUE_DEPLOYMENT: kueue,
+        **SERVED, TRAINER: {"resources": [{"name": "trainjobs"}]}, f"{TRAINER}/clustertrainingruntimes/torch": {},
         "/openapi/v3" + TRAINER: {"components": {"schemas": schemas}},
     }  # fmt: skip
     manifest = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "train"},
-        "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"image": "train:1"}},
+        "spec": {"runtimeRef": {"name": "torch"}, "trainer": {"image": "train:1"}},
     }  # fmt: skip
     with serving(tmp_path, served) as (kubeconfig, _):
-        _, problems = check(queued(manifest), kubeconfig)
-    found = [p["level"] for p in problems if "the Trainer is older than 2.2" in p["message"]]
-    assert found == ([level] if level else [])
+        _, problems = check(manifest, kubeconfig)
+    errors = [p["message"] for p in problems if p["level"] == "error"]
+    found = [message for message in errors if "can be submitted only to 2.2 or newer" in message]
+    assert len(found) == bool(version)
+    assert all(f"Kubeflow Trainer is {version}:" in message for message in found)
 
 
 def test_missing_rights_for_kueue_are_warnings(check: Check, tmp_path: pathlib.Path) -> None:

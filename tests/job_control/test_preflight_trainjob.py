@@ -120,14 +120,3 @@ def test_unknown_fields_are_refused(cluster: TestCluster, check: Check) -> None:
 def test_a_broken_patch_is_reported_by_its_type(cluster: TestCluster, check: Check) -> None:
     status, problems = check(patched("node", containers="main"), cluster)
     assert (status, codes(problems)) == (1, [("error", "type")])
-
-
-def test_older_trainer_takes_a_job_without_overrides(older: TestCluster, check: Check) -> None:
-    status, problems = check(trainjob(), older)
-    assert (status, codes(problems)) == (0, [SLOW])
-
-
-def test_older_trainer_refuses_overrides_with_the_reason(older: TestCluster, check: Check) -> None:
-    status, problems = check(patched("node", nodeSelector={"a": "b"}), older)
-    assert (status, codes(problems)) == (1, [("error", "runtime"), ("error", "unknown-field"), SLOW])
-    assert "runtimePatches needs Trainer 2.2 or newer; this cluster serves pod" in problems[0]["message"]

@@ -134,6 +134,8 @@ class Operators(ApiServer):
         self.after = after
         self.created = self.deleted_alive = 0
         self.mpi_version: str | None = None
+        self.trainer = ""  # the field of an older Trainer in place of runtimePatches, if there is one
+        self.serves_schemas = True
         self._containers: dict[str, Container] = {}  # by the pod's uid
         self._completed: dict[tuple[str, str], Object] = {}  # pods that are gone, by replica and the uid of the job
         self._failed_pods: dict[str, int] = {}  # of a TrainJob, by its uid
@@ -157,11 +159,10 @@ class Operators(ApiServer):
 
     def _document(self, path: str) -> Object | None:
         """Also a schema of TrainJobs."""
-        if path != f"/openapi/v3/apis/{TRAINJOB.group}/v1alpha1":
+        if path != f"/openapi/v3/apis/{TRAINJOB.group}/v1alpha1" or not self.serves_schemas:
             return super()._document(path)
-        fields: Object = {
-            name: {} for name in ("runtimePatches", "activeDeadlineSeconds", "trainer", "runtimeRef", "suspend")
-        }
+        ours = (self.trainer,) if self.trainer else ("runtimePatches", "activeDeadlineSeconds")
+        fields: Object = {name: {} for name in (*ours, "trainer", "runtimeRef", "suspend")}
         job = {
             "type": "object", "properties": {"spec": {"type": "object", "properties": fields}},
             "x-kubernetes-group-version-kind": [
@@ -392,7 +393,8 @@ class Operators(ApiServer):
     def _create_pod(self, kind: Kind, job: Object, key: str, template: Object) -> Object:
         name, uid = job["metadata"]["name"], job["metadata"]["uid"]
         role, _, index = key.partition("-")
-        labels = {**(job["metadata"].get("labels") or {}), **((template.get("metadata") or {}).get("labels") or {})}
+        of_job = {} if kind is TRAINJOB and self.trainer else job["metadata"].get("labels") or {}
+        labels = {**of_job, **((template.get("metadata") or {}).get("labels") or {})}
         if kind is TRAINJOB:
             labels |= {
                 kind.behavior.pod_name_label: name, "jobset.sigs.k8s.io/replicatedjob-name": role,

@@ -199,13 +199,3 @@ def test_node_of_a_trainjob_runs_in_the_directory(
     with Instance(cluster, TRAINJOB) as instance:
         result = train(instance, folder, operator=TrainJobOperator, runtime="torch-distributed", nodes=2)
     assert result == [0.25, [], ["lib", "train.py"]]
-
-
-@pytest.mark.embedded("starts clusters of its own")
-def test_older_trainer_refuses_code_with_the_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with clusters.cluster(trainer="2.1") as cluster:
-        set_connection(cluster, monkeypatch)
-        with Instance(cluster, TRAINJOB) as instance:
-            with pytest.raises(TrainingJobError, match=r"code needs Trainer 2\.2 or newer"):
-                train(instance, folder, operator=TrainJobOperator)
-            assert not instance.jobs()

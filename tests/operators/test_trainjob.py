@@ -25,21 +25,12 @@ from tests.operators.conftest import set_connection
 from tests.operators.task_instance import Instance, Object
 
 RUNTIMES = "clustertrainingruntimes"
-NEEDS = "needs Trainer 2.2 or newer; this cluster serves "
-OLDER = {"2.0": "podSpecOverrides", "2.1": "podTemplateOverrides"}  #: the overrides of each release of the Trainer
 
 
 @pytest.fixture
 def task(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
     set_connection(cluster, monkeypatch)
     with Instance(cluster, TRAINJOB) as made:
-        yield made
-
-
-@pytest.fixture
-def older_task(older: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    set_connection(older, monkeypatch)
-    with Instance(older, TRAINJOB) as made:
         yield made
 
 
@@ -197,31 +188,7 @@ def test_a_dry_run_creates_nothing(task: Instance, capsys: pytest.CaptureFixture
     assert "Dry run: no errors found in TrainJob" in out
 
 
-# older Trainers, missing rights
-
-
-def test_an_older_trainer_runs_a_job_without_overrides(
-    older_task: Instance, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = execute(older_task, execution_timeout=datetime.timedelta(hours=1))
-    assert not {"runtimePatches", "activeDeadlineSeconds"} & job["spec"].keys()
-    assert "the job gets no activeDeadlineSeconds as a backstop" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"hosts": ["n"]},
-        {"volumes": [SharedMemory()]},
-        {"manifest": {**trainjob(), "spec": {**trainjob()["spec"], "activeDeadlineSeconds": 60}}},
-    ],
-)
-def test_an_older_trainer_refuses_overrides_with_the_reason(
-    older_task: Instance, parameters: Object, trainer: str
-) -> None:
-    with pytest.raises(TrainingClusterError, match=NEEDS + OLDER[trainer]):
-        execute(older_task, **parameters)
-    assert older_task.jobs() == []
+# missing rights
 
 
 FAILED = {"version": 1, "max_tries": 1, "nodes": {"gpu-7": "node 0 has a broken GPU"}}
@@ -234,12 +201,6 @@ def test_node_of_an_earlier_try_is_avoided_by_a_patch(task: Instance, capsys: py
     (replicated,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     assert avoided_nodes(replicated["template"]["spec"]["template"]) == ["gpu-7"]
     assert "gpu-7: node 0 has a broken GPU" in capsys.readouterr().out
-
-
-def test_older_trainer_cannot_avoid_nodes(older_task: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    older_task.store["ktrain_failed_nodes"] = FAILED
-    execute(older_task, **AVOIDS)
-    assert "avoid_failed_nodes has no effect: on this cluster" in capsys.readouterr().out
 
 
 def connect_with_role(task: Instance, monkeypatch: pytest.MonkeyPatch, *, cluster_runtimes: bool) -> None:

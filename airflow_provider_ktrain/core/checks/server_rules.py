@@ -44,7 +44,6 @@ class Answers:
     :param namespace: the namespace in which the job would be created, and the answer about it.
     :param denied: the rights that the connection lacks; None if it can't check its rights.
     :param kueue: the API group of Kueue; None if the job names no queue.
-    :param old_trainer: Kueue's Deployment, for a TrainJob in a queue and a Trainer before 2.2. Default: None.
     :param missing: the objects of the namespace that the manifest names and that don't exist. Default: none.
     """
 
@@ -54,7 +53,6 @@ class Answers:
     queue: Answer | None = None
     cluster_queue: Answer | None = None
     priority_class: Answer | None = None
-    old_trainer: Answer | None = None
     missing: tuple[Reference, ...] = ()
 
 
@@ -82,7 +80,6 @@ def judge(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
         yield from _queue(queue_of(manifest), name, answers)
         yield from _cluster_queue(manifest, answers)
         yield from _priority_class(priority_class_of(manifest), answers.priority_class)
-        yield from _old_trainer(queue_of(manifest), answers.old_trainer)
         yield from (_missing(name, reference) for reference in answers.missing)
 
 
@@ -159,21 +156,6 @@ def _missing(namespace: str, reference: Reference) -> Problem:
     message = f"namespace {namespace} has no such {reference.kind}: {consequence}"
     hint = f"create it, or correct the name: kubectl get {reference.plural} -n {namespace} lists them"
     return Problem(level, "reference", reference.at.path, message, reference.at.text, f"a {reference.kind}", hint)
-
-
-def _old_trainer(at: Field, kueue: Answer | None) -> Iterator[Problem]:
-    """Kueue starts TrainJobs by a field that the Trainer has. The API server prunes it otherwise (kueue#11931)."""
-    if kueue is None:
-        return
-    pod = ((kueue.body.get("spec") or {}).get("template") or {}).get("spec") or {}
-    images = (str(container.get("image")) for container in pod.get("containers") or ())
-    version = next((match for image in images if (match := re.search(r":v?(\d+)\.(\d+)", image))), None)
-    if version is not None and (int(version[1]), int(version[2])) < (0, 17):
-        return
-    message = "the Trainer is older than 2.2, which Kueue 0.17 and newer need: a TrainJob would stay suspended for ever"
-    found = f"{at.text} (Kueue {version[1]}.{version[2]})" if version else at.text
-    hint = "ask an administrator to install Trainer 2.2 or newer, or remove the queue"
-    yield Problem(ERROR if version else WARNING, "queue", at.path, message, found, "Trainer 2.2 or newer", hint)
 
 
 def _inactive(at: Field, queue: Mapping[str, Any]) -> Iterator[Problem]:

@@ -14,9 +14,7 @@ from airflow_provider_ktrain.core.kinds.trainjob.kind import LAUNCHER
 from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     ENV_FIELDS,
     NODE,
-    OVERRIDES,
     PATCHES,
-    SINCE,
     mismatches,
     node_container,
     patched_template,
@@ -72,7 +70,9 @@ def processes_are_a_number(job: Job) -> Iterator[Finding]:
     field = job.spec["trainer"]["numProcPerNode"]
     if field.text:
         hint = "remove it for one process for each GPU, or each CPU if there are none" if field.text == "auto" else ""
-        yield Finding(field, f"{SINCE} takes numbers only", repr(field.text), "a number", hint or "write a number")
+        yield Finding(
+            field, "Kubeflow Trainer takes numbers only", repr(field.text), "a number", hint or "write a number"
+        )
 
 
 @rule("runtime-ref", ERROR, TRAINJOB)
@@ -133,15 +133,6 @@ def name_length(job: Job) -> Iterator[Finding]:
         found = f"{len(name.text)} characters"
         message = "the job's name is too long: JobSet refuses it, and the job never starts"
         yield Finding(name, message, found, f"at most {MAX_NAME}, for some runtimes 33", "shorten it")
-
-
-@rule("old-overrides", WARNING, TRAINJOB)
-def old_overrides(job: Job) -> Iterator[Finding]:
-    """Pods are overridden by runtimePatches, and not by the fields of older Trainers."""
-    for name in (*OVERRIDES, "labels", "annotations"):
-        if name != PATCHES and job.spec[name].present:
-            message = f"{SINCE} refuses spec.{name}"
-            yield Finding(job.spec[name], message, name, PATCHES, f"use {PATCHES}, unless the Trainer is older")
 
 
 @rule("runtime-patch", ERROR, TRAINJOB)

@@ -29,12 +29,12 @@ class RuntimeRef:
 class Served:
     """What the cluster serves for one job.
 
-    :param fields: the fields of the job's `spec` in the served schema. None: the schema can't be read.
+    :param supported: whether the served schema is that of a supported operator. False: it can't be read.
     :param runtime: the runtime that the job refers to. None: the connection can't read it.
     :param unreadable: why schema or runtime can't be read. Default: empty.
     """
 
-    fields: frozenset[str] | None = None
+    supported: bool = False
     runtime: Mapping[str, Any] | None = None
     unreadable: str = ""
 
@@ -46,8 +46,9 @@ class Runtimes:
     :param in_namespaces: the path segments of the kinds of runtimes that are in a namespace.
     :param in_cluster: the path segments of the kinds of runtimes that all namespaces share.
     :param ref: returns the runtime that a manifest refers to. None: there is none, or of an unknown kind.
+    :param require_supported: raises a RuntimeMismatchError if the fields of `spec` in the served schema are those of an
+        operator to which no job can be submitted.
     :param lacks: returns what a job lacks on this cluster, for the log; empty if nothing.
-    :param can_end_job: returns whether the cluster ends a job at a deadline of its manifest.
     :param require_code: raises a RuntimeMismatchError if a job can't get code.
     :param expand: returns the manifest with what the runtime decides: see `trainjob/patches.py`.
     """
@@ -55,7 +56,7 @@ class Runtimes:
     in_namespaces: tuple[str, ...]
     in_cluster: tuple[str, ...]
     ref: Callable[[Mapping[str, Any]], RuntimeRef | None]
+    require_supported: Callable[[frozenset[str]], None]
     lacks: Callable[[Served], str]
-    can_end_job: Callable[[Served], bool]
     require_code: Callable[[Served], None]
     expand: Callable[..., Manifest]

@@ -64,15 +64,15 @@ def backstops_of(job: Mapping[str, Any]) -> frozenset[int]:
 def backstop(manifest: Mapping[str, Any], seconds: float, *, served: Served | None = None) -> Manifest:
     """Let the cluster end the job by itself after some time, in case no task is left to do it.
 
-    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `ManifestForm.set_backstop`. A
-    cluster that doesn't serve the field for it gets the manifest unchanged.
+    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `ManifestForm.set_backstop`. The
+    manifest is unchanged if it isn't known whether the cluster serves the field for it.
 
     :param seconds: from the job's start to its deadline.
     :param served: what the cluster serves. Default: None, it was not read, as for kinds without runtimes.
     """
     result: Manifest = plain(manifest)
     kind = kind_of(result.get("kind"))
-    if served is None or kind.runtimes is None or kind.runtimes.can_end_job(served):
+    if served is None or kind.runtimes is None or served.supported:
         kind.form.set_backstop(result, seconds)
     return result
 

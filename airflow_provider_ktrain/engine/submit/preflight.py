@@ -35,8 +35,6 @@ from airflow_provider_ktrain.engine.submit.runtimes import answer_to, read_serve
 
 SUBMISSION = "dry-run"  #: value of the label of a job that is never created
 KUEUE_GROUP = "kueue.x-k8s.io"
-#: where the manifests and the chart of Kueue install it; without the right to read it, its version isn't known
-KUEUE_DEPLOYMENT = "/apis/apps/v1/namespaces/kueue-system/deployments/kueue-controller-manager"
 
 
 async def preflight(
@@ -67,9 +65,6 @@ async def preflight(
     fields = schema.published(published.body, kind.name, api_version)
     problems = check(manifest, schema=fields)
     answers = await _read_answers(api, kind, manifest, namespace)
-    is_old = kind.runtimes and fields is not None and "runtimePatches" not in schema.spec_fields(fields)
-    if answers.queue is not None and is_old:
-        answers = replace(answers, old_trainer=await answer_to(api, KUEUE_DEPLOYMENT))
     problems += judge(manifest, answers)
     if rendered and not any(p.code == "type" for p in problems):
         try:

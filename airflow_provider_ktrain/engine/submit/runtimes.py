@@ -39,13 +39,15 @@ async def read_served(
     """What the cluster serves for a job. None: jobs of this kind have no runtime.
 
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
-    :param log: where to log what is left out because of an older operator or a missing right. Default: None, nowhere.
-    :raises RuntimeMismatchError: the runtime does not exist.
+    :param log: where to log what is left out because of a missing right. Default: None, nowhere.
+    :raises RuntimeMismatchError: the runtime does not exist, or the operator is too old for a submission.
     """
     if kind.runtimes is None:
         return None
     read = functools.partial(answer_to, api, end=timing.now() + patience, log=log)
     fields = await _spec_fields(read, kind, version)
+    if fields is not None:
+        kind.runtimes.require_supported(fields)
     runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
     if ref := kind.runtimes.ref(manifest):
         found = await read(api_paths.runtime(kind, version, ref, namespace))
@@ -63,7 +65,7 @@ async def read_served(
             runtime = found.body
         else:
             unreadable = f"no right to get {ref.plural}.{kind.group}"
-    served = Served(fields, runtime, unreadable)
+    served = Served(fields is not None, runtime, unreadable)
     if log is not None and (lacks := kind.runtimes.lacks(served)):
         log.info(lacks)
     return served

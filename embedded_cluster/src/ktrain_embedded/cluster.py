@@ -43,7 +43,7 @@ class Config:
     :param node_times: the factor for the times after which the cluster reacts to a failed node: 45 s until a silent
         node is unreachable, 300 s until its pods are deleted, 40 to 60 s until the pods of a deleted node are removed.
     :param mpi_api: the version of MPIJob to serve: v1 or v2beta1.
-    :param trainer: the release of the Trainer whose TrainJob schema is served: 2.0, 2.1, "" for 2.3, or "none".
+    :param trainer: whether to serve the Trainer.
     :param trainer_status: turn on the Trainer's feature gate TrainJobStatus.
     :param kueue: serve the resources of Kueue. Its webhooks suspend jobs that name a queue; nothing admits them.
     :param namespace: the namespace of the kubeconfig's context. It is created.
@@ -60,7 +60,7 @@ class Config:
     resources: dict[str, str] = field(default_factory=dict)
     node_times: float = 1.0
     mpi_api: str = "v1"
-    trainer: str = ""
+    trainer: bool = True
     trainer_status: bool = False
     kueue: bool = False
     namespace: str = "default"

@@ -27,25 +27,6 @@ def test_schema_has_the_overrides_of_a_trainjob(cluster: EmbeddedCluster) -> Non
         assert not {"podSpecOverrides", "podTemplateOverrides"} & spec["properties"].keys()
 
 
-@pytest.mark.parametrize(("release", "overrides"), [("2.0", "podSpecOverrides"), ("2.1", "podTemplateOverrides")])
-def test_older_trainers_serve_other_overrides_and_no_deadline(release: str, overrides: str) -> None:
-    with EmbeddedCluster(trainer=release) as older:
-        client = Client(older)
-        document = client("GET", "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1").json
-        schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]
-        spec = schema["properties"]["spec"]["properties"]
-        assert overrides in spec
-        assert not {"runtimePatches", "activeDeadlineSeconds"} & spec.keys()
-        job = trainjob("older")
-        assert isinstance(job["spec"], dict)
-        refused = client(
-            "POST", f"{HOME}?fieldValidation=Strict", {**job, "spec": {**job["spec"], "runtimePatches": []}}
-        )
-        assert refused.status == 400
-        assert 'unknown field "spec.runtimePatches"' in refused.json["message"]
-        assert client("POST", f"{HOME}?fieldValidation=Strict", job).status == 201
-
-
 def test_runtimes_exist_from_the_start(cluster: EmbeddedCluster) -> None:
     listed = Client(cluster)("GET", f"{TRAINER}/clustertrainingruntimes").json
     assert [x["metadata"]["name"] for x in listed["items"]] == ["mpi-distributed", "torch-distributed"]

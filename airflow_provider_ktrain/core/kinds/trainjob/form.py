@@ -110,7 +110,7 @@ class TrainJobForm(ManifestForm):
         trainer["numProcPerNode"] = int(count)
 
     def set_backstop(self, manifest: dict[str, Any], seconds: float) -> None:
-        """Trainer 2.2 and newer have a timer for it, which counts from the last resumption (recordings 54, 54b)."""
+        """The Trainer has a timer for it, which counts from the last resumption (recordings 54, 54b)."""
         lower_deadline(mapping_at(manifest, "spec"), seconds)
 
     def suspension(self, suspend: bool) -> dict[str, Any]:
@@ -141,12 +141,10 @@ FORM = TrainJobForm(
     container=NODE,
     processes_field="numProcPerNode",
     resources_field="resourcesPerNode",
-    schema_types={  # Trainer 2.0 to 2.3
+    schema_types={  # Trainer 2.2 and 2.3
         "TrainJob": "apiVersion:s kind:s metadata:Metadata spec!:TrainJobSpec status:any",
-        # the overrides of Trainer 2.0 and 2.1 are known, too; 2.2 and newer refuse them
         "TrainJobSpec": "runtimeRef!:RuntimeRef trainer:Trainer initializer:Initializer "
-        "runtimePatches:[RuntimePatch@manager] podTemplateOverrides:any podSpecOverrides:any labels:{s} "
-        "annotations:{s} suspend:b activeDeadlineSeconds:i managedBy:s",
+        "runtimePatches:[RuntimePatch@manager] suspend:b activeDeadlineSeconds:i managedBy:s",
         "RuntimeRef": "name!:s apiGroup:s kind:s",
         "Trainer": "image:s command:[s] args:[s] env:[EnvVar@name] numNodes:i resourcesPerNode:Resources "
         "numProcPerNode:q",

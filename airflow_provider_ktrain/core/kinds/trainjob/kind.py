@@ -85,7 +85,7 @@ class TrainJob(Kind):
     def _roles(self, job: Mapping[str, Any]) -> list[str]:
         """The status lists all from the start, though not in the runtime's order (recording 50d).
 
-        Before that, and on Trainer 2.0, which doesn't list them, the annotation of our tasks does.
+        Before that, and on Trainer 2.0, the annotation of our tasks does.
         """
         listed = [str(entry.get("name")) for entry in _jobs_status(job)] or _noted(job, ROLES_ANNOTATION)
         given = (job.get("spec") or {}).get("initializer") or {}

@@ -1,4 +1,4 @@
-"""The pod templates of a TrainJob: they are in its runtime, and `spec.runtimePatches` changes them (Trainer 2.2+).
+"""The pod templates of a TrainJob: they are in its runtime, and `spec.runtimePatches` changes them.
 
 The options of a task are known before the runtime is. They are therefore first applied to one pod template, in our
 entry of runtimePatches, under the name ANY_JOB. `expand` turns it into a patch of each replicated job of the runtime,
@@ -31,9 +31,9 @@ MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
 ANY_JOB = "*"  #: stands for each replicated job, until the runtime is known
 NODE = "node"  #: the container in which the trainer runs, in every runtime
 PATCHES, DEADLINE = "runtimePatches", "activeDeadlineSeconds"
-OVERRIDES = (PATCHES, "podTemplateOverrides", "podSpecOverrides")  #: of Trainer 2.2, 2.1 and 2.0
-SINCE = "Trainer 2.2 or newer"
-#: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
+#: the versions before 2.2, by what they had in place of runtimePatches
+OLDER = {"podTemplateOverrides": "2.1", "podSpecOverrides": "2.0"}
+#: of the job: its runtime's jobs, which the status lists only later
 ROLES_ANNOTATION = "ktrain.airflow/roles"
 #: of the job: those of its runtime's jobs that have a successPolicy, which ends them before all their pods have ended
 SUCCESS_POLICY_ANNOTATION = "ktrain.airflow/success-policy"
@@ -50,23 +50,29 @@ _MAX_POD_NAME = 63
 _POD_SUFFIX = len("-0-") + len("-xxxxx") + 1  # of `<job>-<replicated job>-0-<index>-xxxxx`, without the index
 
 
-def override_field(served: Served) -> str:
-    """The field of `spec` by which this cluster's Trainer overrides pod templates; empty if it isn't known."""
-    return next((name for name in OVERRIDES if name in (served.fields or ())), "")
+def require_supported(fields: frozenset[str]) -> None:
+    """Check that jobs can be submitted to the cluster's Trainer: 2.2 and newer, which have runtimePatches.
+
+    :param fields: the fields of `spec` in the served schema.
+    :raises RuntimeMismatchError: it is older. It may be upgraded before a retry.
+    """
+    if PATCHES in fields:
+        return
+    field, version = next(((f, v) for f, v in OLDER.items() if f in fields), ("", "older than 2.2"))
+    raise RuntimeMismatchError(
+        f"the cluster's Kubeflow Trainer is {version}: TrainJobs can be submitted only to 2.2 or newer",
+        found=f"spec.{field} in the schema of TrainJob" if field else "",
+        expected=f"spec.{PATCHES}",
+        remedy="have Kubeflow Trainer upgraded; a retry or a clear then submits the job",
+    )
 
 
 def lacks(served: Served) -> str:
     """What a job without runtimePatches lacks, for the log; empty if it has them."""
-    field = override_field(served)
-    if field == PATCHES and served.runtime is not None:
+    if served.supported and served.runtime is not None:
         return ""
-    if field == PATCHES:
-        return f"The job's pods don't get this task's labels: {served.unreadable or 'the runtime is not known'}."
-    why = f"both need {SINCE}, and this cluster serves {field or 'no overrides'}"
-    return (
-        f"The job's pods don't get this task's labels, and the job gets no {DEADLINE} as a backstop: "
-        f"{served.unreadable if served.fields is None else why}."
-    )
+    backstop = "" if served.supported else f", and the job gets no {DEADLINE} as a backstop"
+    return f"The job's pods don't get this task's labels{backstop}: {served.unreadable or 'the runtime is not known'}."
 
 
 def our_templates(manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -103,12 +109,11 @@ def _set_templates(spec: dict[str, Any], templates: Mapping[str, dict[str, Any]]
 def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, policy: str = "") -> Manifest:
     """The manifest with patches of the replicated jobs that the runtime has, in place of ANY_JOB.
 
-    Without runtimePatches, or if the runtime can't be read, our entry is removed: the pods then have none of our
-    labels. The user's own entries are kept as they are. A job without numNodes gets the runtime's, and an annotation
-    names the runtime's jobs.
+    If schema or runtime can't be read, our entry is removed: the pods then have none of our labels. The user's own
+    entries are kept as they are. A job without numNodes gets the runtime's, and an annotation names the runtime's jobs.
 
     :param policy: the ML policy that the runtime must have, such as `torch`. Default: empty, any.
-    :raises RuntimeMismatchError: the manifest or the options need what this cluster doesn't serve; a patch names a job,
+    :raises RuntimeMismatchError: the options need a schema or runtime that can't be read; a patch names a job,
         container or volume that the runtime doesn't have; the pods' names would be too long.
     """
     result: Manifest = copy.deepcopy(dict(manifest))
@@ -117,7 +122,8 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, pol
     _set_templates(spec, templates)
     if policy and served.runtime is not None:
         require_policy(result, served.runtime, policy)
-    _require_fields(spec, options, served)
+    if named := _named(options):
+        _require_patches(named, served)
     if served.runtime is None:
         return result
     runtime = served.runtime
@@ -131,7 +137,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, pol
         if jobs:
             annotations[annotation] = ",".join(str(job.get("name")) for job in jobs)
     result["metadata"]["annotations"] = annotations
-    if override_field(served) != PATCHES:
+    if not served.supported:
         return result
     for problem in mismatches(result, runtime, name_length):
         raise problem
@@ -225,7 +231,7 @@ def _long_names(jobs: Sequence[Mapping[str, Any]], count: int, name_length: int)
 def require_code(served: Served) -> None:
     """Check that a job can get code: volumes need runtimePatches, and MPI nodes a command that can't be changed.
 
-    :raises RuntimeMismatchError: the Trainer is too old, or the runtime can't be read or is for MPI.
+    :raises RuntimeMismatchError: schema or runtime can't be read, or the runtime is for MPI.
     """
     _require_patches("code", served)
     if "mpi" in policy_of(served.runtime or {}):
@@ -236,34 +242,15 @@ def require_code(served: Served) -> None:
         )
 
 
-def _require_fields(spec: Mapping[str, Any], options: Mapping[str, Any], served: Served) -> None:
-    """:raises RuntimeMismatchError: for what only a newer Trainer serves, or needs a runtime that can't be read."""
-    if named := _named(options):
-        _require_patches(named, served)
-    for field in (DEADLINE, PATCHES):
-        if spec.get(field):
-            _require_field(field, field, served)
-
-
 def _require_patches(what: str, served: Served) -> None:
-    """:raises RuntimeMismatchError: the pods can't be patched, because the Trainer is too old or they aren't known."""
-    _require_field(PATCHES, what, served)
-    if served.fields is None or served.runtime is None:
+    """:raises RuntimeMismatchError: the pods can't be patched, because schema or runtime can't be read."""
+    if not served.supported or served.runtime is None:
         raise RuntimeMismatchError(
             f"{what} can't be applied, because the cluster doesn't show which pods the job has",
             found=served.unreadable or "the schema of TrainJob can't be read",
             expected="the rights to read the TrainJob's schema and its runtime",
             remedy="grant them (`ktrain rbac --cluster-runtimes --service-account NAMESPACE:NAME` prints them), or "
             "leave the options out",
-        )
-
-
-def _require_field(field: str, what: str, served: Served) -> None:
-    """:raises RuntimeMismatchError: the Trainer doesn't serve a field that is needed for something."""
-    if served.fields is not None and field not in served.fields:
-        found = override_field(served) or "no overrides"
-        raise RuntimeMismatchError(
-            f"{what} needs {SINCE}; this cluster serves {found}", remedy="upgrade the Trainer, or leave it out"
         )
 
 
@@ -377,8 +364,8 @@ TRAINING_RUNTIMES = Runtimes(
     in_namespaces=tuple(plural for plural, namespaced in RUNTIMES.values() if namespaced),
     in_cluster=tuple(plural for plural, namespaced in RUNTIMES.values() if not namespaced),
     ref=runtime_ref,
+    require_supported=require_supported,
     lacks=lacks,
-    can_end_job=lambda served: DEADLINE in (served.fields or ()),  # Trainer 2.2 and newer have a timer
     require_code=require_code,
     expand=expand,
 )

@@ -38,8 +38,7 @@ def all_controllers(
     :param times: when pods of failed nodes are deleted; None for the times of a real cluster.
     """
     times = times or NodeTimes()
-    trainer_2_0 = any(resource == r.TRAINJOB and resource.release == "2.0" for resource in served)
-    train_jobs = TrainJobController(store, status_ca=status_ca, lists_jobs=not trainer_2_0)
+    train_jobs = TrainJobController(store, status_ca=status_ca)
     return [
         PyTorchJobController(store).run,
         (MPIJobV1Controller(store) if r.MPIJOB_V1 in served else MPIJobV2Controller(store)).run,

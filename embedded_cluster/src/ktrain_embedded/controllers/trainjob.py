@@ -50,16 +50,14 @@ class TrainJobController(ObjectController):
     component = "trainer-trainjob-controller"
     events_v1 = True
 
-    def __init__(self, store: Store, clock: Clock = time.time, *, status_ca: str = "", lists_jobs: bool = True) -> None:
+    def __init__(self, store: Store, clock: Clock = time.time, *, status_ca: str = "") -> None:
         """Subscribe to what TrainJobs own.
 
         :param status_ca: the status server's CA as PEM; "" if the feature gate TrainJobStatus is off.
-        :param lists_jobs: whether the status has `jobsStatus`: it is in the schema of Trainer 2.0, but never set there.
         """
         super().__init__(store, clock)
         self._lag = 0.0
         self._status_ca = status_ca
-        self._lists_jobs = lists_jobs
         for resource in (r.JOBSET, r.CONFIG_MAP, r.SECRET):
             for change in store.latest(resource):
                 self._owned_changed(change)
@@ -185,7 +183,7 @@ class TrainJobController(ObjectController):
                     _remove_condition(status, ours)
                     status["conditions"] = [*(status.get("conditions") or ()), new]
         status.pop("jobsStatus", None)
-        if self._lists_jobs and (counts := of_jobset.get("replicatedJobsStatus")):
+        if counts := of_jobset.get("replicatedJobsStatus"):
             status["jobsStatus"] = copy.deepcopy(counts)
 
     def _look_at_deadline(self, job: Obj) -> float | None:

@@ -1,7 +1,4 @@
-"""The types of Kubeflow Trainer 2.3 (TrainJob and its runtimes) and JobSet 0.12.
-
-In the same API version, Trainer 2.0 and 2.1 have different override fields and don't have activeDeadlineSeconds.
-"""
+"""The types of Kubeflow Trainer 2.3 (TrainJob and its runtimes) and JobSet 0.12."""
 
 from __future__ import annotations
 
@@ -18,18 +15,6 @@ TRAINER: dict[str, Struct] = {
         required="runtimeRef", defaults={"suspend": False, "managedBy": MANAGERS[0]},
         minimums={"activeDeadlineSeconds": 1}, go_name="TrainJobSpec",
     ),
-    **{
-        f"TrainJob/v1alpha1/{release}": struct_of(f"{HEAD} spec:{spec} status:TrainJobStatus", go_name="TrainJob")
-        for release, spec in (("2.0", "TrainJobSpec/2.0"), ("2.1", "TrainJobSpec/2.1"))
-    },
-    **{
-        f"TrainJobSpec/{release}": struct_of(
-            f"annotations:dict[str,str] initializer:Initializer labels:dict[str,str] managedBy:str "
-            f"{overrides}:list[object] runtimeRef:RuntimeRef suspend:bool trainer:Trainer",
-            required="runtimeRef", defaults={"suspend": False, "managedBy": MANAGERS[0]}, go_name="TrainJobSpec",
-        )
-        for release, overrides in (("2.0", "podSpecOverrides"), ("2.1", "podTemplateOverrides"))
-    },
     "RuntimeRef": struct_of(
         "apiGroup:str kind:str name:str", required="name",
         defaults={"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}, go_name="RuntimeRef",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 Obj = dict[str, Any]  #: an object of a resource
@@ -25,8 +25,6 @@ class Resource:
     #: whether this is a custom resource: no strategic merge patch, and each change of spec increments the generation
     custom: bool = False
     verbs: tuple[str, ...] = ALL_VERBS
-    #: the operator's release whose schema is served, "" for the latest. Releases with one API version differ in fields.
-    release: str = field(default="", compare=False)
 
     @property
     def api_version(self) -> str:
@@ -135,18 +133,16 @@ BUILT_IN = (
 )  # fmt: skip
 
 
-def served(mpi_api: str = "v1", trainer: str = "", *, kueue: bool = False) -> tuple[Resource, ...]:
+def served(mpi_api: str = "v1", trainer: bool = True, *, kueue: bool = False) -> tuple[Resource, ...]:
     """Return all resource types of a cluster.
 
     :param mpi_api: the only served version of MPIJob: v1 or v2beta1. A real cluster also serves only one of them.
-    :param trainer: the Trainer release whose TrainJob schema is served: 2.0, 2.1, "" for 2.3, or "none". The status
-        of 2.0 doesn't list jobs.
+    :param trainer: whether to serve the resources of the Trainer and of JobSet.
     :param kueue: whether to serve the resources of Kueue.
     """
     mpijob = {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api]
-    trainjob = replace(TRAINJOB, release=trainer)
-    trainer_resources = (JOBSET, CLUSTER_TRAINING_RUNTIME, TRAINING_RUNTIME, trainjob)
+    trainer_resources = (JOBSET, CLUSTER_TRAINING_RUNTIME, TRAINING_RUNTIME, TRAINJOB)
     return (
-        *BUILT_IN, PYTORCHJOB, mpijob, *(trainer_resources if trainer != "none" else ()),
+        *BUILT_IN, PYTORCHJOB, mpijob, *(trainer_resources if trainer else ()),
         *(KUEUE_RESOURCES if kueue else ()),
     )  # fmt: skip

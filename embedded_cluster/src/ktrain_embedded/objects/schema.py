@@ -96,7 +96,7 @@ def _of_model(name: str) -> Struct:
 def type_of(resource: Resource) -> str:
     """Return the type of a resource's objects."""
     if resource.custom:
-        return f"{resource.kind}/{resource.version}" + (f"/{resource.release}" if resource.release else "")
+        return f"{resource.kind}/{resource.version}"
     return MODELS.get(resource.kind, f"V1{resource.kind}")
 
 
