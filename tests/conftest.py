@@ -39,8 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
     for item in items:
-        is_free = isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group")
-        if is_free and _has_fixture_of_its_module(item):
+        if (
+            isinstance(item, pytest.Function)
+            and not item.get_closest_marker("xdist_group")
+            and _has_fixture_of_its_module(item)
+        ):
             item.add_marker(pytest.mark.xdist_group(_module_of(item)))
         if item.get_closest_marker("scripted") and "cluster" in item.name.partition("[")[2].rstrip("]").split("-"):
             item.add_marker(pytest.mark.thorough)
