@@ -6,7 +6,7 @@ REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt s
 # hundreds of processes import the same modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-often lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
+.PHONY: demo test test-all test-often waits lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -37,6 +37,10 @@ test-often: $(VENV)/.test
 
 thorough: $(VENV)/.test
 	@HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 6 -m '(thorough or hypothesis) and $(SEPARATE)'
+
+# the tests of `make test` that wait for real time, and that tests/waiting.py has no reason for; on an idle machine
+waits: $(VENV)/.test
+	@$(PYTEST) -p tests.waiting $(subst -n 3,-n 1,$(UNIT))
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # where this file is run as a script
 
 from scripts.endings import code_of, functions, guarantees  # noqa: E402
 from scripts.pages import Pages, table  # noqa: E402
+from tests.waiting import LONG, WAITS  # noqa: E402
 
 FEATURES = "tests/e2e/test_features.py"
 #: the fixtures of tests that a conftest.py marks as thorough, by their folder
@@ -72,7 +73,9 @@ def suites() -> str:
     ]
     return (
         f"`{FEATURES}` runs each feature once through Airflow's own processes, in one Airflow:\n\n{features()}\n\n"
-        f"Only `make test-all` tests this:\n\n{table(('promise', 'tests'), (*only, *others()))}"
+        f"Only `make test-all` tests this:\n\n{table(('promise', 'tests'), (*only, *others()))}\n\n"
+        f"Only these tests wait for more than {LONG} s of real time; `make waits` finds others:\n\n"
+        f"{table(('tests', 'they wait for'), ((f'`{path}`', reason) for path, reason in WAITS.items()))}"
     )
 
 

@@ -6,7 +6,6 @@ pair.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import traceback
 from typing import Any
@@ -128,15 +127,13 @@ def test_log_line_names_the_code_that_wrote_it(capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["func_name"] == "test_log_line_names_the_code_that_wrote_it"
 
 
-def test_event_of_a_failed_trigger_is_storable() -> None:
+@pytest.mark.virtual_time
+async def test_event_of_a_failed_trigger_is_storable() -> None:
     """A proxy's binary error page made the trigger fail: one such event stopped every triggerer of an Airflow."""
     text = "\x1f\x8b\0\udcff"
     job = dict.fromkeys(("kind", "version", "namespace", "name", "uid"), text)
     trigger = TrainingJobTrigger(job=job, options={"release": False}, kubernetes_conn_id=text)
 
-    async def first() -> Any:
-        return (await anext(aiter(trigger.run()))).payload
-
-    event = asyncio.run(first())
+    event = (await anext(aiter(trigger.run()))).payload
     assert "error" in event
     check(event)

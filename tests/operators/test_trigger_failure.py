@@ -184,8 +184,9 @@ def test_error_in_the_trigger_is_an_event(instance: Instance) -> None:
     instance.wait_running()
 
 
-def test_trigger_without_a_job_is_built_and_ends_with_an_error() -> None:
-    event = first_event(TrainingJobTrigger(colour="blue"))
+@pytest.mark.virtual_time
+async def test_trigger_without_a_job_is_built_and_ends_with_an_error() -> None:
+    event = (await anext(aiter(TrainingJobTrigger(colour="blue").run()))).payload
     assert event["version"] == 1
     assert "no kind, version, namespace, name, uid" in event["error"]
 
