@@ -47,6 +47,7 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/pod_schema.py
 	@$(BIN)/python scripts/reverts.py check
 
 # takes back each correction of scripts/reverts alone: a test must notice it. NAMES="R1 R7" for some

@@ -2,7 +2,8 @@
 
 The table below holds the part of Kubernetes' and Kubeflow's schemas that people write by hand, in a short notation that
 `schema_of` compiles to the JSON schema dialect of a CustomResourceDefinition. `compare` reads that dialect, so it also
-takes the schema that a server publishes, which is complete.
+takes the schema that a server publishes, which is complete. `scripts/pod_schema.py` compares the table with the models
+of the Kubernetes client.
 
 Notation: `field:type`, `!` after a required field; types s(tring), i(nteger), b(oolean), q(uantity: integer or
 string), any, `A|B` one of these words, `[T]` list, `[T@key]` list whose entries differ in that key, `{T}` mapping, or a
@@ -30,7 +31,6 @@ TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, field
     "ReplicaSpec": "replicas:i template:PodTemplate restartPolicy:s",
     "PodTemplate": "metadata:Metadata spec:PodSpec",
     "Metadata": "name:s generateName:s namespace:s labels:{s} annotations:{s} finalizers:any ownerReferences:any uid:s "
-    "clusterName:s "
     "resourceVersion:s generation:i creationTimestamp:any deletionTimestamp:any deletionGracePeriodSeconds:i "
     "managedFields:any selfLink:s",
     "PodSpec": "activeDeadlineSeconds:i affinity:Affinity automountServiceAccountToken:b containers!:[Container@name] "
@@ -40,7 +40,7 @@ TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, field
     "readinessGates:any resourceClaims:any resources:Resources restartPolicy:s runtimeClassName:s schedulerName:s "
     "schedulingGates:any schedulingGroup:any securityContext:PodSecurityContext serviceAccount:s serviceAccountName:s "
     "setHostnameAsFQDN:b shareProcessNamespace:b subdomain:s terminationGracePeriodSeconds:i tolerations:[Toleration] "
-    "topologySpreadConstraints:any volumes:[Volume@name] workloadRef:any",
+    "topologySpreadConstraints:any volumes:[Volume@name]",
     "ObjectName": "name:s",
     "Container": "args:[s] command:[s] env:[EnvVar@name] envFrom:[EnvFrom] image:s "
     "imagePullPolicy:Always|IfNotPresent|Never lifecycle:any livenessProbe:Probe name!:s ports:[Port] "
