@@ -67,6 +67,7 @@ class Ownership(enum.StrEnum):
     MINE = "this try"
     ANOTHER_TRY = "another try"
     FOREIGN = "somebody else"
+    UNREADABLE = "can't be read"
 
 
 class Task(enum.StrEnum):
@@ -221,6 +222,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "superseded", Action.LET_GO, "{job} belongs to another try of this task now. This try stops following it.",
         owner=_of(Ownership.ANOTHER_TRY),
+    ),
+    Rule(
+        "owner unreadable", Action.REPORT, "{job} has an owner annotation that can't be read, and is not changed.",
+        owner=_of(Ownership.UNREADABLE), event=_of(Event.ENDED, Event.MISSING), seen=_of(Seen.GONE, *ENDED),
+    ),
+    Rule(
+        "owner unreadable, not ended", Action.LEAVE,
+        "{job} has an owner annotation that can't be read, and is not changed.\nTo delete it, run: {command}",
+        owner=_of(Ownership.UNREADABLE),
     ),
     # the training goes on, whoever follows it
     Rule(

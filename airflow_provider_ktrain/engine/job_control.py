@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
-from airflow_provider_ktrain.core.identity.names import JobRef, Owner
+from airflow_provider_ktrain.core.identity.names import JobRef, Owner, Unreadable
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
-from airflow_provider_ktrain.core.state.queue.kueue_status import QueuePhase, queue_status
+from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.queue.kueue_status import queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing
@@ -181,13 +182,17 @@ async def _requeue(api: Api, ref: JobRef, workload: Object) -> str:
 async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Released:
     """Delete the job and wait until its pods are gone.
 
-    :param force: delete also an unfinished job that a task owns.
-    :raises KtrainError: a task owns the unfinished job, and `force` is False.
+    :param force: delete also an unfinished job that a task owns, and one whose owner can't be read.
+    :raises KtrainError: a task owns the unfinished job, or its owner can't be read, and `force` is False.
     """
 
     def decide(read: JobRead) -> Mode:
         owner, phase = Owner.of(read.job or {}), phase_of(read.job)
-        if owner is not None and not force and not phase.ended:
+        if owner is Unreadable.OWNER and not force:
+            raise KtrainError(
+                f"{ref} is not deleted: {owner.value}. A task may own it.\nTo delete it all the same, set force=True"
+            )
+        if isinstance(owner, Owner) and not force and not phase.ended:
             raise KtrainError(
                 f"{ref} belongs to {owner.key}, try {owner.try_number}, and is {phase}. Its task would fail.\n"
                 "Mark that task failed instead, or set force=True"

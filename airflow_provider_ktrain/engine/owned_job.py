@@ -27,7 +27,7 @@ from airflow_provider_ktrain.core.ending import (
     why_ended,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
+from airflow_provider_ktrain.core.identity.names import JobRef, Owner, Unreadable, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in, wants_suspension
 from airflow_provider_ktrain.engine import timing
@@ -227,6 +227,8 @@ class OwnedJob:
         if self.ref is None or read is None or read.job is None:
             return Ownership.MINE
         owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
+        if owner is Unreadable.OWNER:
+            return Ownership.UNREADABLE
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
 
     def mode(self, rule: Rule, job: Object | None) -> Mode | None:

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, OperatorMissingError
 from airflow_provider_ktrain.core.formats import mapping
-from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, Owner, label_value
+from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, Owner, Unreadable, label_value
 from airflow_provider_ktrain.core.identity.reaping import ENDED_TASK_STATES, is_kept, judge
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.pods.objects import has_ended
@@ -141,7 +141,9 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                 jobs, where = host.call(functools.partial(self._find, deployment))
                 for ref, job in jobs:
                     owner = Owner.of(job)
-                    if owner is None:
+                    if owner is Unreadable.OWNER:
+                        self.log.warning("%s is kept: %s.\nTo delete it, run: %s", ref, owner.value, ref.delete_command)
+                    if not isinstance(owner, Owner):
                         continue
                     state = _task_state(owner)
                     held = host.call(functools.partial(_active_pods, ref)) if state in ENDED_TASK_STATES else 0
@@ -174,7 +176,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                 except OperatorMissingError:
                     continue
                 jobs = await api.request("GET", api_paths.jobs(kind, version, namespace), query=query)
-                found += [(JobRef.of(kind, version, job, Owner.of(job)), job) for job in jobs.get("items") or ()]
+                found += [(JobRef.of(kind, version, job, _owner(job)), job) for job in jobs.get("items") or ()]
         return found, f"namespace{'s' if len(namespaces) > 1 else ''} {', '.join(map(repr, namespaces))}"
 
     async def _check_namespace(self, api: Api, namespace: str) -> None:
@@ -192,6 +194,11 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
             if e.status != 403:
                 raise
             self.log.info("Can't check that namespace %r exists: no right to get namespaces.", namespace)
+
+
+def _owner(job: Object) -> Owner | None:
+    owner = Owner.of(job)
+    return owner if isinstance(owner, Owner) else None
 
 
 def _task_state(owner: Owner) -> str:
@@ -216,7 +223,7 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
     from airflow_provider_ktrain.engine.release import fitting_mode, release_others
 
     def decide(read: JobRead) -> Mode | None:
-        owner = Owner.of(read.job or {})
+        owner = _owner(read.job or {})
         if read.job is not None and (owner is None or owner.ti_id != ref.owner):
             return None
         kept = read.job is not None and phase_of(read.job).ended and is_kept(read.job)

@@ -57,6 +57,7 @@ class Submission:
         self.version: str | None = None
         self._sent: Manifest = {}  # the manifest of the job that this try creates
         state = mapping(compat.recall(context, SUBMISSION_STATE))
+        self._has_submitted = bool(state) or not compat.has_task_store(context)
         same_life = state.get("max_tries") == request.owner.max_tries
         self._before: Mapping[str, str] = mapping(state.get("place")) if same_life else {}
         known = {"name", "namespace"} <= self._before.keys()
@@ -117,7 +118,8 @@ class Submission:
             _same_place(before, place)
         life = {"max_tries": request.owner.max_tries, "first_try": request.first_try}
         self._state = {"version": VERSION, **life, "place": place}
-        compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self.attempt})
+        is_stored = compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self.attempt})
+        self._request = replace(request, owner=replace(request.owner, is_stored=is_stored))
 
     @property
     def is_retry(self) -> bool:
@@ -145,8 +147,8 @@ class Submission:
             submitted = await submit(
                 api, kind, self.version, lambda submission: self._stamped(fitted, submission, served), owner,
                 request.first_try, reattach=request.reattach, patience=patience,
-                quota_patience=request.schedule_seconds or 0, code=request.code, posting=posting, end_job=end_job,
-                log=log,
+                quota_patience=request.schedule_seconds or 0, code=request.code,
+                has_submitted=self._has_submitted, posting=posting, end_job=end_job, log=log,
             )  # fmt: skip
         except ManifestError as invalid:
             if not self.is_retry:
@@ -155,8 +157,8 @@ class Submission:
             metadata = {"name": self.name, "namespace": self.namespace, "annotations": annotations}
             return await submit(
                 api, kind, self.version, lambda _: {"metadata": metadata}, owner, request.first_try,
-                reattach=request.reattach, patience=patience, invalid=invalid, posting=posting, end_job=end_job,
-                log=log,
+                reattach=request.reattach, patience=patience, invalid=invalid, has_submitted=self._has_submitted,
+                posting=posting, end_job=end_job, log=log,
             )  # fmt: skip
         if submitted.created:
             self._log_avoided_nodes(served, log)

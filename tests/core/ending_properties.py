@@ -210,6 +210,10 @@ RETRY = {"successor": Successor.NEXT_TRY}
 SCENARIOS = (
     Scenario("another try adopted the job", Event.ENDED, Action.LET_GO, "another try",
              {"seen": Seen.SUCCEEDED, "owner": Ownership.ANOTHER_TRY}),
+    Scenario("the training ends, and nobody can read whose job it is", Event.ENDED, Action.REPORT, "can't be read",
+             {"seen": Seen.SUCCEEDED, "owner": Ownership.UNREADABLE}),
+    Scenario("a limit passes, and nobody can read whose job it is", Event.LIMIT, Action.LEAVE, "{command}",
+             {"seen": Seen.RUNNING, "owner": Ownership.UNREADABLE}),
     Scenario("a sensor's job has failed", Event.ENDED, Action.REPORT, facts={"owner": Ownership.FOREIGN}),
     Scenario("a sensor's job runs at the end of the worker's time", Event.HAND_OVER, Action.HAND_OVER,
              facts={"owner": Ownership.FOREIGN}),

@@ -23,6 +23,7 @@ from airflow_provider_ktrain.core.identity.names import (
     Owner,
     Reattach,
     TaskKey,
+    Unreadable,
     label_value,
 )
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note, true_conditions
@@ -116,8 +117,10 @@ def test_owner_of_an_earlier_version_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"try_number": 1}', '"x"', "1"])
-def test_unreadable_annotation_gives_no_owner(text: str) -> None:
-    assert Owner.of({"metadata": {"annotations": {OWNER_ANNOTATION: text}}}) is None
+def test_unreadable_annotation_is_not_a_missing_one(text: str) -> None:
+    job = {"metadata": {"annotations": {OWNER_ANNOTATION: text}}}
+    assert Owner.of(job) is Unreadable.OWNER
+    assert decide(job, Owner(KEY, 1, "me"), 1).action is Action.REFUSE
 
 
 def test_missing_annotation_gives_no_owner() -> None:
@@ -228,11 +231,28 @@ def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) 
     assert decide(found, me, 1, reattach="if_unchanged", changed=False).action is Action.ADOPT
 
 
-def test_job_that_this_try_created_is_adopted() -> None:
+@pytest.mark.parametrize("deleted", [None, DELETED])
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_job_that_this_try_created_is_adopted(condition: str, deleted: str | None) -> None:
     """The response to a create can get lost; the second create then reports that the job exists."""
     me = Owner(KEY, 2, "me")
-    assert decide(owned_job(me), me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
-    assert decide(owned_job(me), me, 2).action is Action.ADOPT
+    found = owned_job(me, condition, deletionTimestamp=deleted)
+    assert decide(found, me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
+    assert decide(found, me, 2).action is Action.ADOPT
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("has_submitted", [True, False])
+def test_result_of_a_deleted_run_is_not_taken(has_submitted: bool, is_stored: bool) -> None:
+    """The store of this run is empty, and that of the job's run was not. Other jobs are adopted as usual."""
+    owner, me = Owner(KEY, 1, "before", is_stored=is_stored), Owner(KEY, 2, "me")
+    assert f'"is_stored": {str(is_stored).lower()}' in owner.annotation() or not is_stored
+    taken = has_submitted or not is_stored
+    expected = Action.TAKE_RESULT if taken else Action.REPLACE
+    assert decide(owned_job(owner, "Succeeded"), me, 1, has_submitted=has_submitted).action is expected
+    going = owned_job(owner, "Succeeded", deletionTimestamp=DELETED)
+    assert decide(going, me, 1, has_submitted=has_submitted).action is (Action.TAKE_RESULT if taken else Action.WAIT)
+    assert decide(owned_job(owner, "Running"), me, 1, has_submitted=has_submitted).action is Action.ADOPT
 
 
 def test_decisions_are_consistent_for_every_combination() -> None:
@@ -243,6 +263,9 @@ def test_decisions_are_consistent_for_every_combination() -> None:
             Owner(KEY, owner_try, f"ti-{owner_try}"), condition, deletionTimestamp=DELETED if deleting else None
         )
         decision = decide(found, Owner(KEY, 2, "ti-2"), first, reattach=reattach, changed=changed)
+        if owner_try == 2:
+            assert decision.action is Action.ADOPT
+            continue
         if decision.action in (Action.ADOPT, Action.TAKE_RESULT):
             assert owner_try >= first, "never across a clear"
             assert not deleting or decision.action is Action.TAKE_RESULT

@@ -361,7 +361,7 @@ class Cluster(ApiServer):
         if phase_of(job).ended and self.kind.behavior.reports_phases:
             job["status"]["completionTime"] = self.stamp()
         owner = Owner.of(job)
-        if phase_of(job) is Phase.SUCCEEDED and owner is not None:
+        if phase_of(job) is Phase.SUCCEEDED and isinstance(owner, Owner):
             self.shown_succeeded[job["metadata"]["uid"]] = owner
         self._written(job)
 

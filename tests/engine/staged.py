@@ -94,7 +94,7 @@ class Staged:
         self.submission, self.roles = self.labels[SUBMISSION_LABEL], tuple(self.kind.replicas(job))
         self.ref = JobRef(
             self.kind.name, job["apiVersion"].rpartition("/")[2], NAMESPACE, self.name, meta["uid"],
-            owner.ti_id if owner else "", "tests", self.submission,
+            owner.ti_id if isinstance(owner, Owner) else "", "tests", self.submission,
         )  # fmt: skip
 
     def _create(self) -> Object:

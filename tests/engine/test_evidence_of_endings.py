@@ -319,7 +319,7 @@ def another_try(training: Staged) -> None:
     def adopt(job: dict[str, Any]) -> None:
         notes = job["metadata"]["annotations"]
         owner = Owner.of(job)
-        assert owner is not None
+        assert isinstance(owner, Owner)
         notes[OWNER_ANNOTATION] = replace(owner, try_number=2, ti_id="ti-2").annotation()
 
     training.api.change(training.kind.plural, NAME, adopt)
@@ -387,7 +387,7 @@ async def test_interrupted_submission_finds_no_job_of_another_task(
     async with staged() as training, connected(training.url) as api:
         (job,) = training.api.objects[training.kind.plural].values()
         owner = Owner.of(job)
-        assert owner is not None
+        assert isinstance(owner, Owner)
         me = Owner(replace(owner.key, **key), number, "ti-of-the-killed-try")
         ref = training.ref
         own = await find_own(api, training.kind, ref.version, ref.namespace, ref.name, me)

@@ -619,7 +619,7 @@ async def test_new_job_of_the_same_name_is_not_followed(kind: Kind) -> None:
 def adopt(training: Staged) -> None:
     """Another try adopts the job."""
     owner = Owner.of(training.job)
-    assert owner is not None
+    assert isinstance(owner, Owner)
     note = {OWNER_ANNOTATION: replace(owner, try_number=2, ti_id="ti-2").annotation()}
     training.api.change(training.kind.plural, NAME, lambda job: job["metadata"]["annotations"].update(note))
 
@@ -643,7 +643,7 @@ async def test_lagging_watch_does_not_give_up_the_job() -> None:
         await is_running(training)
         training.api.freeze(training.kind.plural)
         owner = Owner.of(training.job)
-        assert owner is not None
+        assert isinstance(owner, Owner)
         training.ref = replace(training.ref, owner="ti-2")
         await training.hand_over(0.5)
         before.cancel()

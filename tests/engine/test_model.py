@@ -121,7 +121,7 @@ class Interleaving:
 
     def check_write(self, client: Client, verb: str, job: Object, sent: Object) -> None:
         owner = Owner.of(job)
-        if owner is None or owner.key != KEY:
+        if not isinstance(owner, Owner) or owner.key != KEY:
             raise Broken(f"{client.actor} writes to a foreign job")
         if client.actor == REAPER:
             return
@@ -489,7 +489,7 @@ class Interleaving:
     async def _check_final_state(self) -> None:
         job = self.cluster.jobs.get(NAME)
         owner = Owner.of(job or {})
-        if job is None or owner is None or owner.key != KEY:
+        if job is None or not isinstance(owner, Owner) or owner.key != KEY:
             if job is None and self.cluster.live():
                 raise Broken("pods without a job")
             return

@@ -64,7 +64,7 @@ async def read_of(training: Staged, api: Api) -> JobRead:
 def adopt(training: Staged) -> None:
     """A later try adopts the job. An adoption keeps the uid."""
     owner = Owner.of(training.job)
-    assert owner is not None
+    assert isinstance(owner, Owner)
     note = {OWNER_ANNOTATION: replace(owner, try_number=2, ti_id="ti-2").annotation()}
     training.api.change(training.kind.plural, NAME, lambda job: job["metadata"]["annotations"].update(note))
 

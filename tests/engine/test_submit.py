@@ -168,8 +168,9 @@ async def test_error_names_finalizers_that_block_a_deletion(task: Task) -> None:
 async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None, reason: str) -> None:
     """For a pod on a lost node, or one with a grace period of hours."""
     meta = {"name": "train", "namespace": "ns", "uid": "j", "deletionTimestamp": "2026-11-21T10:00:00Z"}
-    me = Owner(TaskKey("tests", "dag", "train", "run"), 1, "ti-1")
-    job = {"metadata": {**meta, "annotations": {OWNER_ANNOTATION: me.annotation()}}}
+    me = Owner(TaskKey("tests", "dag", "train", "run"), 2, "ti-2")
+    before = Owner(me.key, 1, "ti-1")
+    job = {"metadata": {**meta, "annotations": {OWNER_ANNOTATION: before.annotation()}}}
     pod: dict[str, Any] = {
         "metadata": {"name": "train-worker-0", "uid": "p", "ownerReferences": [{"kind": "PyTorchJob", "uid": "j"}]},
         "spec": {"nodeName": "node-7", "terminationGracePeriodSeconds": 3600},

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, Owner, Reattach, annotation
+from airflow_provider_ktrain.core.identity.names import (
+    OWNER_ANNOTATION,
+    SUSPENDED_ANNOTATION,
+    Owner,
+    Reattach,
+    Unreadable,
+    annotation,
+)
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import incomplete_note
 from airflow_provider_ktrain.core.state.pods.objects import containers, is_being_deleted
@@ -58,44 +65,60 @@ def cleared(owner: Owner, me: Owner, first_try: int) -> bool:
 
 
 def decide(
-    found: Mapping[str, Any], me: Owner, first_try: int, *, reattach: Reattach = "always", changed: bool = False
+    found: Mapping[str, Any],
+    me: Owner,
+    first_try: int,
+    *,
+    reattach: Reattach = "always",
+    changed: bool = False,
+    has_submitted: bool = True,
 ) -> Decision:
     """What to do with a job that has our name.
 
     :param first_try: the result of `first_try_since_clear`.
     :param reattach: `if_unchanged` replaces an unfinished job whose manifest differs from this try's.
+    :param has_submitted: whether an earlier try of this run may have submitted a job. False: its task store is empty.
     """
     owner = Owner.of(found)
+    if owner is Unreadable.OWNER:
+        return Decision(Action.REFUSE, "its owner can't be read", f"Read the annotation {OWNER_ANNOTATION}.")
     if owner is None:
         return Decision(Action.REFUSE, "it has no owner annotation", "Somebody else created it.")
     if owner.key != me.key:
         return Decision(Action.REFUSE, "it belongs to another task", f"Its task is {owner.key}.")
     if owner.try_number > me.try_number:  # this worker was disconnected for long, or the run was deleted and recreated
         return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
+    if owner.ti_id == me.ti_id:  # the response to the create was lost; whatever has happened since is this try's end
+        return Decision(Action.ADOPT, "this try has created or adopted it")
     phase = phase_of(found)
     incomplete = incomplete_note(found) if phase is Phase.SUCCEEDED else ""
+    of_deleted_run = owner.is_stored and not has_submitted
     proves_success = (
         phase is Phase.SUCCEEDED
         and not incomplete
+        and not of_deleted_run
         and owner.try_number < me.try_number
         and not cleared(owner, me, first_try)
     )
     if is_being_deleted(found) and not proves_success:
         return Decision(Action.WAIT, "it is being deleted")
-    if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # try numbers of one run are unique
+    if owner.try_number == me.try_number:  # try numbers of one run are unique
         theirs = f"it is {phase} and belongs to another try {me.try_number}"
         why = "Another Airflow has the same [ktrain] deployment_id, or this run was deleted and created again."
         return Decision(Action.REPLACE if phase.ended else Action.REFUSE, theirs, why)
-    whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
+    whose = f"try {owner.try_number}"
     if phase is Phase.FAILED:
         return Decision(Action.REPLACE, f"it is the failed job of {whose}")
     if incomplete:
         return Decision(Action.REPLACE, f"it succeeded for {whose}, and is probably incomplete", f"{incomplete}.")
     if cleared(owner, me, first_try):
         return Decision(Action.REPLACE, f"the task was cleared after {whose} submitted it")
+    if phase is Phase.SUCCEEDED and of_deleted_run:
+        why = "No try of this run has submitted a job: the run was deleted and created again."
+        return Decision(Action.REPLACE, f"it succeeded for {whose} of a deleted run", why)
     if phase is Phase.SUCCEEDED:
         return Decision(Action.TAKE_RESULT, f"it succeeded for {whose}")
-    if changed and reattach == "if_unchanged" and owner.ti_id != me.ti_id:
+    if changed and reattach == "if_unchanged":
         return Decision(Action.REPLACE, f"the manifest has changed since {whose}")
     return Decision(Action.ADOPT, f"{whose} left it {phase}")
 

@@ -111,34 +111,48 @@ class TaskKey:
         return f"{self.dag_id}.{self.task_id}{index} of run {self.run_id} (deployment {self.deployment})"
 
 
+class Unreadable(enum.Enum):
+    """What an annotation contains that exists and can't be read: nobody knows whose job it is."""
+
+    OWNER = "the owner annotation can't be read"
+
+
 @dataclass(frozen=True)
 class Owner:
     """One try of a task, as the job's owner annotation names it.
 
     :param ti_id: id of the task instance: new for every try and every clear.
     :param max_tries: of the task instance: only a clear changes it. None: not known.
+    :param is_stored: whether Airflow's task store of the run contained the submission before the job was created or
+        adopted. Default: False.
     """
 
     key: TaskKey
     try_number: int
     ti_id: str
     max_tries: int | None = field(default=None, compare=False)
+    is_stored: bool = field(default=False, compare=False)
 
     def annotation(self) -> str:
         """The value of OWNER_ANNOTATION, which `of` reads."""
         fields = {"try_number": self.try_number, "ti_id": self.ti_id, "max_tries": self.max_tries}
+        fields |= {"is_stored": True} if self.is_stored else {}
         return json.dumps({"version": VERSION, **asdict(self.key), **fields}, sort_keys=True)
 
     @classmethod
-    def of(cls, job: Mapping[str, Any]) -> Owner | None:
-        """The owner in a job's annotation; None if there is none or if it can't be read."""
+    def of(cls, job: Mapping[str, Any]) -> Owner | Unreadable | None:
+        """The owner in a job's annotation; None if it has no such annotation."""
+        text = annotation(job, OWNER_ANNOTATION)
+        if text is None:
+            return None
         try:
-            fields = json.loads(annotation(job, OWNER_ANNOTATION) or "")
+            fields = json.loads(text)
             names = {f: fields[f] for f in ("deployment", "dag_id", "task_id", "run_id")}
             key = TaskKey(**names, map_index=fields.get("map_index", -1))
-            return cls(key, int(fields["try_number"]), str(fields["ti_id"]), fields.get("max_tries"))
+            number, ti_id, is_stored = int(fields["try_number"]), str(fields["ti_id"]), fields.get("is_stored") is True
+            return cls(key, number, ti_id, fields.get("max_tries"), is_stored)
         except (ValueError, KeyError, TypeError):
-            return None
+            return Unreadable.OWNER
 
 
 def label_value(text: str) -> str:

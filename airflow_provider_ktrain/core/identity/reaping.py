@@ -34,6 +34,8 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
     :param held: number of the job's pods that have not ended.
     """
     owner = names.Owner.of(job)
+    if owner is names.Unreadable.OWNER:
+        return Verdict(False, owner.value)
     if owner is None or owner.key.deployment != deployment:
         return Verdict(False, "it does not belong to this deployment")
     if state not in ENDED_TASK_STATES:

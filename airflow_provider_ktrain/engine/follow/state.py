@@ -151,7 +151,7 @@ class JobState:
     def superseded(self) -> bool:
         """Whether the job, as last seen, belongs to another try of the task."""
         owner = Owner.of(self.job or {})
-        return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
+        return bool(self.ref.owner and isinstance(owner, Owner) and owner.ti_id != self.ref.owner)
 
     @property
     def requested(self) -> Amounts:

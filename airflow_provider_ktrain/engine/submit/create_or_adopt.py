@@ -36,6 +36,7 @@ from airflow_provider_ktrain.core.identity.names import (
     JobRef,
     Owner,
     Reattach,
+    Unreadable,
     annotation,
     code_hash,
     label,
@@ -131,6 +132,7 @@ class _Claim:
 
     :param manifest: the stamped manifest. If it is invalid, only its metadata.
     :param invalid: why the manifest can't be submitted. None: it can.
+    :param has_submitted: whether an earlier try of this run may have submitted a job.
     :param code: files with which the program runs. None: the job has none.
     """
 
@@ -148,6 +150,7 @@ class _Claim:
     posting: Posting
     code: Code | None
     invalid: ManifestError | None
+    has_submitted: bool
 
     @functools.cached_property
     def target(self) -> JobRef:
@@ -238,7 +241,9 @@ class _Claim:
             return None
         differs = annotation(found, MANIFEST_ANNOTATION) != annotation(self.manifest, MANIFEST_ANNOTATION)
         changed = differs if self.invalid is None else self.invalid.final
-        decision = decide(found, self.me, self.first_try, reattach=self.reattach, changed=changed)
+        decision = decide(
+            found, self.me, self.first_try, reattach=self.reattach, changed=changed, has_submitted=self.has_submitted
+        )
         lacks_code = decision.action is Action.ADOPT and await self.lacks_code(found)
         if lacks_code and await self.is_useless(found):
             decision = Decision(Action.REPLACE, "its code was never sent, and has changed since", "No pod has started.")
@@ -267,7 +272,10 @@ class _Claim:
                 if suspended:
                     await self.waiter.wait_for_pods(self.api, await self.ref(found))
                     self.log.info(f"Resuming {self.target}: it was suspended when an earlier try ended.")
-                taken = await self.own(found, suspended=suspended)
+                if Owner.of(found) == self.me and not suspended:
+                    taken: Submitted | None = Submitted(await self.ref(found), found, self.is_created_as(found))
+                else:
+                    taken = await self.own(found, suspended=suspended)
                 if taken is not None and lacks_code:
                     await self.give_code(taken)
                 return taken
@@ -315,7 +323,9 @@ class _Claim:
 
     async def replace(self, found: Object) -> None:
         """Release the existing job, unless it has changed since it was read: it may have succeeded."""
-        ref = JobRef.of(self.kind, self.version, found, Owner.of(found) or self.me, await self.api.cluster())
+        owner = Owner.of(found)
+        assert isinstance(owner, Owner)  # another job is refused
+        ref = JobRef.of(self.kind, self.version, found, owner, await self.api.cluster())
         with contextlib.suppress(JobChanged):
             await self.end_job(ref, JobRead(found, await job_pods(self.api, ref)))
 
@@ -350,9 +360,11 @@ class _Claim:
             if e.status in (404, 409):
                 return None
             raise
-        # True also if this try created the job and the response to the create was lost
-        created = not self.invalid and label(found, SUBMISSION_LABEL) == label(self.manifest, SUBMISSION_LABEL)
-        return Submitted(ref, job, created)
+        return Submitted(ref, job, self.is_created_as(found))
+
+    def is_created_as(self, found: Object) -> bool:
+        """Whether this try has created the job: the response to the create was lost."""
+        return not self.invalid and label(found, SUBMISSION_LABEL) == label(self.manifest, SUBMISSION_LABEL)
 
 
 async def submit(
@@ -369,6 +381,7 @@ async def submit(
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     code: Code | None = None,
     invalid: ManifestError | None = None,
+    has_submitted: bool = True,
     posting: Posting,
     end_job: EndJob,
     log: Log,
@@ -386,6 +399,7 @@ async def submit(
     :param invalid: why this try can't create a job. It can take over the job of an earlier try. With `if_unchanged`, an
         invalid manifest counts as changed, so the job is released; one that can't be read now (the error isn't `final`)
         doesn't prove a change. Default: None, the manifest is valid.
+    :param has_submitted: False if the task store shows that no try of this run has submitted a job. Default: True.
     :raises CodeRefusedError: the API server refuses the job's code.
     :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest; or `invalid` is
         set, and no earlier try has left a job.
@@ -395,7 +409,7 @@ async def submit(
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     claim = _Claim(
         api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, end_job, log,
-        posting, code, invalid,
+        posting, code, invalid, has_submitted,
     )  # fmt: skip
     waits = QuotaWait(quota_patience, str(claim.target), log.warning)
     look_first = invalid is not None or me.try_number > 1
@@ -417,9 +431,13 @@ async def find_own(api: Api, kind: Kind, version: str, namespace: str, name: str
     """The job of this name, if this try or an earlier one of its task has created it; else None.
 
     The name alone doesn't prove that the job is ours.
+
+    :raises ForeignJobError: its owner can't be read.
     """
     job = await get(api, api_paths.jobs(kind, version, namespace, name), timeout=1)
     owner = None if job is None else Owner.of(job)
+    if owner is Unreadable.OWNER:
+        raise ForeignJobError(f"{kind.name} {namespace}/{name}: {owner.value}")
     if job is None or owner is None or not (owner == me or (owner.key == me.key and owner.try_number < me.try_number)):
         return None
     return Submitted(JobRef.of(kind, version, job, owner, await api.cluster()), job, created=owner == me)
