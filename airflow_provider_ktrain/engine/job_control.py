@@ -15,8 +15,7 @@ from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, Unreadable
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
-from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
-from airflow_provider_ktrain.core.state.queue.kueue_status import queue_status
+from airflow_provider_ktrain.core.state.queue.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing

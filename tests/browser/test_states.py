@@ -22,7 +22,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 def test_queued_training_shows_what_it_waits_for(airflow_site: Site, open_page: Open) -> None:
     tab = open_page(airflow_site.page(airflow_site.queued()))
     assert tab.locator("#phase .phase").inner_text() == "Queued"
-    assert "needs 24 nvidia.com/gpu more in flavor h100" in tab.locator("#phase-section .note").inner_text()
+    assert "nvidia.com/gpu in flavor h100, 24 more needed" in tab.locator("#phase-section .note").inner_text()
     assert not tab.locator("#notes").count(), "nothing is wrong"
 
 

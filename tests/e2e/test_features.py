@@ -337,7 +337,7 @@ def test_queued_training_reports_its_queue(stage: Stage, cluster: TestCluster) -
     job = stage.wait_created()
     assert job["spec"]["runPolicy"]["suspend"]
     asyncio.run(write(cluster, job))
-    stage.wait_line("Queued in LocalQueue team-a: needs 2 cpu more in flavor f.")
+    stage.wait_line(f"Queued in LocalQueue team-a: Pending: {PENDING['message']}")
     assert stage.gpus() == 0
     name, unsuspended = job["metadata"]["name"], {"spec": {"runPolicy": {"suspend": False}}}
     stage.kube.custom.patch_namespaced_custom_object(*stage.kube.resource, name, unsuspended)

@@ -116,7 +116,7 @@ def test_a_job_that_kueue_gave_up_on_fails_its_task_and_is_retried(airflow: Airf
     run.wait_deferred()
     (queued,) = run.kube.jobs(run.jobs)
     run.write(queued, EVICTED_FOR_GOOD, active=False, new=True)
-    run.wait_line("Kueue gave up on the job: its pods were not ready in time too often")
+    run.wait_line("Kueue gave up on the job: DeactivatedDueToRequeuingLimitExceeded")
 
     def another() -> list[Any]:
         return [job for job in run.kube.jobs(run.jobs) if job["metadata"]["uid"] != queued["metadata"]["uid"]]

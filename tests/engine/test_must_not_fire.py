@@ -84,7 +84,7 @@ def never_fits(training: Staged) -> None:
         "previously considered podsets requests (0) + current podset request (16) > maximum capacity (8)"
     )
     suspended(training)
-    training.workload(QuotaReserved=("False", "Pending", message))
+    training.workload(QuotaReserved=("False", "ExceedsMaxQuota", message))
 
 
 def given_up(training: Staged) -> None:
@@ -213,7 +213,7 @@ RESTARTS: dict[str, Case] = {
     "crash loop": Case({"crash_loop": 2}, restarted(1), succeeds, "crash_loop"),
 }
 VERDICTS: dict[str, Case] = {
-    "never fits": Case({}, never_fits, admitted_by_kueue, "more than the whole quota"),
+    "never fits": Case({}, never_fits, admitted_by_kueue, "ExceedsMaxQuota"),
     "given up": Case({}, given_up, admitted_by_kueue, "Kueue gave up on the job"),
 }
 RULES: dict[str, Case] = {

@@ -30,7 +30,7 @@ async def test_a_job_that_kueue_gave_up_on_fails_and_may_be_retried(task: Task) 
     outcome = await task.ended(ref, handover=Handover(queue={"phase": "given up", "since": timing.epoch() - 61}))
     assert not outcome.succeeded
     assert outcome.cause is not None
-    assert outcome.cause["summary"].startswith(f"{ref} can't run: Kueue gave up on the job: its pods were not ready")
+    assert outcome.cause["summary"].startswith(f"{ref} can't run: Kueue gave up on the job: DeactivatedDueToReq")
     assert outcome.cause["category"] == "queue"
     assert await task.job() is None
 
@@ -43,9 +43,9 @@ async def test_the_cause_of_a_queue_timeout_is_what_the_job_waited_for(task: Tas
     await write_workload(task.api, (await task.job()) or {}, conditions)
     outcome = await task.ended(ref, limits=Limits(queue=2))
     assert outcome.cause is not None
-    assert outcome.cause["summary"].endswith("(queue_timeout): LocalQueue team-a doesn't exist")
-    warning = "Queued in LocalQueue team-a: LocalQueue team-a doesn't exist. An administrator must correct this."
-    assert task.log.messages.count(warning) == 1
+    assert outcome.cause["summary"].endswith("(queue_timeout): Inadmissible: LocalQueue team-a doesn't exist")
+    line = "Queued in LocalQueue team-a: Inadmissible: LocalQueue team-a doesn't exist"
+    assert task.log.messages.count(line) == 1
 
 
 async def test_job_is_followed_without_the_right_to_read_workloads(server: ApiServer, task: Task) -> None:

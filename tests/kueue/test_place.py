@@ -65,10 +65,11 @@ async def test_the_place_in_the_queue_is_shown_where_it_may_be_read(readable: bo
         finally:
             await follower.close()
             await asyncio.sleep(0)
-    needs = "needs 2 cpu more in flavor f"
-    assert log.messages[0] == f"Queued in LocalQueue team-a: {needs}{' (place 2 in the queue)' if readable else ''}."
+    why = f"{PENDING['reason']}: {PENDING['message']}"
+    assert log.messages[0] == f"Queued in LocalQueue team-a: {why}{' (place 2 in the queue)' if readable else ''}"
     assert not [line for line in log.messages if "right" in line]
     (asked,) = {line.partition(" ")[2] for line in api.requests if "visibility" in line}
+    assert not [line for line in api.requests if "queues" in line and "visibility" not in line]
     assert (
         asked == f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues/team-a/pendingworkloads"
     )

@@ -117,7 +117,7 @@ def outcome_of(recording: Recording, job: str) -> str:
 def logged(messages: list[str], what: str) -> int:
     """How often a killed job lost its admission, by its log: a kill leaves no time for metrics."""
     lines = [line for line in messages if "lost its admission" in line]
-    return sum("\npreempted" in line for line in lines) if what == "preemptions" else len(lines)
+    return sum("\nPreempted" in line for line in lines) if what == "preemptions" else len(lines)
 
 
 def differences(outcome: Outcome, messages: list[str], wanted: Expected) -> Iterator[str]:

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.accelerators import GPU
-from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.queue.kueue_status import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue as requests
@@ -86,40 +85,18 @@ async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task
         assert await follower.find_failure() is None
     assert timing.epoch() - state.queue.since < 60
     handed_over = {**state.queue.to_dict(), "since": timing.epoch() - 601}
-    async with following(task, await state_of(task, Handover(queue=handed_over)), QueuePhase.NEVER_FITS) as follower:
+    state = await state_of(task, Handover(queue=handed_over))
+    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
         cause = await follower.find_failure()
     assert cause is not None
-    assert "requests more than the whole quota" in cause.summary
+    assert cause.summary.startswith(f"{state.ref} can't run: ExceedsMaxQuota: couldn't assign flavors")
 
 
 async def test_another_phase_starts_the_clock_again(task: Task) -> None:
-    state = await state_of(task, Handover(queue={"phase": "waiting", "since": timing.epoch() - 601}))
+    state = await state_of(task, Handover(queue={"phase": "queued", "since": timing.epoch() - 601}))
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     async with following(task, state, QueuePhase.NEVER_FITS) as follower:
         assert await follower.find_failure() is None
-
-
-async def test_the_clock_of_equal_jobs_that_never_fit_survives_the_loss_of_the_verdict(task: Task) -> None:
-    """The job that Kueue has evaluated fails first. Until Kueue evaluates the next one, that is no news (84)."""
-    first, second = Task(task.api, task.namespace), task
-    state = await state_of(second)
-    await write_workload(task.api, state.known_job, [])
-    await write_workload(task.api, (await state_of(first)).known_job, [NEVER_FITS])
-    async with following(second, state, QueuePhase.NEVER_FITS) as follower:
-        assert follower.status is not None
-        assert follower.status.why.startswith("waits behind equal jobs: requests more than the whole quota (24 cpu")
-        since = state.queue.since
-        state.queue = replace(state.queue, since=since - 601)
-        assert (await follower.find_failure()) is not None
-        path = requests.workloads_path("v1beta2", task.namespace, workload_name(first))
-        await task.api.request("DELETE", path)
-        await until(lambda: _reaches(follower, QueuePhase.PENDING))
-        assert await follower.find_failure() is None
-        await set_conditions(second, NEVER_FITS)
-        await until(lambda: _reaches(follower, QueuePhase.NEVER_FITS))
-        assert state.queue.since == since - 601
-        assert (await follower.find_failure()) is not None
-    await first.delete()
 
 
 @pytest.mark.parametrize("unreadable", [{"phase": 1, "since": "soon", "eviction": None}, "text", None])
@@ -134,10 +111,10 @@ async def test_evictions_are_counted_and_logged_once_in_all_processes(task: Task
     """Kueue before 0.13 doesn't count them, and a Workload shows only the last one."""
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [RESERVED, PREEMPTED])
-    async with following(task, state, QueuePhase.EVICTING):
+    async with following(task, state, QueuePhase.EVICTED):
         pass
     later = await state_of(task, Handover(metrics=state.metrics, queue=state.queue.to_dict()))
-    async with following(task, later, QueuePhase.EVICTING) as follower:
+    async with following(task, later, QueuePhase.EVICTED) as follower:
         assert (later.metrics["queue.evictions"], later.metrics["queue.preemptions"]) == (1, 1)
         again = {**PREEMPTED, "reason": "PodsReadyTimeout", "lastTransitionTime": "2026-11-22T03:00:00Z"}
         await set_conditions(task, RESERVED, again)
@@ -205,7 +182,7 @@ CRASHED = {
         ({"phase": "Running", "containerStatuses": [CRASHED]}, Category.USER_CODE,
          "was given up by Kueue, its pods were not ready: Master 0 failed with exit code 3", "RequeuingLimit"),
         ({"phase": "Running"}, Category.QUEUE,
-         "can't run: Kueue gave up on the job: its pods were not ready in time too often", "RequeuingLimit"),
+         "can't run: Kueue gave up on the job: DeactivatedDueToRequeuingLimitExceeded: The workload", "RequeuingLimit"),
     ],
 )  # fmt: skip
 async def test_the_job_whose_pods_were_never_ready_fails_with_what_kept_them(
@@ -319,34 +296,6 @@ async def test_a_job_that_runs_although_it_names_a_queue_is_reported(task: Task)
         await follower.update()
         assert follower.wakes_at is None
     assert sum("names a queue, but Kueue doesn't manage it" in line for line in task.log.messages) == 1
-
-
-async def test_a_stopped_queue_is_compared_with_the_queue_itself(server: ApiServer, task: Task) -> None:
-    """The message of a job that Kueue bypasses stays when its queue is let go (84b)."""
-    server.put("clusterqueues", {"metadata": {"name": "q"}, "spec": {}})
-    server.put("localqueues", {"metadata": {"name": "team-a"}, "spec": {"clusterQueue": "q"}})
-    missing = "Can't admit new workloads: references missing ResourceFlavor(s): a100."
-    set_active(server, "clusterqueues", "q", "False", "FlavorNotFound", missing)
-    set_active(server, "localqueues", "team-a", "False", "ClusterQueueIsInactive", "Can't submit new workloads")
-    state = await state_of(task)
-    inactive = {**NEVER_FITS, "reason": "Inadmissible", "message": "ClusterQueue q is inactive"}
-    await write_workload(task.api, state.known_job, [inactive])
-    async with following(task, state, QueuePhase.MISCONFIGURED) as follower:
-        set_active(server, "clusterqueues", "q", "True", "Ready", "Can admit new workloads")
-        set_active(server, "localqueues", "team-a", "True", "Ready", "Can submit new workloads to localQueue")
-        assert follower.wakes_at is not None
-        await until(lambda: _reaches(follower, QueuePhase.PENDING))
-    assert [line for line in task.log.messages if line.startswith("Queued")] == [
-        "Queued in LocalQueue team-a: ClusterQueue q is inactive: references missing ResourceFlavor(s): a100. "
-        "An administrator must correct this.",
-        "Queued in LocalQueue team-a: Kueue has not looked at the job since LocalQueue team-a became active.",
-    ]
-
-
-def set_active(server: ApiServer, plural: str, name: str, status: str, reason: str, message: str) -> None:
-    active = {"type": "Active", "status": status, "reason": reason, "message": message}
-    conditions = [{**active, "lastTransitionTime": "2026-11-22T02:00:00Z"}]
-    server.change(plural, name, lambda queue: queue.update(status={"conditions": conditions}))
 
 
 async def test_a_workload_that_was_just_deleted_is_not_reported(task: Task) -> None:

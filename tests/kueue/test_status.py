@@ -40,7 +40,7 @@ async def test_status_is_offered_again_when_the_reason_in_the_queue_changes(api:
     try:
         await until(lambda: sink.queue_is(""))
         await write_workload(api, await task.job() or {}, [PENDING])
-        await until(lambda: sink.queue_is("needs 2 cpu more in flavor f"))
+        await until(lambda: sink.queue_is(f"Pending: {PENDING['message']}"))
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):

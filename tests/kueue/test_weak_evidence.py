@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
+from airflow_provider_ktrain.core.state.queue.kueue_status import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue as requests
@@ -24,7 +24,8 @@ from .workloads import admit, operated, until_logged, workload_name, write_workl
 
 pytestmark = pytest.mark.virtual_time
 NEVER_FITS = {
-    "type": "QuotaReserved", "status": "False", "reason": "Pending", "lastTransitionTime": "2026-11-22T02:00:00Z",
+    "type": "QuotaReserved", "status": "False", "reason": "ExceedsMaxQuota",
+    "lastTransitionTime": "2026-11-22T02:00:00Z",
     "message": "couldn't assign flavors to pod set main: insufficient quota for cpu in flavor a, previously considered "
     "podsets requests (0) + current podset request (24) > maximum capacity (16)",
 }  # fmt: skip

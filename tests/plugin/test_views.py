@@ -142,7 +142,7 @@ def test_data_is_old_when_the_next_status_is_late(due: float | None, now: float,
 
 def test_data_of_a_training_that_waits_is_not_called_old() -> None:
     """Nothing is written while nothing changes."""
-    shown = view(phases=[("Queued", 10.0)], queue="needs 8 nvidia.com/gpu more in flavor h100", now=5000.0)
+    shown = view(phases=[("Queued", 10.0)], queue="Pending: insufficient unused quota", now=5000.0)
     assert (shown.stale, list(shown.notes)) == (False, [])
 
 

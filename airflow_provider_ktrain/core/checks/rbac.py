@@ -38,9 +38,10 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 #: in addition where jobs get their code from tasks (`code`): the ConfigMap of a job, which is deleted with the job
 CODE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (("", ("configmaps",), ("create", "get")),)
 
-#: in addition where jobs are queued by Kueue: why a job waits, pausing it by its Workload, and checks of its queue
+#: in addition where jobs are queued by Kueue: why a job waits, and pausing it by its Workload
 KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", ("workloads",), ("get", "list", "watch", "patch")),
+    # optional: the checks of a job before it is created
     ("kueue.x-k8s.io", ("localqueues",), ("get",)),
     # optional: the job's place in its queue
     ("visibility.kueue.x-k8s.io", ("localqueues/pendingworkloads",), ("get",)),

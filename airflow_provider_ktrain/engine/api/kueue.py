@@ -11,17 +11,15 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, label
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
-from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, Queues, workload_of
+from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, workload_of
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import annotate
 
 GROUP = "kueue.x-k8s.io"
 VISIBILITY_GROUP = f"visibility.{GROUP}"
-QUEUE_SECONDS = 5.0  #: for which a queue that was read counts as read
 PLACE_SECONDS = 60.0  #: for which the places of jobs in a queue count as read
-READ_TIMEOUT_SECONDS = 5.0  #: of these reads
-UNREADABLE_SECONDS = 60.0  #: until what can't be read, or doesn't exist, is read again
+PLACE_TIMEOUT_SECONDS = 5.0  #: of this read
 VERSIONS = ("v1beta2", "v1beta1")  #: in which this provider reads Workloads, the preferred one first
 
 
@@ -49,63 +47,47 @@ async def served_version(api: Api) -> str:
 
 
 async def find_workload(api: Api, ref: JobRef) -> Object | None:
-    """The Workload of the job; None if it has none yet, or if the cluster doesn't serve Kueue."""
-    workload = workload_of(await read_workloads(api, ref.namespace), ref.uid)
-    return dict(workload) if workload is not None else None
-
-
-async def read_workloads(api: Api, namespace: str) -> list[Object]:
-    """The Workloads of a namespace; none if the cluster doesn't serve Kueue.
+    """The Workload of the job; None if it has none yet, or if the cluster doesn't serve Kueue.
 
     :raises ApiStatusError: 403 without the right to list Workloads.
     :raises ApiUnavailable: there was no response.
     """
     version = await served_version(api)
-    found = await api.request("GET", workloads_path(version, namespace)) if version else {}
-    return list(found.get("items") or ())
+    found = await api.request("GET", workloads_path(version, ref.namespace)) if version else {}
+    workload = workload_of(found.get("items") or (), ref.uid)
+    return dict(workload) if workload is not None else None
 
 
 @dataclass
-class _Read:
-    """What was read last at a path, for all jobs of a process."""
+class _Places:
+    """The places of the jobs of a LocalQueue, from 1, by the name of the Workload; for all jobs of a process."""
 
     at: float = -math.inf  # timing.now()
-    answer: Object | None = None
+    of: dict[str, int] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-_reads: WeakKeyDictionary[Api, dict[str, _Read]] = WeakKeyDictionary()
-
-
-async def _recent(api: Api, path: str, seconds: float) -> Object | None:
-    """The object at a path, at most that old; {} if it doesn't exist; None if it can't be read."""
-    read = _reads.setdefault(api, {}).setdefault(path, _Read())
-    async with read.lock:
-        if timing.now() >= read.at + (seconds if read.answer else max(seconds, UNREADABLE_SECONDS)):
-            try:
-                read.answer = await get(api, path, timeout=READ_TIMEOUT_SECONDS) or {}
-            except (ApiStatusError, ApiUnavailable):
-                read.answer = None
-            read.at = timing.now()
-        return read.answer
-
-
-async def read_queues(api: Api, version: str, namespace: str, queue: str) -> Queues:
-    """A LocalQueue and its ClusterQueue, as any job of this process has read them in the last QUEUE_SECONDS."""
-    base = f"/apis/{GROUP}/{version}"
-    local = await _recent(api, f"{base}/namespaces/{namespace}/localqueues/{queue}", QUEUE_SECONDS)
-    name = ((local or {}).get("spec") or {}).get("clusterQueue")
-    return Queues(local, await _recent(api, f"{base}/clusterqueues/{name}", QUEUE_SECONDS) if name else None)
+_places: WeakKeyDictionary[Api, dict[str, _Places]] = WeakKeyDictionary()
 
 
 async def find_place(api: Api, version: str, workload: Mapping[str, Any]) -> int | None:
-    """The place of a Workload in its ClusterQueue, from 1, by Kueue's visibility API; None if that isn't known."""
+    """The place of a Workload in its ClusterQueue, from 1, by Kueue's visibility API; None if that isn't known.
+
+    One request in PLACE_SECONDS reads the places of all jobs of a LocalQueue.
+    """
     namespace, queue = workload["metadata"]["namespace"], (workload.get("spec") or {}).get("queueName")
     path = f"/apis/{VISIBILITY_GROUP}/{version}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
-    pending = ((await _recent(api, path, PLACE_SECONDS)) or {}).get("items") or ()
-    places = {of["metadata"]["name"]: of.get("positionInClusterQueue") for of in pending}
-    place = places.get(workload["metadata"]["name"])
-    return place + 1 if isinstance(place, int) else None
+    places = _places.setdefault(api, {}).setdefault(path, _Places())
+    async with places.lock:
+        if timing.now() >= places.at + PLACE_SECONDS:
+            try:
+                pending = (await get(api, path, timeout=PLACE_TIMEOUT_SECONDS) or {}).get("items") or ()
+            except (ApiStatusError, ApiUnavailable):
+                pending = ()
+            read = {of["metadata"]["name"]: of.get("positionInClusterQueue") for of in pending}
+            places.of = {name: place + 1 for name, place in read.items() if isinstance(place, int)}
+            places.at = timing.now()
+        return places.of.get(workload["metadata"]["name"])
 
 
 class NotPausableError(Exception):

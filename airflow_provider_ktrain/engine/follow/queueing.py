@@ -1,8 +1,8 @@
 """Follows what Kueue does with a job: why it waits, when it is admitted, how often it is preempted.
 
 All jobs of a namespace share one watch of Workloads. Without the right to list them, the job is followed as without
-this, the log names the missing right once, and the watch is tried again later. The reasons are read from a Workload in
-`core/state/queue/kueue_status.py`.
+this, the log names the missing right once, and the watch is tried again later. `core/state/queue/kueue_status.py` reads
+a Workload.
 """
 
 from __future__ import annotations
@@ -16,34 +16,22 @@ from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import with_obstacle
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.queue import kueue_status
-from airflow_provider_ktrain.core.state.queue.kueue_messages import QueuePhase
-from airflow_provider_ktrain.core.state.queue.kueue_status import (
-    Queues,
-    QueueStatus,
-    equality_key,
-    names_queue,
-    queue_status,
-    verdict,
-    workload_of,
-)
+from airflow_provider_ktrain.core.state.queue.kueue_status import QueuePhase, QueueStatus, queue_status, workload_of
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
-from airflow_provider_ktrain.engine.watch.object_keys import by_equality, by_owner
+from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
+from airflow_provider_ktrain.engine.watch.object_keys import by_owner
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
 RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request
 NO_WORKLOAD_SECONDS = 60.0  #: in which Kueue should have created a Workload; it takes less than a second
-LOOK_AGAIN_SECONDS = (5.0, 60.0)  #: first and longest interval at which a job that waits looks at other objects
 FORBIDDEN_RETRY_SECONDS = 600.0  #: until Workloads are watched again after the API server rejected that (403)
 _AMOUNT = re.compile(r"\b\d+\w*")
-_NEVER_FITS = str(QueuePhase.NEVER_FITS)
-_WAITS = (QueuePhase.PENDING, QueuePhase.WAITING, QueuePhase.NEVER_FITS, QueuePhase.MISCONFIGURED)
-_WARNINGS = (QueuePhase.MISCONFIGURED, QueuePhase.NEVER_FITS, QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP)
+_WARNINGS = (QueuePhase.NEVER_FITS, QueuePhase.PAUSED, QueuePhase.GIVEN_UP)
 _RESOLUTIONS = {
     QueuePhase.NEVER_FITS: "Request less, use another queue, or ask an administrator to raise the quota.",
     QueuePhase.GIVEN_UP: "See the events of its Workload. A retry queues the job again.",
@@ -63,10 +51,8 @@ class QueueFollower:
         # a job that isn't the task's, such as a sensor's, doesn't fail: somebody may activate it, or raise the quota
         self._may_fail = context.options.release
         self._workloads: Subscription | None = None
-        self._informer: SharedInformer | None = None  # of all Workloads of the namespace
         self._kueue_version = ""
-        # resourceVersion of the Workload, looks at it, and when to look again by `timing.now`
-        self._looks: tuple[str, int, float | None] = "", 0, None
+        self._place_at: float | None = None  # timing.now() from which to read the place in the queue again
         self._look_at: float | None = 0.0  # timing.now() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
         self._confirm_at = 0.0  # timing.now() from which to ask the API server whether the job will never run
@@ -125,36 +111,16 @@ class QueueFollower:
             self._log_missing_workload()
             return
         self._no_workload_since = math.inf
-        status = await self._status_of(workload)
-        unevaluated = status.phase is QueuePhase.PENDING
-        if unevaluated and self.status is not None and self.status.phase in _WAITS[:3]:
-            status = replace(status, why=self.status.why)  # no news
+        status = queue_status(workload)
+        if status.phase is QueuePhase.QUEUED:
+            status = replace(status, place=await kueue.find_place(self._api, self._kueue_version, workload))
+        self._place_at = None if status.place is None else timing.now() + kueue.PLACE_SECONDS
         self.status = status
-        requested = kueue_status.requested_accelerators(workload)
-        if status.phase != self._state.queue.phase and not (unevaluated and self._state.queue.phase == _NEVER_FITS):
+        if status.phase != self._state.queue.phase:
+            requested = kueue_status.requested_accelerators(workload)
             self._remember(phase=str(status.phase), since=timing.epoch(), requested=requested)
         self._log_eviction(status)
         self._log_changes(status)
-
-    async def _status_of(self, workload: dict[str, Any]) -> QueueStatus:
-        """What the queue does with the job, by its Workload and what else the Workload depends on."""
-        namespace, version = self._state.ref.namespace, self._kueue_version
-        own = verdict(workload)
-        asks = self._informer is not None and (own is None or own[0] is QueuePhase.NEVER_FITS)
-        equals = self._informer.objects_of([by_equality(workload)]) if self._informer is not None and asks else ()
-        queues = Queues()
-        if names_queue(workload):
-            queue = str((workload.get("spec") or {}).get("queueName"))
-            queues = await kueue.read_queues(self._api, version, namespace, queue)
-        status = queue_status(workload, equals, queues)
-        if status.phase in _WAITS:
-            status = replace(status, place=await kueue.find_place(self._api, version, workload))
-        (known, number, _), seen = self._looks, str(workload["metadata"].get("resourceVersion"))
-        number = number + 1 if seen == known else 0
-        seconds = min(LOOK_AGAIN_SECONDS[0] * 2.0 ** min(number, 10), LOOK_AGAIN_SECONDS[1])
-        again = status.place is not None or (status.phase in _WAITS and not verdict(workload))
-        self._looks = seen, number, timing.now() + seconds if again else None
-        return status
 
     def _remember(self, **changes: Any) -> None:
         """Change what is handed over to the next process."""
@@ -171,8 +137,8 @@ class QueueFollower:
         self._look_at = None
         if version:
             self._kueue_version = version
-            self._informer = shared_informer(self._api, kueue.workloads_path(version, self._state.ref.namespace))
-            workloads = self._informer.subscribe(key=by_owner(self._state.ref.uid), news=self._news)
+            informer = shared_informer(self._api, kueue.workloads_path(version, self._state.ref.namespace))
+            workloads = informer.subscribe(key=by_owner(self._state.ref.uid), news=self._news)
             self._workloads = await workloads.__aenter__()
 
     @property
@@ -214,7 +180,7 @@ class QueueFollower:
         if eviction is None or seen:
             return
         self._remember(eviction=f"{eviction.reason} {eviction.at}")
-        if status.phase not in (QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP):
+        if status.phase not in (QueuePhase.PAUSED, QueuePhase.GIVEN_UP):
             times = counted(int(self._state.metrics.get("queue.evictions", 1)), "time")
             self._log.warning(
                 f"{self._state.ref} lost its admission and is queued again ({times} so far)\n{eviction.why}"
@@ -234,7 +200,7 @@ class QueueFollower:
     def _log_changes(self, status: QueueStatus) -> None:
         line, at = self._logged
         soon = timing.now() - at < REPEAT_SECONDS and _AMOUNT.sub("", line) == _AMOUNT.sub("", status.line)
-        if status.phase is QueuePhase.EVICTING or line == status.line or soon:
+        if status.phase is QueuePhase.EVICTED or line == status.line or soon:
             return
         self._logged = status.line, timing.now()
         (self._log.warning if status.phase in _WARNINGS else self._log.info)(status.line)
@@ -244,14 +210,14 @@ class QueueFollower:
 
         The watch of the job may be ahead of that of its Workload. A suspension by hand doesn't last: Kueue undoes it.
         """
-        waits = self.status is not None and self.status.phase is not QueuePhase.DEACTIVATED
+        waits = self.status is not None and self.status.phase is not QueuePhase.PAUSED
         return Phase.QUEUED if phase is Phase.SUSPENDED and waits else phase
 
     @property
     def wakes_at(self) -> float | None:
         """When to look at the queue again if nothing changes, by `timing.now`; None if there is no such time."""
         look_at = self._look_at if self._in_queue else None
-        again = self._looks[2] if self.status is not None else None
+        again = self._place_at if self.status is not None else None
         return min((at for at in (self.due, self._no_workload_at, look_at, again) if at is not None), default=None)
 
     @property
@@ -290,8 +256,7 @@ class QueueFollower:
             self._confirm_at = timing.now() + RETRY_SECONDS  # the watch is behind, or the API server unreachable
             return None
         summary = f"{self._state.ref} can't run: {status.why}"
-        detail = "\n".join(filter(None, (status.message, status.line)))
-        cause = Cause(Category.QUEUE, summary, detail, _RESOLUTIONS[status.phase])
+        cause = Cause(Category.QUEUE, summary, status.line, _RESOLUTIONS[status.phase])
         if status.pods_were_late:
             short = f"{self._state.ref} was given up by Kueue, its pods were not ready"
             cause = with_obstacle(cause, short, make_evidence(self._state.known_job, self._state.pods.all))
@@ -300,11 +265,7 @@ class QueueFollower:
     async def _read_status(self) -> QueueStatus | None:
         """What the API server knows; None if there is no Workload, or it can't be read."""
         try:
-            workloads = await kueue.read_workloads(self._api, self._state.ref.namespace)
+            workload = await kueue.find_workload(self._api, self._state.ref)
         except (ApiStatusError, ApiUnavailable):
             return None
-        workload = workload_of(workloads, self._state.ref.uid)
-        if workload is None:
-            return None
-        key = equality_key(workload)
-        return queue_status(workload, (of for of in workloads if equality_key(of) == key))
+        return None if workload is None else queue_status(workload)

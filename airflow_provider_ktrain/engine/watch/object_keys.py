@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.state.queue.kueue_status import equality_key, verdict
 from airflow_provider_ktrain.engine.api.client import Object
 
 Key = tuple[str, ...]
@@ -48,11 +47,6 @@ def by_involved_name(kind: str, name: str) -> Key:
     return ("involved", kind, name)
 
 
-def by_equality(workload: Object) -> Key:
-    """Key of the Workloads that Kueue counts as equal to this one and has evaluated."""
-    return ("equal", equality_key(workload))
-
-
 def keys_of(obj: Object) -> tuple[Key, ...]:
     """All keys by which an object can be subscribed to, except that of its uid."""
     meta = obj["metadata"]
@@ -60,8 +54,6 @@ def keys_of(obj: Object) -> tuple[Key, ...]:
     keys: list[Key] = [by_name(meta["name"])]
     keys += (by_owner(ref["uid"]) for ref in meta.get("ownerReferences") or ())
     keys += (by_label(key, labels[key]) for key in labels if key in INDEXED_LABELS)
-    if "podSets" in (obj.get("spec") or {}) and verdict(obj) is not None:
-        keys.append(by_equality(obj))
     if about := obj.get("involvedObject"):
         keys += (by_involved_uid(about.get("uid", "")), by_involved_name(about.get("kind", ""), about.get("name", "")))
     return tuple(keys)
