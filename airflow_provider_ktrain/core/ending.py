@@ -59,6 +59,7 @@ class Event(enum.StrEnum):
     OUTCOME_STORED = "Airflow has stored the outcome"
     OUTCOME_NOT_STORED = "Airflow could not store the outcome"
     SUCCESS_FOUND = "an earlier try has stored its success"
+    KEPT_UNRELEASED = "the job is to be kept, and its pods could not be deleted"
 
 
 class Ownership(enum.StrEnum):
@@ -300,6 +301,10 @@ RULES: tuple[Rule, ...] = (
     ),
     # the job has ended: its own end counts, whatever led here
     Rule(
+        "kept", Action.FREE_PODS, "{job} has ended, and is kept without running pods.",
+        event=_of(Event.KEPT_UNRELEASED), seen=ENDED,
+    ),
+    Rule(
         "outcome known", Action.DELETE_ENDED, "{job} has ended, and Airflow has its outcome.",
         event=_of(Event.OUTCOME_STORED, Event.SUCCESS_FOUND), seen=ENDED,
     ),
@@ -329,8 +334,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gone after its end", Action.LET_GO, "{job} is gone.",
         event=_of(
-            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT, Event.KILL,
-            *TROUBLE, Event.FINAL_ERROR, Event.CODE_REFUSED,
+            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.KEPT_UNRELEASED,
+            Event.INTERRUPT, Event.KILL, *TROUBLE, Event.FINAL_ERROR, Event.CODE_REFUSED,
         ),
         seen=_of(Seen.GONE),
     ),
@@ -366,8 +371,8 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "end was read before", Action.FREE_PODS, "{job} had failed, and its status doesn't show that any more.",
-        event=_of(Event.CONCLUDED),
+        "end was read before", Action.FREE_PODS, "{job} had ended, and its status doesn't show that any more.",
+        event=_of(Event.CONCLUDED, Event.KEPT_UNRELEASED),
     ),
     Rule(
         "trouble, continued", Action.LEAVE, "{job} runs on for {next}.", event=TROUBLE, successor=CONTINUED,

@@ -347,7 +347,7 @@ class Training:
         if released is not None:  # running pods are gone: the deletion of the job must not count them again
             self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
         job.let_go()
-        return _with_release(outcome, result, kept=ref if kept else None)
+        return _with_release(outcome, result, kept=ref if kept else None, ended=None if read.job is None else ref)
 
     async def _conclude_stored(
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
@@ -440,8 +440,8 @@ class Training:
     async def outcome_stored(self, ref: JobRef, event: Event) -> str:
         """Delete a job that has ended, or free its pods if its status is the only proof; returns why that failed.
 
-        :param ref: the job, which `on_finish_action` deletes.
-        :param event: OUTCOME_STORED, OUTCOME_NOT_STORED or SUCCESS_FOUND.
+        :param ref: the job.
+        :param event: OUTCOME_STORED, OUTCOME_NOT_STORED, SUCCESS_FOUND or KEPT_UNRELEASED.
         """
         job = self.job
         job.ref, job.options = ref, Options()
@@ -467,10 +467,13 @@ def _text(result: Result) -> str:
     return "" if result[0] is None else result[0].text
 
 
-def _with_release(outcome: Outcome, result: Result, *, kept: JobRef | None = None) -> Outcome:
+def _with_release(
+    outcome: Outcome, result: Result, *, kept: JobRef | None = None, ended: JobRef | None = None
+) -> Outcome:
     """The outcome with what was released.
 
     :param kept: an ended job that is deleted when Airflow has stored the outcome. Default: none.
+    :param ended: a job that has ended. Default: none.
     """
     released, error = result
     return replace(
@@ -478,5 +481,6 @@ def _with_release(outcome: Outcome, result: Result, *, kept: JobRef | None = Non
         released=_text(result) if kept is None or released is None else f"{kept} has ended. {released.freed}".rstrip(),
         release_error=error,
         kept=None if kept is None else kept.to_dict(),
+        unreleased=ended.to_dict() if error and ended is not None and kept is None else None,
         metrics={**outcome.metrics, **({} if released is None else {"seconds.release": released.seconds})},
     )

@@ -318,6 +318,8 @@ class TaskRun:
         if outcome.kept:
             left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, host)
             unreleased = left if outcome.release_error else ""
+        elif outcome.unreleased:
+            unreleased = self._release_ended_job(JobRef.from_dict(outcome.unreleased), Event.KEPT_UNRELEASED, host)
         if outcome.succeeded:
             if unreleased and compat.has_retry(context):
                 raise TrainingReleaseError(f"the training succeeded, but its pods may hold accelerators: {unreleased}")
@@ -328,7 +330,10 @@ class TaskRun:
         raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
 
     def _release_ended_job(self, job: JobRef, event: Event, host: WorkerHost | None) -> str:
-        """Delete the job, unless its status is the only proof of its success; returns why that failed, or ""."""
+        """Delete the job, unless its status is the only proof of its success; returns why that failed, or "".
+
+        Of a job that is kept by `on_finish_action`, delete the running pods.
+        """
         if event is Event.OUTCOME_NOT_STORED:
             if compat.has_task_store(self._context):
                 self._log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
@@ -344,6 +349,8 @@ class TaskRun:
         except Exception as e:  # must not hide how the training ended
             self._log.error("%s", e)
             error = str(e)
-        if error and event is not Event.OUTCOME_NOT_STORED:
+        if error and event is Event.KEPT_UNRELEASED:
+            self._log.warning("Pods of the job could not be deleted. To delete them, run: %s", job.delete_pods_command)
+        elif error and event is not Event.OUTCOME_NOT_STORED:
             self._log.warning("The job could not be deleted. To delete it, run: %s", job.delete_command)
         return error

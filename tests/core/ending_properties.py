@@ -32,7 +32,7 @@ DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
 #: events after which a read that shows a running job is proof enough for its release
 PROVEN_BY_READ = {
     Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.INTERRUPT, Event.RELEASE_FAILED, Event.FINAL_ERROR,
-    Event.OUTCOME_STORED, Event.CONCLUDED,
+    Event.OUTCOME_STORED, Event.CONCLUDED, Event.KEPT_UNRELEASED,
 }  # fmt: skip
 #: what following notices, after which the job's own end counts
 FOLLOWING = {Event.ENDED, *LIMITS, Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.RELEASE_FAILED, Event.BEING_DELETED}
@@ -274,6 +274,8 @@ SCENARIOS = (
         "the deadline of a last try while the API server is away", Event.DEADLINE, Action.LEAVE, "{command}",
         {"may_wait": False, "hurried": True},
     ),
+    Scenario("a retry finds a stored success whose pods were not deleted", Event.KEPT_UNRELEASED, Action.FREE_PODS,
+             "is kept without", {"seen": Seen.SUCCEEDED}),
     Scenario("Airflow has the outcome", Event.OUTCOME_STORED, Action.DELETE_ENDED, facts={"seen": Seen.FAILED}),
     Scenario("Airflow can't store the outcome", Event.OUTCOME_NOT_STORED, Action.FREE_PODS, "only proof",
              {"seen": Seen.SUCCEEDED}),

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_ktrain.exceptions import TrainingTimeoutError, TrainingUserCodeError
+from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingTimeoutError, TrainingUserCodeError
+from tests.clusters import IMAGE
 from tests.operators.task_instance import Instance, Store, of_each_kind
 
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""]
@@ -209,3 +210,62 @@ def test_released_gpus_are_reported_once(instance: Instance, capsys: pytest.Capt
     assert not instance.jobs()
     log = capsys.readouterr().out
     assert log.count("GPU released") + log.count("GPUs released") <= 1, log  # the operator may have deleted the pod
+
+
+# a job that is kept, whose pods could not be deleted
+
+
+def kept(retries: int = 1) -> dict[str, Any]:
+    """A Worker runs at the Master's end, and the operator deletes no pods."""
+    programs = {"Master": "sleep 3", "Worker": "trap 'exit 143' TERM; sleep 600 & wait"}
+    roles = {
+        role: {
+            "replicas": 1,
+            "template": {
+                "spec": {"containers": [{"name": "pytorch", "image": IMAGE, "command": ["sh", "-c", program]}]}
+            },
+        }
+        for role, program in programs.items()
+    }
+    spec = {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": roles}
+    manifest = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {}, "spec": spec}
+    return {"manifest": manifest, "retries": retries, "on_finish_action": "keep_job", "deferrable": False}
+
+
+@pytest.mark.embedded("sets fault switches")
+def test_retry_deletes_the_pods_of_a_kept_job(instance: Instance) -> None:
+    """It looks at the cluster, keeps the job, and returns the stored result."""
+    instance.cluster.admin("status", status=403, verb="delete", path="/pods")
+    with pytest.raises(TrainingReleaseError):
+        instance.execute(**kept())
+    assert instance.running()
+    instance.cluster.admin("clear")
+    assert instance.execute(number=2, **kept()) is None
+    assert not instance.running()
+    assert len(instance.jobs()) == 1
+
+
+@pytest.mark.embedded("sets fault switches")
+def test_last_try_names_the_pods_of_a_kept_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    instance.cluster.admin("status", status=403, verb="delete", path="/pods")
+    for number in (1, 2):
+        capsys.readouterr()
+        if number == 1:
+            with pytest.raises(TrainingReleaseError):
+                instance.execute(number=number, **kept())
+        else:
+            assert instance.execute(number=number, **kept()) is None
+    assert (
+        "To delete them, run: kubectl delete -n default pods -l ktrain.airflow/submission=" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.embedded("sets fault switches")
+def test_retry_returns_the_result_of_a_kept_job_that_is_gone(instance: Instance) -> None:
+    instance.cluster.admin("status", status=403, verb="delete", path="/pods")
+    with pytest.raises(TrainingReleaseError):
+        instance.execute(**kept(2))
+    instance.cluster.admin("clear")
+    instance.delete()
+    assert instance.execute(number=2, **kept(2)) is None
+    assert not instance.jobs()

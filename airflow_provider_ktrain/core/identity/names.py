@@ -219,6 +219,11 @@ class JobRef:
         """The command with which a user deletes the job."""
         return delete_command(kind_of(self.kind), self.namespace, self.name)
 
+    @property
+    def delete_pods_command(self) -> str:
+        """The command with which a user deletes the pods of the job, and keeps the job."""
+        return f"kubectl delete -n {self.namespace} pods -l {self.pod_selector}"
+
     def has_suspended(self, job: Mapping[str, Any]) -> bool:
         """Whether a release by the try that owns the job has suspended it."""
         return bool(self.owner) and annotation(job, SUSPENDED_ANNOTATION) == self.owner

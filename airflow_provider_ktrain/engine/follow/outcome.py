@@ -29,6 +29,7 @@ class Outcome:
     released: str = ""
     release_error: str = ""
     kept: dict[str, str] | None = None  #: if this outcome never arrives, the job's status is the only proof of its end
+    unreleased: dict[str, str] | None = None  #: an ended job that is kept, and whose pods could not be deleted
     usage: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     result_error: str = ""
