@@ -189,7 +189,8 @@ class Training:
         working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if working.done() or self.job.is_changing:
+            concluded = self.job.is_followed and not self.job.is_mine  # only the streams are still being closed
+            if working.done() or self.job.is_changing or concluded:
                 return await working
             working.cancel()
             await asyncio.wait([working])

@@ -280,6 +280,8 @@ SCENARIOS = (
     Scenario("Airflow can't store the outcome", Event.OUTCOME_NOT_STORED, Action.FREE_PODS, "only proof",
              {"seen": Seen.SUCCEEDED}),
     Scenario("an XCom push fails after the end", Event.ERROR, Action.FREE_PODS, facts={"seen": Seen.SUCCEEDED}),
+    Scenario("a result that can't be returned fails the task for good after the end", Event.FINAL_ERROR,
+             Action.FREE_PODS, "only proof", {"seen": Seen.SUCCEEDED}),
     Scenario("Ctrl-C after the end", Event.INTERRUPT, Action.RELEASE, facts={"seen": Seen.SUCCEEDED}),
     Scenario("the job has failed", Event.ENDED, Action.CONCLUDE, facts={"seen": Seen.FAILED}),
     Scenario("a TrainJob has failed", Event.ENDED, Action.CONCLUDE_SUSPENDED,

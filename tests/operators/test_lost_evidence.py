@@ -150,12 +150,12 @@ class LockedOutput(io.StringIO):
             self.lock.release()
 
 
-def interrupted_while_logging(line: str, task: VirtualInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted_while_logging(line: str, task: VirtualInstance, monkeypatch: pytest.MonkeyPatch) -> Any:
     output = LockedOutput(line, task.interrupt)
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", output)
         try:
-            task.execute(command=PROGRAM, deferrable=False)
+            return task.execute(command=PROGRAM, deferrable=False)
         finally:
             assert output.text == "\0", "the signal was not sent"
             assert not output.deadlocks
@@ -167,6 +167,17 @@ def test_kill_while_a_line_is_logged(instance: VirtualInstance, monkeypatch: pyt
     instance.on_interrupt(killed(instance))
     with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError):
         interrupted_while_logging(line, instance, monkeypatch)
+    assert not instance.jobs()
+
+
+@pytest.mark.parametrize("state", [TaskInstanceState.RUNNING, TaskInstanceState.FAILED])
+def test_kill_while_the_success_is_logged(
+    instance: VirtualInstance, monkeypatch: pytest.MonkeyPatch, state: TaskInstanceState
+) -> None:
+    """The job has succeeded and its pods are released: nothing is left to decide, and the result is not lost."""
+    instance.on_interrupt(killed(instance))
+    with supervised(Supervisor(state)):
+        assert interrupted_while_logging("succeeded after", instance, monkeypatch) == RESULT
     assert not instance.jobs()
 
 
