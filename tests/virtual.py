@@ -57,6 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector()
         selector.loop = self
         self._now, self._origin, self._threads = now, EPOCH - START, 0
+        self.ahead = 0.0  #: seconds by which the clock of this host is ahead of those of other hosts
         self._conditions: dict[asyncio.Future[None], Callable[[], object]] = {}
         super().__init__(selector)
         self._clock_resolution = 1e-9
@@ -66,11 +67,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def epoch(self) -> float:
         """The time of day, which `engine.timing` asks for."""
-        return self._origin + self._now
+        return self._origin + self._now + self.ahead
 
     def set_epoch(self, seconds: float) -> None:
         """Move the time of day, as NTP does."""
-        self._origin = seconds - self._now
+        self._origin = seconds - self._now - self.ahead
 
     def advance(self, seconds: float) -> None:
         """Let time pass within a callback, as one that blocks the loop does."""

@@ -120,12 +120,14 @@ class Lie:
     :param tell: the answer.
     :param carried_out: whether the request is carried out. None: either, by chance.
     :param undetectable: whether nobody can see that it is one. Such lies never come twice in a row.
+    :param once: whether it never comes twice in a row, although it can be detected.
     """
 
     name: str
     tell: Tell
     carried_out: bool | None = False
     undetectable: bool = False
+    once: bool = False
 
 
 LIES: Sequence[Lie] = (
@@ -138,7 +140,7 @@ LIES: Sequence[Lie] = (
     Lie("half a body", _half, True),
     Lie("a Status of another object", _other_status, None),
     Lie("a redirect", _redirect),
-    Lie("a 401", _unauthorized),
+    Lie("a 401", _unauthorized, once=True),
     Lie("an older list", _older_list, True, True),
     Lie("a list without a pod", _missing_pod, True, True),
 )

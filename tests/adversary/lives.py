@@ -8,7 +8,7 @@ import functools
 import random
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from tests.adversary.lies import LIES, Lie
 from tests.adversary.server import Liar, Plan
 from tests.adversary.truth import OVER, Truth
-from tests.apiserver import Request
+from tests.apiserver import Object, Request
 from tests.operators.task_instance import Supervisor, supervised
 from tests.operators.virtual_cluster import VirtualCluster, virtual_cluster
 from tests.operators.virtual_instance import VirtualInstance
@@ -57,7 +57,8 @@ class Life:
     :param code: with which it ends.
     :param on_term: with which it ends after SIGTERM.
     :param clear_after: whether a user clears the task after its end, once.
-    :param skew: seconds by which the clock of the node is ahead.
+    :param node_ahead: seconds by which the clock of the node is ahead of the API server's.
+    :param host_ahead: seconds by which the clock of Airflow's hosts is.
     """
 
     kind: str = "PyTorchJob"
@@ -74,7 +75,9 @@ class Life:
     restarts: str = ""  # restart policy
     disturbances: tuple[Disturbance, ...] = ()
     clear_after: bool = False
-    skew: float = 0.0
+    elastic: bool = False
+    node_ahead: float = 0.0
+    host_ahead: float = 0.0
 
     @classmethod
     def random(cls, rng: random.Random) -> Life:
@@ -102,14 +105,17 @@ class Life:
             restarts="OnFailure" if restarts else "",
             disturbances=tuple(sorted(happens, key=lambda one: one.at)),
             clear_after=rng.random() < 0.15,
-            skew=rng.choice([0.0, 0.0, -5.0, 5.0]),
+            elastic=kind == "PyTorchJob" and not restarts and rng.random() < 0.3,
+            node_ahead=rng.choice([0.0, 0.0, -5.0, 5.0]),
+            host_ahead=rng.choice([0.0, 0.0, -5.0, 5.0]),
         )
 
     @property
     def program(self) -> list[str]:
         result = f"echo '{RESULT}'; " if self.result else ""
         trap = f"trap 'exit {self.on_term}' TERM; "
-        return ["sh", "-c", f"{trap}sleep {self.seconds}; {result}exit {self.code}"]
+        wait = f"sleep $(({int(self.seconds)} + $RANK))" if self.elastic else f"sleep {self.seconds}"
+        return ["sh", "-c", f"{trap}{wait}; {result}exit {self.code}"]
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -124,6 +130,10 @@ class Life:
             found["workers"] = 1
         elif self.size > 1:
             found["workers"] = self.size - 1
+        if self.elastic:
+            del found["command"]
+            found.pop("workers", None)
+            found["manifest"] = self._elastic_manifest
         if self.timeout is not None:
             found["execution_timeout"] = datetime.timedelta(seconds=self.timeout)
         if self.max_restarts is not None:
@@ -131,6 +141,13 @@ class Life:
         if self.restarts:
             found["restart_policy"] = self.restarts
         return found
+
+    @property
+    def _elastic_manifest(self) -> Object:
+        container = {"name": "pytorch", "image": "image:1", "command": self.program}
+        worker = {"replicas": 2, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+        spec = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "pytorchReplicaSpecs": {"Worker": worker}}
+        return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {}, "spec": spec}
 
 
 class Answers(Supervisor):
@@ -352,7 +369,9 @@ class Airflow:
             running.cancel("user-action" if truth.state != "deferred" else "")
             await asyncio.gather(running, return_exceptions=True)
             if truth.state != "deferred":
-                await trigger.on_kill()
+                (error,) = await asyncio.gather(trigger.on_kill(), return_exceptions=True)
+                if error is not None:  # Airflow logs it
+                    truth.tell(f"on_kill raises {type(error).__name__}: {error}")
             await trigger.cleanup()
             truth.tell(f"{truth.actor} is over: {what}")
             return what
@@ -379,10 +398,13 @@ class Airflow:
         truth.over()
 
 
-def plan_at_random(rng: random.Random, life: Life) -> Plan:
-    """Lies at random requests, some of them close together."""
+def plan_at_random(rng: random.Random, lies: Sequence[Lie] = LIES) -> Plan:
+    """Lies at random requests, some of them close together.
+
+    :param lies: those to choose from.
+    """
     rate, most = rng.choice([(0.0, 0), (0.02, 3), (0.1, 8), (0.3, 12)])
-    chosen = rng.sample(LIES, rng.choice([1, 3, len(LIES)]))
+    chosen = rng.sample(lies, rng.choice([1, min(3, len(lies)), len(lies)]))
     told = 0
 
     def plan(request: Request, number: int) -> Lie | None:
@@ -406,7 +428,8 @@ def live(life: Life, plan: Plan, seed: int, connect: Callable[[VirtualCluster], 
         server = cluster.api
         assert isinstance(server, Liar)
         truth = server.truth = Truth(lambda: cluster.world.now, life.timeout, life.max_restarts)
-        server.plan, server.rng, server.node_ahead = plan, random.Random(seed), life.skew
+        server.plan, server.rng, server.node_ahead = plan, random.Random(seed), life.node_ahead
+        cluster.world.ahead = life.host_ahead
         truth.tell(str(life))
         connect(cluster)
         with VirtualInstance(cluster, kind) as instance, supervised(Answers(truth)):

@@ -51,6 +51,7 @@ class Liar(Operators):
         self.number = 0
         self.kinds: list[str] = []  # of all requests
         self._last_undetectable = ""
+        self._last_lie: Lie | None = None  # if the last answer was one
         super().__init__(after, namespace=namespace)
 
     async def handle(self, request: Request) -> Response | Stream:
@@ -65,8 +66,12 @@ class Liar(Operators):
         lie = self.plan(request, number)
         if lie is not None and (lie.undetectable and self._last_undetectable == request.where.resource):
             lie = None
+        if lie is not None and lie.once and lie is self._last_lie:  # credentials are refused once, not for good
+            lie = None
         if lie is not None and (told := await self._lied(lie, request)) is not None:
+            self._last_lie = lie
             return told
+        self._last_lie = None
         if request.verb == "list" and self._last_undetectable == request.where.resource:
             self._last_undetectable = ""
         return await self._true(request)
@@ -123,6 +128,13 @@ class Liar(Operators):
         elif where.resource == "pods" and request.method == "DELETE" and not has_phase(obj, "Succeeded", "Failed"):
             self.truth.check_end(operators._owner(obj), f"deletes the pod {where.name}")
 
+    def _judge(self, kind: Kind, job: Object, pods: Mapping[str, Object]) -> None:
+        """Any Worker's 0 ends an elastic job."""
+        if "elasticPolicy" in job["spec"] and any(has_phase(pod, "Succeeded") for pod in pods.values()):
+            self._conditions(kind, job, "Succeeded")
+        else:
+            super()._judge(kind, job, pods)
+
     # the store tells the truth
 
     def put(self, resource: str, obj: Object) -> Object:
@@ -131,7 +143,7 @@ class Liar(Operators):
         if resource in JOBS:
             kind: Kind = JOBS[resource]
             if is_new:
-                self.truth.created(kind.name, put["metadata"]["uid"])
+                self.truth.created(kind.name, put["metadata"]["uid"], elastic="elasticPolicy" in put["spec"])
             elif has_ended(put):
                 true = [c["type"] for c in put["status"]["conditions"] if c["status"] == "True"]
                 self.truth.job_ended(put["metadata"]["uid"], "Failed" not in true)

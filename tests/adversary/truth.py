@@ -12,6 +12,7 @@ from typing import Any
 Object = dict[str, Any]
 GONE_SECONDS = 60.0  #: from a kill, or the last lie after it, until no pod runs
 OUTCOME_SECONDS = 120.0  #: from an end, or the last lie after it, until the task has its outcome
+CRASH_LOOP = 6  #: failures of one replica, after which the default crash_loop_limit ends the job
 OVER = ("success", "failed")
 #: by kind: the replicas whose programs decide, by their role
 DECIDING = {"PyTorchJob": "Master", "MPIJob": "Launcher", "TrainJob": "node"}
@@ -41,6 +42,7 @@ class Job:
     kind: str
     of_try: str
     created: float
+    elastic: bool = False
     programs: dict[str, list[End]] = field(default_factory=dict)  # by replica
     running: dict[str, str] = field(default_factory=dict)  # pods that hold GPUs: uid -> name
     restarts: int = 0
@@ -52,10 +54,11 @@ class Job:
 
     def end(self, at: float, succeeded: bool) -> None:
         """The operator has noticed its end."""
-        role = DECIDING[self.kind]
+        role = "Worker" if self.elastic else DECIDING[self.kind]
         last = [ends[-1] for replica, ends in self.programs.items() if replica.startswith(role) and ends]
+        whole = [end.code == 0 and end.by_itself for end in last]
         self.ended, self.succeeded = at, succeeded
-        self.complete = succeeded and bool(last) and all(end.code == 0 and end.by_itself for end in last)
+        self.complete = succeeded and (any(whole) if self.elastic else bool(whole) and all(whole))
 
 
 @dataclass
@@ -135,13 +138,13 @@ class Truth:
     def _job_of(self, uid: str) -> Job | None:
         return self.jobs.get(uid)
 
-    def created(self, kind: str, uid: str) -> None:
+    def created(self, kind: str, uid: str, *, elastic: bool = False) -> None:
         """A job was created."""
         me = self.tries[-1]
         me.posts += 1
         alive = [job for job in self.jobs.values() if job.running]
         lives = {one.name: one.life for one in self.tries}
-        job = self.jobs[uid] = Job(uid, kind, me.name, self._now())
+        job = self.jobs[uid] = Job(uid, kind, me.name, self._now(), elastic)
         self.tell(f"    {kind} {uid} is created")
         if me.posts > 1:
             self.object(f"{self.actor} submits a second time in one try")
@@ -185,6 +188,8 @@ class Truth:
         over = self.state in (*OVER, "none", "restarting", "removed")
         late = self._timeout is not None and self._now() >= job.created + 0.9 * self._timeout - 1.5
         restarts = self._max_restarts is not None and job.restarts > self._max_restarts
+        failures = [sum(end.code != 0 for end in ends) for ends in job.programs.values()]
+        restarts = restarts or max(failures, default=0) >= CRASH_LOOP
         nobody = self.worker_stopped and not self.has_retry
         lives = {one.name: one.life for one in self.tries}
         cleared = lives[job.of_try] < self.clears

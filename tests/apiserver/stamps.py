@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 from airflow_provider_ktrain.engine import timing
@@ -26,4 +27,5 @@ def log_time(seconds: float, nanos: int = 0) -> str:
 
 
 def _ago(seconds: float) -> datetime:
-    return datetime.fromtimestamp(timing.epoch() - seconds, UTC)
+    ahead = getattr(asyncio._get_running_loop(), "ahead", 0.0)  # the clock of the client's host, as of a `VirtualLoop`
+    return datetime.fromtimestamp(timing.epoch() - ahead - seconds, UTC)

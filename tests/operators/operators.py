@@ -63,7 +63,7 @@ class Container:
 
     def terminate(self) -> None:
         """SIGTERM, for the deletion of the pod."""
-        if not self._terminating:
+        if not self._terminating and self._pod is not None:
             self._terminating = True
             self._cluster.event(self._name, self._container, "Killing")
             self._go_on(self._program.terminated())
@@ -201,6 +201,8 @@ class Operators(ApiServer):
             container = self._containers.get(put["metadata"]["uid"])
             if container is not None and "deletionTimestamp" in put["metadata"]:
                 self.after(0.0, container.terminate)
+            elif "deletionTimestamp" in put["metadata"]:  # it has not started, and never will
+                self.after(NOTICED, self.remove_pod, put["metadata"]["name"], put["metadata"]["uid"])
             self._notice(put)
         return put
 

@@ -37,6 +37,7 @@ class ServingLoop(VirtualLoop):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.now)
+        self.ahead = world.ahead
         self._world, self._awaited = world, False
         self._serving = self.create_task(world.serve())
 
@@ -103,9 +104,13 @@ class Later:
 
 
 class World:
-    """Time, and the API server in all loops."""
+    """Time, and the API server in all loops.
+
+    :ivar ahead: seconds by which the clock of Airflow's hosts is ahead of the cluster's, in loops that begin later.
+    """
 
     def __init__(self) -> None:
+        self.ahead = 0.0
         self._time, self._loop = START, None
         self._served: list[tuple[Operators, socket.socket]] = []
         self._agenda: list[Later] = []
