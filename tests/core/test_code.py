@@ -162,6 +162,17 @@ def test_restart_writes_no_file_to_where_a_link_leads(tmp_path: Path) -> None:
     assert checkpoint.read_text() == "trained"
 
 
+def test_restart_writes_no_file_through_a_linked_directory(tmp_path: Path) -> None:
+    """The program replaced a directory by a link to its data set."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "model.py").write_text("samples")
+    for _ in range(2):
+        with start(tmp_path, "sh", "-c", f"rm -r lib && ln -s {data} lib") as run:
+            assert run.wait() == 0
+    assert (data / "model.py").read_text() == "samples"
+
+
 @pytest.mark.parametrize("version", ["3.6", "3.7", "3.8"])
 def test_code_is_unpacked_by_an_old_python(tmp_path: Path, version: str) -> None:
     """Also over what is there, and with a locale that isn't UTF-8."""

@@ -25,9 +25,9 @@ RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"
 
 def unpack(archive, directory):
     # The filter keeps Python 3.12 and 3.13 from warning about its default. Names are UTF-8 even if the locale is C
-    # (Python 3.6). After a restart of the container, a file must not be written to where a link leads, and Python below
-    # 3.8.8 replaces no links. Files get the current time, because Python and build tools recognize by it that what they
-    # have compiled is old.
+    # (Python 3.6). After a restart of the container, a file must not be written to where a link leads, be it the file
+    # or a directory above it, and Python below 3.8.8 replaces no links. Files get the current time, because Python and
+    # build tools recognize by it that what they have compiled is old.
     import tarfile
 
     tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)
@@ -37,9 +37,11 @@ def unpack(archive, directory):
                 os.fsdecode(name.encode("utf-8", "surrogateescape")) for name in (member.name, member.linkname)
             )
             member.mtime = time.time()
-            path = os.path.join(directory, member.name)
-            if os.path.islink(path):
-                os.unlink(path)
+            path = directory
+            for part in member.name.split("/"):
+                path = os.path.join(path, part)
+                if os.path.islink(path):
+                    os.unlink(path)
         packed.extractall(directory)
     os.chdir(directory)
 
