@@ -263,16 +263,26 @@ def test_record_is_read_after_a_line_that_had_not_ended() -> None:
     line = f"loss: 0.{MARK}{json.dumps(record)}"
     assert read_record(line) == Stack(7, "3", "rank", True, (Frame("/a/b.py", 4, "f"),))
     assert own_text(line) == "loss: 0."
-    assert own_text(f"{MARK}{{}}") is None
+    assert own_text(f"{MARK}{json.dumps(record)}") is None
     assert read_record(f'{MARK}{{"end": true, "left_out": 2}}') == End(2)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"pid": "x"}', '{"pid": 1, "frames": [[1]]}', "[" * 9999])
 def test_damaged_record_is_no_record(text: str) -> None:
     assert read_record(f"{MARK}{text}") is None
+    assert own_text(f"{MARK}{text}") == f"{MARK}{text}"
+
+
+def test_program_that_prints_the_mark_keeps_its_line() -> None:
+    """A list of processes (`ps axww`) shows the text of the starter."""
+    line = f"  7 ?  Ss  0:00 python3 -c MARK = '{MARK}' SECONDS = 2.0 python train.py"
+    assert own_text(line) == line
+    record = json.dumps({"pid": 7, "main": True, "frames": []})
+    assert own_text(f"{line}{MARK}{record}") == line
+    assert read_tail([f"{MARK}was found: RuntimeError: x"]).last_line == f"{MARK}was found: RuntimeError: x"
 
 
 def test_records_are_no_lines_of_a_log() -> None:
-    tail = read_tail(["ValueError: x", f"{MARK}{{}}"])
+    tail = read_tail(["ValueError: x", f'{MARK}{{"end": true}}'])
     assert tail.last_line == "ValueError: x"
     assert tail.quoted_lines == ("ValueError: x",)

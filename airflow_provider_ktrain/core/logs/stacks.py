@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK = "KTRAIN_STACK "
+MAX_CHARS = 4096  #: of a record: starter.py keeps it shorter
 MAX_NUMBER = 2**53  #: numbers of a record are below it
 MAX_RECORDS = 400  #: of one container: they have 64 KiB together
 RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"  #: parts that a process has in a training
@@ -51,16 +52,19 @@ class End:
 
 
 def own_text(text: str) -> str | None:
-    """A line without a record in it; None if nothing of the program is left."""
-    if MARK not in text:
+    """A line without the record at its end; None if nothing of the program is left.
+
+    A program may print the mark itself, such as in a list of processes: what follows it is then its own.
+    """
+    if MARK not in text or read_record(text) is None:
         return text
-    return text.partition(MARK)[0] or None
+    return text.rpartition(MARK)[0] or None
 
 
 def read_record(text: str) -> Stack | End | None:
-    """The record in a line; None if there is none that can be read."""
-    _, found, record = text.partition(MARK)
-    if not found:
+    """The record at the end of a line; None if there is none that can be read."""
+    _, found, record = text.rpartition(MARK)
+    if not found or len(record) > MAX_CHARS:
         return None
     try:
         fields = json.loads(record)
