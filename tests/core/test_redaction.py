@@ -196,14 +196,21 @@ def test_no_form_of_a_text_takes_long(text: str) -> None:
     "name",
     [
         "PGPASS", "SMTP_PASS", "AZURE_STORAGE_SAS", "ENCRYPTION_KEY_B64", "HF_TOKEN", "WANDB_API_KEY",
-        "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "client_secret", "AUTH_HEADER", "SSH_KEY",
+        "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "client_secret", "AUTH_HEADER", "SSH_KEY", "DB_PW", "PGPW", "S3_CREDS",
+        "awsCreds", "GIT_CRED", "HSM_PIN", "card-pin",
     ],
 )  # fmt: skip
 def test_variables_with_a_secret_name_are_hidden(name: str) -> None:
     assert redacted([{"name": name, "value": "s3cret"}]) == [{"name": name, "value": "***"}]
 
 
-@pytest.mark.parametrize("name", ["EPOCHS", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "AUTHOR", "KEYBOARD", "MONKEY"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "EPOCHS", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "AUTHOR", "KEYBOARD", "MONKEY", "THREADS_PINNED",
+        "PINNED_MEMORY", "SPIN", "PIN_MEMORY", "pin_memory", "I_MPI_PIN", "CPU_PIN", "SACRED_RUN", "PWM", "INCREDIBLE",
+    ],
+)  # fmt: skip
 def test_other_variables_are_shown(name: str) -> None:
     assert redacted({"name": name, "value": "5"}) == {"name": name, "value": "5"}
 
@@ -243,6 +250,20 @@ def test_references_to_secrets_are_shown() -> None:
         (["--token=abc"], ["--token=***"]),
         (["curl", "-u", "a:b", "--db-pass", "a b"], ["curl", "-u", "a:***", "--db-pass", "***"]),
         (["--token", "--verbose"], ["--token", "--verbose"]),
+        (["--password", "-abc"], ["--password", "***"]),
+        (["--password", "--verbose"], ["--password", "--verbose"]),
+        (["--password-stdin", "-v"], ["--password-stdin", "-v"]),
+        (["sh", "-c", "mysql --no-password -v"], ["sh", "-c", "mysql --no-password -v"]),
+        (["docker", "login", "-u", "me", "-p", "abc"], ["docker", "login", "-u", "me", "-p", "***"]),
+        (["sh", "-c", "docker login -u me -p abc && docker run -p 80:80 x"],
+         ["sh", "-c", "docker login -u me -p *** && docker run -p 80:80 x"]),
+        (["sh", "-c", "helm registry login -p 'abc' r.io"], ["sh", "-c", "helm registry login -p '***' r.io"]),
+        (["sh", "-c", "ssh login -p 22"], ["sh", "-c", "ssh login -p 22"]),
+        (["aws", "configure", "set", "aws_secret_access_key", "abc"],
+         ["aws", "configure", "set", "aws_secret_access_key", "***"]),
+        (["sh", "-c", "aws configure set aws_secret_access_key abc; train"],
+         ["sh", "-c", "aws configure set aws_secret_access_key *** train"]),
+        (["sh", "-c", "aws configure set region eu-west-1"], ["sh", "-c", "aws configure set region eu-west-1"]),
         (["sh", "-c", "HF_TOKEN=abc python train.py --max-tokens 512"],
          ["sh", "-c", "HF_TOKEN=*** python train.py --max-tokens 512"]),
         (["sh", "-c", "login --password 'a b' && train"], ["sh", "-c", "login --password *** && train"]),

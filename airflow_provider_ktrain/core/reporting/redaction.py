@@ -7,7 +7,7 @@ in a Kubernetes Secret is only a reference in a manifest.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.text.secret_rules import MASK, is_secret_name
 
 MAX_VALUE_CHARS = 4096  #: of one text; longer ones are cut
 _TOKENS = re.compile(r"(?:(?:api|access|refresh)[_-]?)?tokens", re.IGNORECASE)  #: keys; their numbers are counts
+CONTEXT_WORDS, MAX_CONTEXT_CHARS = 8, 256  #: words of a command that show whether the next is a secret
 _FLAG = re.compile(r"--?[\w-]+")
 #: keys of a manifest whose values refer to secrets or only look like them; keys that end with `Ref` do, too
 _REFERENCES = (
@@ -40,7 +41,7 @@ def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_word(before, item, hides) for before, item in zip([None, *value], value, strict=False)]
+        return [_word(value[max(at - CONTEXT_WORDS, 0) : at], item, hides) for at, item in enumerate(value)]
     return _text(value) if isinstance(value, str) else value
 
 
@@ -51,11 +52,17 @@ def _variable(name: str, value: str, hides: Callable[[str], bool]) -> str:
     return MASK if value and (is_secret_name(name) or hides(name)) else _text(value)
 
 
-def _word(before: object, word: Any, hides: Callable[[str], bool]) -> Any:
-    """One word of a command, which may be the operand of a flag before it."""
-    if not (isinstance(before, str) and isinstance(word, str) and _FLAG.fullmatch(before)) or word.startswith("-"):
+def _word(before: Sequence[object], word: Any, hides: Callable[[str], bool]) -> Any:
+    """One word of a command, which may be the operand of a flag before it, or a setting (`aws configure set KEY`)."""
+    words = [one for one in before if isinstance(one, str) and len(one) <= MAX_CONTEXT_CHARS]
+    is_operand = bool(words) and (_FLAG.fullmatch(words[-1]) or words[-2:-1] == ["set"]) and words[-1] is before[-1]
+    if not (is_operand and isinstance(word, str)):
         return redacted(word, hides=hides)
-    hidden = shown(f"{before} {word}").removeprefix(f"{before} ")
+    clear = f"{shown(' '.join(words))} "
+    hidden = shown(f"{' '.join(words)} {word}")
+    if not hidden.startswith(clear):
+        return redacted(word, hides=hides)
+    hidden = hidden.removeprefix(clear)
     return MASK if hidden.startswith(MASK) else _text(word if hidden == word else hidden)
 
 

@@ -12,16 +12,24 @@ from typing import NamedTuple
 MASK = "***"
 #: in names of passwords, but not `forward_pass`, `bypass` or `compass`
 _PASSWORD = (
-    r"passw|passphrase|pwd|(?:(?<![a-z])|pg|db|sql|smtp|mail|ftp|redis|user|root|admin)(?<!ward[_-])pass(?![a-z])"
+    r"passw|passphrase|pwd|"
+    r"(?:(?<![a-z])|pg|db|sql|smtp|mail|ftp|redis|user|root|admin)(?<!ward[_-])(?:pass|pw)(?![a-z])"
 )
-#: in other names, but not tokenizers, numbers of tokens, authors, authenticity and `401 Unauthorized:`
+#: in other names, but not tokenizers, numbers of tokens, authors, authenticity, `401 Unauthorized:`, `sacred`, and pins
+#: of threads and of hardware, such as `I_MPI_PIN` and `SPIN`
 _OTHER = (
-    r"secret|token(?!i[sz]|s)|credential|(?<!un)auth(?!ors?\b|enticity)|cookie|signature|api_?key|dsn\b|conn(?:ection)?_?str|"
+    r"secret|token(?!i[sz]|s)|credential|creds(?![a-z])|(?<![a-z])cred(?![a-z])|"
+    r"(?<!mpi)(?<!omp)(?<!cpu)(?<!core)(?<!numa)(?<!thread)(?<!proc)(?<!gpio)[_-]pin(?![\w-])|"
+    r"(?<!un)auth(?!ors?\b|enticity)|cookie|signature|api_?key|dsn\b|conn(?:ection)?_?str|"
     r"bearer|\bjwt|(?<![a-z])sas(?![a-z])|"
     r"(?:[_-]|\b|private_?|access_?|account_?|encryption_?|signing_?)key(?:_?(?:b64|base64|pem|hex|data))?\b"
 )
 _PASSWORD_NAME = re.compile(_PASSWORD, re.IGNORECASE)
 _AUTHORIZATION = re.compile("authorization", re.IGNORECASE)
+#: options that a password follows, which may begin with a dash
+_PASSWORD_OPTION = re.compile(
+    r"(?<!no-)(?<!ask-)(?<!prompt-)(?:passw(?:or)?d|passphrase|pwd|pw|(?<!ward-)pass)\Z", re.IGNORECASE
+)
 _COOKIE = re.compile("cookie", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?:credentials?|auth)\Z", re.IGNORECASE)
 _SECRET_NAME = re.compile(f"{_PASSWORD}|{_OTHER}", re.IGNORECASE)
@@ -39,11 +47,12 @@ _VALUE = rf"{_NOTHING}(?:{_QUOTED}|[\"'].*|[^\s\"']+(?:[\"'][^\s\"',;:)}}\]][^\s
 _PAIR = rf"[\w.-]+=(?:{_QUOTED}|[^\s;\"']*)"
 _MEMBERS = rf"(?:{_QUOTED}|[^\"'{{}}\\]|\\[\"']?)"
 _SCHEME = r"(?:bearer|basic|digest|negotiate) +"
+_WORD_END = r"[\s\"',]{1,8}"  #: between two words of a command, which may be a list
 _NO_SENTENCE = r"(?![a-z]+[,.]?\s+[a-z\"'(])"
 
 #: every name of a secret contains one of these words
 _NAME_HINTS = (
-    "pass", "pwd", "secret", "token", "credential", "auth", "cookie",
+    "pass", "pw", "secret", "token", "cred", "auth", "cookie", "_pin", "-pin",
     "signature", "key", "dsn", "conn", "bearer", "jwt", "sas",
 )  # fmt: skip
 
@@ -120,6 +129,18 @@ RULES = (
     _named(
         _SECRET_NAME, r"(?<![\w-])--?(?P<name>[a-z][\w-]*)(?:\s+|[\"'],\s*)", rf"(?!-){_VALUE}",
         "python train.py --db-pass SECRET",
+    ),
+    _named(
+        _PASSWORD_OPTION, r"(?<![\w-])--(?P<name>[a-z][\w-]*)(?:[ =]|[\"'],\s*)[\"']?(?=-[^-])", r"[^\s\"']+",
+        "mysqldump --password -SECRET",
+    ),
+    _named(
+        _SECRET_NAME, rf"\bconfig(?:ure)?{_WORD_END}set{_WORD_END}(?P<name>[\w.-]+){_WORD_END}", r"[^\s\"']+",
+        "aws configure set aws_secret_access_key SECRET",
+    ),
+    _form(
+        rf"\b(?:docker|podman|nerdctl|buildah|skopeo|helm|crane|oras)(?:{_WORD_END}[\w./-]{{1,64}}){{0,3}}?{_WORD_END}login\b"
+        rf"[^\n;|&]{{0,256}}?[\s\"']-p(?:=|{_WORD_END})", r"[^\s\"']+", "docker login -u me -p SECRET", "login",
     ),
     _form(
         r"(?<![\w-])(?:-u|--(?:proxy-)?user)(?:[ =]|[\"'],\s*)[\"']?(?!\d+:\d+\b)[^\s:\"'/]{1,256}:", r"[^\s\"']+",
