@@ -155,12 +155,13 @@ def test_each_missing_right_is_reported(cluster: TestCluster, check: Check, tmp_
     jobs["verbs"], logs["verbs"] = ["create", "get", "list", "patch"], []
     status, problems = check(pytorchjob(), role(cluster, "lacking", [jobs, pods, logs], tmp_path))
     assert status == 1
-    assert codes(problems) == [*[("error", "rights")] * 2, *[("warning", "rights")] * 2]
+    assert codes(problems) == [*[("error", "rights")] * 2, *[("warning", "rights")] * 3]
     assert [p["message"] for p in problems] == [
         f"no right to watch, delete pytorchjobs.kubeflow.org in namespace {cluster.namespace}",
         f"no right to get pods/log in namespace {cluster.namespace}",
         f"no right to list, watch events in namespace {cluster.namespace}",
         f"no right to get persistentvolumeclaims in namespace {cluster.namespace}",
+        f"no right to get services in namespace {cluster.namespace}",
     ]
     assert all(f"ktrain rbac --namespace {cluster.namespace}" in p["hint"] for p in problems)
 

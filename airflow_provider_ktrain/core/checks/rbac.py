@@ -30,8 +30,9 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("", ("pods/log",), ("get",)),
     # the cause in the first line
     ("", ("events",), ("list", "watch")),
-    # optional: whether a claim exists that a pod waits for
-    ("", ("persistentvolumeclaims",), ("get",)),
+    # optional: whether a claim exists that a pod waits for, and what the API server has refused to create
+    ("", ("persistentvolumeclaims", "services"), ("get",)),
+    ("batch", ("jobs",), ("get",)),
 )
 
 

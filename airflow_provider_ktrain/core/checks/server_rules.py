@@ -16,7 +16,10 @@ from airflow_provider_ktrain.core.state.pods.objects import condition_of, labels
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 #: without them a job runs; only some causes of failures, or the reasons of Kueue, are missing
-_OPTIONAL_RESOURCES = {"events", "persistentvolumeclaims", "workloads.kueue.x-k8s.io", "localqueues.kueue.x-k8s.io"}
+_OPTIONAL_RESOURCES = {
+    "events", "persistentvolumeclaims", "services", "jobs.batch", "workloads.kueue.x-k8s.io",
+    "localqueues.kueue.x-k8s.io",
+}  # fmt: skip
 _OF_CODE = {resource for _, resources, _ in CODE_RULES for resource in resources}  #: needed by tasks with `code` only
 
 

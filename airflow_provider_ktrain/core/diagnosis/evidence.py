@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -26,6 +26,8 @@ class Evidence:
     :param waited_seconds: since the job's phase last changed: what keeps it from starting counts only after a time of
         grace. None: it counts at once.
     :param nodes: Node objects, in the order in which they may explain the failure. Default: none were read.
+    :param spec_since: since when the job has its specification. Default: None, no change of it is known.
+    :param existing: kinds and names of objects that events say were refused, and that a read has shown. Default: none.
     """
 
     job: Json
@@ -37,6 +39,8 @@ class Evidence:
     include_recovered: bool = False
     waited_seconds: float | None = None
     nodes: Sequence[Json] = ()
+    spec_since: datetime | None = None
+    existing: Collection[tuple[str, str]] = ()
 
     @property
     def kind(self) -> Kind:

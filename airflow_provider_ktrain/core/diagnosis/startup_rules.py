@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from airflow_provider_ktrain.core.diagnosis import failure_patterns
+from airflow_provider_ktrain.core.diagnosis import failure_patterns, refusals
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
@@ -43,6 +43,8 @@ GRACE_SECONDS: dict[str, float] = {
 }
 #: Age of the last event up to which a pod still has no sandbox: the kubelet tries again every 10 to 15 s.
 SANDBOX_EVENT_SECONDS = 120.0
+MOUNT_EVENT_SECONDS = 150.0  #: likewise for its volumes: the kubelet tries again after 122 s at most
+CLOCK_SECONDS = 5.0  #: by which the clocks of operators may differ from ours
 LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
 
 
@@ -118,19 +120,36 @@ def _waited_for(cause: Cause, seconds: float) -> Cause:
     return cause if math.isinf(seconds) else _given_up(cause, f"waiting {seconds:.0f} s")
 
 
-def _lasting_events(evidence: Evidence) -> Iterator[tuple[Json, str, str, float]]:
-    """The events that were first seen a grace period ago: each with its reason, message, and the seconds since then."""
-    for event in evidence.events:
-        first = event.get("firstTimestamp") or event.get("eventTime") or objects.created(event)
-        waited_seconds = _waited(evidence, parse_timestamp(first))
+def _lasting_refusals(evidence: Evidence) -> Iterator[tuple[Json, str, str, float]]:
+    """The events of refusals that last a grace period: each with its reason, message, and the seconds since its start.
+
+    The age of the last one doesn't matter: mpi-operator reports a refusal once, and the Trainer's series stop at two.
+    """
+    began = evidence.spec_since
+    for event in filter(refusals.is_refusal, evidence.events):
+        if began is not None and objects.event_time(event) < began.timestamp() - CLOCK_SECONDS:
+            continue  # another specification of the job was refused
+        if refusals.is_contradicted(event, evidence.events):
+            continue
+        if refusals.refused_object(event, objects.name_of(evidence.job)) in evidence.existing:
+            continue
+        first = parse_timestamp(event.get("firstTimestamp") or event.get("eventTime") or objects.created(event))
+        waited_seconds = _waited(evidence, max(filter(None, (first, began)), default=None))
         if waited_seconds >= GRACE_SECONDS["refusal"]:
             yield event, str(event.get("reason")), str(event.get("message")), waited_seconds
 
 
+def refused_objects(evidence: Evidence) -> set[tuple[str, str]]:
+    """Kinds and names of the objects that are said to be refused. If one exists, its refusal is over."""
+    job = objects.name_of(evidence.job)
+    found = (refusals.refused_object(event, job) for event in evidence.events if refusals.is_refusal(event))
+    return {one for one in found if one is not None}
+
+
 def find_operator_rejection(evidence: Evidence) -> Cause | None:
     """The operator reports that the manifest is invalid, and has created no pods."""
-    for _, reason, message, waited_seconds in _lasting_events(evidence):
-        if re.search(r"FailedValidation$|^ValidationError$", reason) and not _has_pods(evidence):
+    for event, reason, message, waited_seconds in _lasting_refusals(evidence):
+        if refusals.is_rejection(event) and not _has_pods(evidence):
             summary = f"{evidence.title} was rejected by its operator: {first_line(message)}"
             resolution = "Correct the manifest. `ktrain check` names the field."
             cause = Cause(Category.ENVIRONMENT, summary, f"Event {reason}: {message}", resolution)
@@ -148,10 +167,10 @@ def find_refused_pods(evidence: Evidence) -> Cause | None:
     This doesn't prove that the manifest is wrong: a webhook may have added the part that is refused. A quota is left to
     the scheduling limit, because other jobs will free some of it.
     """
-    for _, reason, message, waited_seconds in _lasting_events(evidence):
+    for event, reason, message, waited_seconds in _lasting_refusals(evidence):
         text = f"{reason}: {message}"
         known = failure_patterns.first_match(failure_patterns.POD_REFUSALS, text)
-        if known and not _created_since(evidence, message):
+        if known and not _created_since(evidence, event):
             summary = f"{evidence.title} {known.description}: {_without_prefix(message)}"
             return _waited_for(Cause(known.category, summary, f"Event {text}", known.resolution), waited_seconds)
     return None
@@ -164,22 +183,20 @@ def find_refused_resources(evidence: Evidence) -> Cause | None:
     these objects contain the runtime: a retry may succeed. The refusal may also end by itself (recording 58b), so it
     counts only while there are no pods, and after some time.
     """
-    lasting = [] if _has_pods(evidence) else list(_lasting_events(evidence))
+    lasting = [] if _has_pods(evidence) else list(_lasting_refusals(evidence))
     for event, reason, message, waited_seconds in reversed(lasting):
-        if reason not in _CREATION_FAILURES or "exceeded quota" in message:
+        if reason not in refusals.CREATION_FAILURES:
             continue
         what = str((event.get("involvedObject") or {}).get("kind"))
         error = next((match[1] for pattern in _CREATION_ERRORS if (match := re.search(pattern, message))), message)
         known = failure_patterns.explain(failure_patterns.CREATION_ERRORS, message)
-        summary = f"{evidence.title} can't create its {_CREATION_FAILURES[reason]}: {first_line(error)}"
+        summary = f"{evidence.title} can't create its {refusals.CREATION_FAILURES[reason]}: {first_line(error)}"
         cause = Cause(known.category, summary, f"Event {reason} ({what}): {message}", known.resolution)
         return _waited_for(cause, waited_seconds)
     return None
 
 
 REFUSALS = (find_operator_rejection, find_refused_pods, find_refused_resources)
-#: reasons of events, and what could not be created
-_CREATION_FAILURES = {"TrainJobResourcesCreationFailed": "JobSet", "JobCreationFailed": "Jobs"}
 _CREATION_ERRORS = (
     r" is invalid: \[?(\S+: Invalid value): [\[{].* \.\.\.$",  # cut within the value, before the reason (recording 56b)
     r"(JobSet name is too long[^\"]*)",
@@ -189,17 +206,15 @@ _CREATION_ERRORS = (
 )
 
 
-def _created_since(evidence: Evidence, message: str) -> bool:
+def _created_since(evidence: Evidence, event: Json) -> bool:
     """Whether the refused pod exists now: a missing object may have been created since the event.
 
-    Whether a Service exists isn't known, but one that was invalid still is: it has the job's name.
+    A Service is none of the pods: see `refused_objects`.
     """
-    existing = [objects.name_of(pod) for pod in evidence.pods]
-    denied = re.search(r'(?:pods|Pod) "([^"]+)"', message)
-    if denied is None:
-        return bool(existing) and 'Service "' not in message
-    stem = re.sub(r"(-launcher-)\w{5}$", r"\1", denied[1])  # a batch Job gives each attempt another name
-    return any(name == stem or (stem.endswith("-") and name.startswith(stem)) for name in existing)
+    refused = refusals.refused_object(event, objects.name_of(evidence.job))
+    if refused is None:
+        return bool(evidence.pods)
+    return refused[0] == "Pod" and any(refusals.has_name(objects.name_of(pod), refused[1]) for pod in evidence.pods)
 
 
 def find_blocked_container(evidence: Evidence) -> Cause | None:
@@ -301,7 +316,7 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
         for event in events
         if (reason := str(event.get("reason"))) in _NOT_READY_REASONS
         and waited_seconds >= GRACE_SECONDS[reason]
-        and (_NOT_READY_REASONS[reason] is failure_patterns.MOUNT_ERRORS or _is_recent(evidence, event))
+        and _is_recent(evidence, event, _NOT_READY_REASONS[reason] is failure_patterns.MOUNT_ERRORS)
     ]
     for errors in (failure_patterns.MOUNT_ERRORS, failure_patterns.SANDBOX_ERRORS):
         for known, (reason, message) in itertools.product(errors, messages):
@@ -330,11 +345,9 @@ def _events_of(evidence: Evidence, pod: Json) -> list[Json]:
     return [event for event, of in about if of.get("name") == name and of.get("uid") in (None, uid)]
 
 
-def _is_recent(evidence: Evidence, event: Json) -> bool:
-    series = event.get("series") or {}
-    last = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
-    at = parse_timestamp(last)
-    return at is None or evidence.now is None or (evidence.now - at).total_seconds() <= SANDBOX_EVENT_SECONDS
+def _is_recent(evidence: Evidence, event: Json, is_of_mount: bool) -> bool:
+    seconds = MOUNT_EVENT_SECONDS if is_of_mount else SANDBOX_EVENT_SECONDS
+    return evidence.now is None or evidence.now.timestamp() - objects.event_time(event) <= seconds
 
 
 def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
@@ -392,7 +405,7 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
     for event in evidence.events:
         message = str(event.get("message"))
         reason = str(event.get("reason"))
-        if (reason.startswith("FailedCreate") or reason in _CREATION_FAILURES) and "quota" in message:
+        if (reason.startswith("FailedCreate") or reason in refusals.CREATION_FAILURES) and "quota" in message:
             quota = _without_prefix(message).removeprefix("exceeded quota: ")
             summary = f"{evidence.title} exceeds the namespace's quota: {quota}"
             resolution = "Free some of the quota, or ask its administrator for a larger one."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Iterable
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.state.pods.objects import created_at, event_time
@@ -57,19 +58,21 @@ class JobEvents:
         self.exist = bool(found)
         return found
 
-    async def read(self, found: list[Object]) -> bool:
+    async def read(self, found: list[Object], *, first: Collection[str] = (), pods: Iterable[str] = ()) -> bool:
         """Add the events to `found`, as far as they can be read: a diagnosis can do without.
 
+        :param first: uids of pods whose events are read before those of others. Default: none.
+        :param pods: names of pods that may have existed. Default: none.
         :return: whether all could be read, of at most MAX_OBJECTS objects.
         """
         ref, job = self._state.ref, self._state.known_job
         path = api_paths.core(ref.namespace, "events")
         began = created_at(job) or 0.0  # objects of an earlier job had the same names
-        between = [
-            f"involvedObject.kind={kind},involvedObject.name={name}"
-            for kind, name in self._state.kind.objects_with_events(job)
-        ]
-        by_uid = [f"involvedObject.uid={uid}" for uid in (ref.uid, *self._state.pods.uids)]
+        named = [*self._state.kind.objects_with_events(job), *(("Pod", name) for name in pods)]
+        between = [f"involvedObject.kind={kind},involvedObject.name={name}" for kind, name in named]
+        uids = self._state.pods.uids
+        uids = [ref.uid, *sorted(uids, key=lambda uid: uid not in first)]
+        by_uid = [f"involvedObject.uid={uid}" for uid in uids]
         for selector in [*between, *by_uid][:MAX_OBJECTS]:
             try:
                 answer = await self._api.request("GET", path, query={"fieldSelector": selector})

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import datetime
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.diagnosis import unmatched_pods
@@ -24,9 +24,11 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     describe_avoided,
     find_missing_claim,
     find_unstartable_command,
+    refused_objects,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.state.nodes import Node, is_of_autoscaler
+from airflow_provider_ktrain.core.state.pods.objects import metadata_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import timing
@@ -42,6 +44,7 @@ MAX_INTERVAL_SECONDS = 300.0
 NODE_PAGE_SIZE = 100  #: nodes per request: each lists the images that it has
 NODES_TIMEOUT_SECONDS = 30.0  #: of all pages: the jobs that wait for it look at no limit meanwhile
 NODES_AGE_SECONDS = 300.0  #: of a read that only shows when to look
+MAX_REFUSED_OBJECTS = 20  #: that are read
 _NOT_STARTED = (Phase.PENDING, Phase.STARTING)  # the job waits for nodes, images or containers
 
 
@@ -88,6 +91,8 @@ class StartupChecks:
         self._checked_at = timing.now()
         self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
+        self._generation: int | None = None  # of the job, as last seen
+        self._spec_since: datetime.datetime | None = None  # when this process saw it change
         self._missing_since: float | None = None  # when a claim was first said to be missing, by timing.now
         self._unmatched_since: float | None = None  # when a read first showed that no node matches, by timing.now
 
@@ -111,6 +116,7 @@ class StartupChecks:
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
         """Why the job can never start; None if it may start or no check is due."""
         state = self._state
+        self._note_generation()
         if any(map(restarted_often, state.pods.groups.examples())) and (
             cause := find_unstartable_command(make_evidence(state.known_job, state.pods.live))
         ):
@@ -126,8 +132,12 @@ class StartupChecks:
         waited = timing.now() - state.phase_since - away
         now = timing.utc_now() - datetime.timedelta(seconds=away)
         events = await self._events.watched()
-        evidence = make_evidence(state.known_job, state.pods.live, events, now=now)
+        evidence = replace(
+            make_evidence(state.known_job, state.pods.live, events, now=now), spec_since=self._spec_since
+        )
         cause = find_startup_cause(evidence, waited, has_run=state.has_run)
+        if cause is not None:
+            cause = find_startup_cause(await self._reread(evidence), waited, has_run=state.has_run)
         if cause is None:
             cause = await self._find_missing_claim(evidence)
         if cause is None:
@@ -135,6 +145,48 @@ class StartupChecks:
         if cause is None:
             self._log_obstacle(events)
         return cause
+
+    def _note_generation(self) -> None:
+        """A refusal of an earlier specification of the job says nothing about the present one."""
+        generation = metadata_of(self._state.known_job).get("generation")
+        if self._generation is not None and generation != self._generation:
+            self._spec_since = timing.utc_now()
+        self._generation = generation
+
+    async def _reread(self, evidence: Evidence) -> Evidence:
+        """The evidence with all events, Normal ones too, and with refused objects that exist.
+
+        Without events if anything can't be read: events that were seen show only when to look.
+        """
+        unread = replace(evidence, events=())
+        about = {str(event["involvedObject"].get("uid")) for event in evidence.events}
+        pods = [name for kind, name in refused_objects(evidence) if kind == "Pod"]
+        events: list[Object] = []
+        if not await self._events.read(events, first=about, pods=pods):
+            return unread
+        known = make_evidence(evidence.job, evidence.pods, events, now=evidence.now)
+        refused = sorted(one for one in refused_objects(known) if one[0] != "Pod")  # pods were listed
+        existing = set(refused[MAX_REFUSED_OBJECTS:])  # or not read: then nothing is concluded from it
+        try:
+            existing |= {one for one in refused[:MAX_REFUSED_OBJECTS] if await self._exists(*one)}
+        except KtrainError:
+            return unread
+        return replace(known, spec_since=evidence.spec_since, existing=existing)
+
+    async def _exists(self, kind: str, name: str) -> bool:
+        """Whether an object of the job exists.
+
+        :raises KtrainError: it can't be read.
+        """
+        ref = self._state.ref
+        paths = {
+            "Service": api_paths.core(ref.namespace, "services", name),
+            "Job": f"/apis/batch/v1/namespaces/{ref.namespace}/jobs/{name}",
+        }
+        if (obj := await get(self._api, paths.get(kind) or api_paths.pod_owner(ref))) is None:
+            return False
+        owners = metadata_of(obj).get("ownerReferences") or ()
+        return kind == "Job" or any(owner.get("uid") == ref.uid for owner in owners)
 
     async def _find_missing_claim(self, evidence: Evidence) -> Cause | None:
         """Why a pod has no node: its claim doesn't exist, which a read proves. None while it may exist.

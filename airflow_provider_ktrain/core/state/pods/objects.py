@@ -257,5 +257,9 @@ def _last_end(pod: Json) -> datetime | None:
 
 def event_time(event: Json) -> float:
     """When the event was last seen, in epoch seconds. JobSet's events have fractions of a second, the job has not."""
-    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    times = (
+        (event.get("series") or {}).get("lastObservedTime"),
+        *(event.get(name) for name in ("lastTimestamp", "eventTime", "firstTimestamp")),
+        created(event),
+    )
     return next((seconds for time in times if (seconds := epoch_seconds(time)) is not None), math.inf)
