@@ -280,13 +280,18 @@ def growth(call: Any, prefix: str) -> float:
     return 0.0 if least < 5e-5 else seconds(call, long) / least
 
 
+def is_quadratic(call: Any, prefix: str) -> bool:
+    """Whether each of several measurements says so: among thousands, a single one can be wrong on a busy machine."""
+    return all(growth(call, prefix) >= 8 for _ in range(5))
+
+
 def test_no_pattern_of_lines_takes_quadratic_time_for_what_follows_its_beginning() -> None:
     slow = [
         (name, prefix, follows)
         for name, pattern, prefixes in patterns_of_lines()
         for prefix in sorted({*prefixes, "version `GLIBC"})
         for follows in "1 "
-        if prefix and growth(lambda text, pattern=pattern, prefix=prefix: pattern.search(prefix + text), follows) >= 8
+        if prefix and is_quadratic(lambda text, pattern=pattern, prefix=prefix: pattern.search(prefix + text), follows)
     ]
     assert not slow
 
@@ -296,7 +301,7 @@ def test_no_pattern_of_lines_takes_quadratic_time() -> None:
         (name, prefix)
         for name, pattern, prefixes in patterns_of_lines()
         for prefix in sorted({*prefixes, *MORE})
-        if prefix and growth(pattern.search, prefix) >= 8
+        if prefix and is_quadratic(pattern.search, prefix)
     ]
     assert not slow
 
@@ -305,11 +310,11 @@ def test_no_pattern_of_lines_takes_quadratic_time() -> None:
     "text", ["-u=", "eyJ-", "token: 'a ", "password=", "://a:", "credentials={", "a b: ", "bearer ", "auth={x\\'\n"]
 )
 def test_secrets_are_masked_in_linear_time(text: str) -> None:
-    assert growth(masked, text) < 8
+    assert not is_quadratic(masked, text)
 
 
 def test_invalid_result_is_quoted_in_linear_time() -> None:
-    assert growth(lambda text: find_result(PYTORCHJOB, {}, [], f"KTRAIN_RESULT {text[:MAX_BYTES]}"), "-u=") < 8
+    assert not is_quadratic(lambda text: find_result(PYTORCHJOB, {}, [], f"KTRAIN_RESULT {text[:MAX_BYTES]}"), "-u=")
 
 
 def test_merge_keys_are_counted_before_they_multiply() -> None:
