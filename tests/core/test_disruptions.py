@@ -129,22 +129,6 @@ def test_the_mark_makes_a_success_doubtful_for_every_later_try() -> None:
     assert (decision.action, decision.detail) == (Action.REPLACE, f"{known.doubts[0]}.")
 
 
-@pytest.mark.parametrize(
-    ("finished", "grace", "doubtful"),
-    [("14:35:19", 5, True), ("14:35:20", 5, True), ("14:35:18", 5, False), ("14:35:23", 0, False)],
-)
-def test_only_a_request_before_the_end_is_doubtful(finished: str, grace: int, doubtful: bool) -> None:
-    """The deletion is requested at 14:35:19: a clean-up after the end is none. The kubelet sets the grace to 0."""
-    known = at_the_end("107c-pt-deleted-by-hand-exit-0-master-onfailure")
-    pod: Any = next(pod for pod in known.pods.all if pod["status"]["phase"] == "Succeeded")
-    pod["metadata"] |= {"deletionTimestamp": "2026-11-23T14:35:24Z", "deletionGracePeriodSeconds": grace}
-    pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = f"2026-11-23T{finished}Z"
-    pod["status"]["observedGeneration"] = 1  # the kubelet doesn't know of the request, or the grace period says more
-    history = PodHistory(known.kind)
-    history.update({"uid": pod}, (), NOW)
-    assert bool(history.stopped(known.job)) is doubtful
-
-
 LAST_STATE = {"deletionTimestamp": "2026-11-23T14:39:22Z", "deletionGracePeriodSeconds": 0}
 
 
@@ -367,13 +351,6 @@ def test_pod_that_a_suspension_deleted_is_no_doubt_after_the_job_was_resumed() -
 def test_eviction_counts_also_if_the_clock_of_the_node_is_slow() -> None:
     pod = master("a", ended="2026-01-01T12:09:58Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
     assert history_of(pod).stopped(job_that_succeeded("2026-01-01T12:10:02Z"))
-
-
-@pytest.mark.parametrize(("succeeded", "doubts"), [("2026-01-01T12:10:00Z", 0), ("2026-01-01T12:10:02Z", 1)])
-def test_pod_that_is_deleted_after_the_end_of_the_job_is_no_doubt(succeeded: str, doubts: int) -> None:
-    """The operator deletes pods that still run when the job has ended; this one was deleted at 12:10:00."""
-    pod = master("a", ended="2026-01-01T12:10:01Z", deleted="2026-01-01T12:10:30Z")
-    assert len(history_of(pod).stopped(job_that_succeeded(succeeded))) == doubts
 
 
 def pod_event(

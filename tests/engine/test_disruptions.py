@@ -34,6 +34,8 @@ OPTIONS = Options(drain_timeout=0.5)
 MASTER = "100b-pt-evicted-exit-0-master-onfailure"
 LATE_MASTER = "107c-pt-deleted-by-hand-exit-0-master-onfailure"
 RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
+#: the Master is evicted at 14:35:22, and a clock may be 5 s off
+BEFORE, AFTER = "2026-11-23T14:35:16.900000000Z", "2026-11-23T14:35:17.000000000Z"
 
 
 class Replay:
@@ -141,10 +143,28 @@ async def test_interrupted_success_fails_and_is_marked(name: str) -> None:
 async def test_result_proves_that_the_training_is_complete() -> None:
     async with replaying(MASTER) as (training, recorded):
         recorded.go(lambda change: change["object"]["status"].get("phase") == "Running")
-        training.api.log("run-master-0").line(RESULT)
+        training.api.log("run-master-0").write(BEFORE, RESULT)
         outcome = await followed(training, recorded)
         assert (outcome.succeeded, outcome.result) == (True, {"loss": 0.5})
         assert mark_of(training) is None
+
+
+async def test_result_of_a_signal_handler_proves_nothing() -> None:
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go(lambda change: change["object"]["status"].get("phase") == "Running")
+        training.api.log("run-master-0").write(AFTER, RESULT)
+        outcome = await followed(training, recorded)
+        assert (outcome.succeeded, mark_of(training)) == (False, DOUBTS[MASTER])
+
+
+@pytest.mark.parametrize(("printed", "succeeds"), [(BEFORE, True), (AFTER, False)])
+async def test_result_that_is_read_from_the_end_of_a_log(printed: str, succeeds: bool) -> None:
+    """A process that follows no logs reads it when the job has ended."""
+    async with replaying(MASTER) as (training, recorded):
+        recorded.go(lambda change: change["object"]["status"].get("phase") == "Running")
+        training.api.log("run-master-0").write(printed, RESULT)
+        outcome = await followed(training, recorded, Options(drain_timeout=0.5, logs="none"))
+        assert outcome.succeeded is succeeds
 
 
 async def test_result_that_is_read_at_the_end_removes_the_mark() -> None:
@@ -152,7 +172,7 @@ async def test_result_that_is_read_at_the_end_removes_the_mark() -> None:
     async with replaying(MASTER) as (training, recorded):
         recorded.go(succeeds)
         training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(mark))
-        training.api.log("run-master-0").line(RESULT)
+        training.api.log("run-master-0").write(BEFORE, RESULT)
         following = asyncio.ensure_future(training.follow(OPTIONS))
         await until(lambda: mark_of(training) is None)
         recorded.go()  # the pod is gone
@@ -246,7 +266,7 @@ async def test_stop_while_the_result_is_read_repeats_no_success() -> None:
     """The program was stopped, and has printed a result. The process ends before it has read that."""
     async with replaying(MASTER) as (training, recorded):
         recorded.go(succeeds)
-        training.api.log("run-master-0").line(RESULT)
+        training.api.log("run-master-0").write(BEFORE, RESULT)
         training.api.pause("before GET .*/log")
         following = asyncio.ensure_future(training.follow(OPTIONS))
         await training.api.paused.wait()
@@ -333,7 +353,7 @@ async def test_pod_that_is_deleted_after_the_end_is_no_doubt(kind: Kind) -> None
         training.ended()
         remove_pods(training)
         assert (await training.follow(OPTIONS, handover)).succeeded
-        assert "while no process followed it" not in str(training.log)
+        assert "their end was not observed" not in str(training.log)
 
 
 @pytest.mark.parametrize("version", ["1", "no number"])

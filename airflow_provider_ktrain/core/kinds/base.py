@@ -103,11 +103,12 @@ class Kind:
         return next((role for role in self.primaries if role in found), self.primaries[0])
 
     def completes(self, job: Mapping[str, Any], role: str, index: int) -> bool:
-        """Whether the training is complete only if the program of this replica is.
+        """Whether the success of the job depends on the program of this replica.
 
-        The job's success is that of its primary role: of a Master or Launcher, or of all ranks where there is none.
+        It is the success of the primary role: of a Master or Launcher, or of all ranks where there is none. An elastic
+        job without a Master succeeds with any of its Workers (recordings 111).
         """
-        return role == self.primary(job) and (index == 0 or not self.scaling.is_elastic(job))
+        return role == self.primary(job)
 
     def stopped_primary(self, job: Mapping[str, Any]) -> str:
         """Since when the job's conditions show that the pod of its primary was stopped, as RFC 3339; "" if they don't.
@@ -149,7 +150,7 @@ class Kind:
         return None
 
     def deciding_replicas(self, job: Mapping[str, Any]) -> set[tuple[str, int]]:
-        """All replicas without which the training isn't complete: see `completes`."""
+        """All replicas on which the success of the job depends: see `completes`."""
         replicas = ((role, index) for role in self.replicas(job) for index in range(self.count(job, role)))
         return {replica for replica in replicas if self.completes(job, *replica)}
 

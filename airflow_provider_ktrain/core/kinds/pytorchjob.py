@@ -58,12 +58,13 @@ class PyTorchJob(Kind):
     """A Master and Workers."""
 
     def stopped_primary(self, job: Mapping[str, Any]) -> str:
-        """Restarting says that the Master was lost, and stays if its program then exits with 0 (recordings 100b, 107c).
+        """Restarting says that a pod was lost, and stays if its program then exits with 0 (recordings 100b, 107c, 111).
 
-        When a new Master runs, the condition Running replaces it.
+        When a new pod runs, the condition Running replaces it.
         """
         restarting = true_conditions(job).get("Restarting")
-        return restarting.since if restarting and "Master replica(s) failed" in restarting.message else ""
+        names_it = restarting and f"{self.primary(job)} replica(s) failed" in restarting.message
+        return restarting.since if restarting and names_it else ""
 
 
 _TRAINING_OPERATOR = OperatorVersion(

@@ -19,6 +19,7 @@ from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
+from airflow_provider_ktrain.core.state.pods.pod_changes import MAX_CLOCK_SKEW_SECONDS
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
 from airflow_provider_ktrain.core.text.output import shown_log
 from airflow_provider_ktrain.engine import timing
@@ -245,11 +246,13 @@ class Following:
 
     @property
     def seen(self) -> Seen:
-        """What was observed last. A result proves that a program which was stopped from outside is complete."""
-        seen = self.state.seen
-        if seen is Seen.SUCCEEDED and self.state.why_incomplete and not self._output.result.find()[2]:
-            return Seen.INCOMPLETE
-        return seen
+        """What was observed last. A result that was printed before a pod was stopped proves the training complete."""
+        seen, state = self.state.seen, self.state
+        if seen is not Seen.SUCCEEDED or not state.why_incomplete:
+            return seen
+        stopped_at = min((one.at for one in state.ends.stopped), default=0.0)
+        proved = self._output.result.printed_before(stopped_at - MAX_CLOCK_SKEW_SECONDS)
+        return seen if proved else Seen.INCOMPLETE
 
     async def still_holds(self, noticed: Noticed) -> bool | None:
         """Whether the rule that was noticed holds on what was observed last. None: a further read has failed."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.objects import created
-from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events, was_stopped
+from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
 from airflow_provider_ktrain.engine import timing
@@ -63,8 +63,11 @@ class Observer:
         self._jobs, self._pods = jobs, pods
         self._own = OwnPods(context, pods)
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
-        self._lost: set[Replica] = set()  # of which no pod was seen, and whose ends were looked for
-        self._unread_since: float | None = None  # when that could not be read first, by `timing.now`
+        # whose changes were read again, by replica and the uid of its newest pod
+        self._read_again: set[tuple[Replica, str]] = set()
+        self._ends_looked_at = 0  # version of the pods' ends
+        self._lost: set[Replica] = set()  # whose ends were looked for in events
+        self._unread_since: float | None = None  # when one of these could not be read first, by `timing.now`
         self._unread: tuple[float, float] | None = None  # first and last read that failed, in epoch seconds
         self._outages: Outages | None = None  # in which reads failed; most jobs have none
         self._placed_since: float | None = None  # since when each existing pod has a node, by `timing.now`
@@ -122,11 +125,14 @@ class Observer:
             await self._own.find_owners()
             pods_known = self._pods.synced
             for pod in filter(state.owns, self._pods.deleted):
+                state.pods.mark_deleted(pod)
                 self._output.restarts.mark_deleted(pod)
             for number, (pods, removed) in enumerate(self._own.changes()):
                 if number:
                     await asyncio.sleep(0)
                 changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
+                for uid in pods.keys() - changed.keys():
+                    state.pods.note_earlier(pods[uid])
                 state.pods.update(changed, removed, timing.utc_now())
                 self._output.observe(changed, removed)
             if pods_known:
@@ -139,29 +145,33 @@ class Observer:
         return pods_known and self._update_phase()
 
     async def _replay_missed_changes(self) -> None:
-        """Learn what became of pods that were deleted before this process watched.
+        """Learn how pods ended whose changes no process has seen: before this one watched, or in a cut of its watch.
 
         An operator may have taken the end of a pod that was evicted meanwhile for a success. A watch from the
-        resourceVersion that the process before has reached shows it, while the API server knows changes since.
+        resourceVersion that was seen last shows it, while the API server knows changes since.
 
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
-        state = self._state
-        if not state.pods_before:
+        state, before = self._state, str(self._state.pods_before.get("version") or "")
+        if not state.pods_before and state.pods.ends_version == self._ends_looked_at:
             return
-        missing = state.missing_replicas - self._lost
-        if missing and (version := state.pods_before.get("version")):
+        unread = {of: version or before for of, version in state.ends.unread.items() if of not in self._read_again}
+        versions = [version for version in unread.values() if version]
+        if versions:
+            oldest = min(versions, key=lambda version: int(version) if version.isdigit() else -1)
             try:
-                await self._replay(str(version), missing)
+                await self._replay(oldest, unread)
             except (ApiStatusError, ApiUnavailable) as e:
                 forgotten = e.status in (400, 410)
                 if not forgotten and not self._gives_up():
                     raise
             self._unread_since = None
+        self._read_again |= unread.keys()
+        self._ends_looked_at = state.pods.ends_version
         state.pods_before = {}
 
     async def _find_lost_ends(self) -> None:
-        """Learn how the last pods of a job ended that has succeeded, if nobody has seen them.
+        """Learn how the last pods of a job ended that has succeeded, if their changes don't show it.
 
         Events of the pods show it, of the last hour as a rule. It is asked after a read of job and pods: a watch may
         just be late.
@@ -169,7 +179,7 @@ class Observer:
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
         state, why, ends = self._state, "", dict[Replica, str]()
-        if phase_of(state.known_job) is not Phase.SUCCEEDED or not (missing := state.missing_replicas - self._lost):
+        if phase_of(state.known_job) is not Phase.SUCCEEDED or not (missing := state.ends.unknown - self._lost):
             return
         try:
             ends = await self._read_ends(missing)
@@ -179,12 +189,11 @@ class Observer:
             why = f"\n{e}"
         self._lost |= missing
         for replica, stopped in ends.items():
-            if stopped:
-                state.pods.note_end(replica, stopped)
-        if unknown := missing - ends.keys():
+            state.pods.note_end(replica, stopped)
+        if unknown := missing & state.ends.unknown:
             names = listed([state.kind.replica_name(*one) for one in sorted(unknown)], MAX_NAMED_REPLICAS)
             self._log.warning(
-                f"Pods of {state.ref} were deleted while no process followed it.\nHow they ended can't be read any "
+                f"Pods of {state.ref} were deleted, and their end was not observed.\nHow they ended can't be read any "
                 f"more: {names}. If they were evicted, a success may be incomplete.{why}"
             )
 
@@ -195,33 +204,38 @@ class Observer:
             self._unread_since = now
         return now - self._unread_since > UNREAD_HISTORY_SECONDS
 
-    async def _replay(self, version: str, missing: Collection[Replica]) -> None:
-        """Take the changes since a resourceVersion of pods that no longer exist, until no replica is missing.
+    async def _replay(self, version: str, unread: Collection[tuple[Replica, str]]) -> None:
+        """Take the changes of pods since a resourceVersion, until the ends of these replicas are known.
 
         If a pod was stopped, all changes are taken: another pod may have replaced it, and be gone as well.
+
+        :param unread: each with the uid of its newest pod; "" if no pod of it was seen.
         """
-        state, ref, existing = self._state, self._state.ref, set(self._state.pods.groups.pods)
+        state, ref, existing = self._state, self._state.ref, dict(self._state.pods.groups.pods)
         query = {
             "labelSelector": ref.pod_selector, "watch": "true", "resourceVersion": version,
             "timeoutSeconds": str(MISSED_CHANGES_SECONDS),
         }  # fmt: skip
         path, timeout = api_paths.core(ref.namespace, "pods"), 2.0 * MISSED_CHANGES_SECONDS
-        changes: list[tuple[Object, bool]] = []  # taken together: a stream that is cut is read again
-        stopped, found = False, set[Replica]()
+        found, deleted = set[tuple[Replica, str]](), dict[str, Object]()
         async with self._api.stream(path, query=query, read_timeout=timeout) as response:
             async for event in events_of(response):
-                pod, deleted = stripped(event["object"]), event["type"] == "DELETED"
-                if pod["metadata"]["uid"] not in existing and state.owns(pod):
-                    changes.append((pod, deleted))
-                    if deleted:
-                        found.add(state.kind.role_of(pod))
-                    stopped = stopped or was_stopped(state.kind, state.known_job, pod)
-                if found.issuperset(missing) and not stopped:
+                pod = stripped(event["object"])
+                uid, replica = pod["metadata"]["uid"], state.kind.role_of(pod)
+                if not state.owns(pod):
+                    continue
+                if event["type"] == "DELETED" and uid not in existing:
+                    state.pods.mark_deleted(pod, is_seen=True)
+                    deleted[uid] = pod
+                else:
+                    state.pods.note_earlier(pod)
+                    if uid not in existing or is_older(pod, existing[uid]):
+                        continue
+                found |= {(replica, uid), (replica, "")}
+                if found.issuperset(unread) and not state.ends.stopped:
                     break
-        for pod, deleted in changes:
-            state.pods.mark_deleted(pod)
-            if deleted:
-                self._output.mark_deleted(pod)
+        for pod in deleted.values():
+            self._output.mark_deleted(pod)
 
     async def _read_ends(self, missing: Collection[Replica]) -> dict[Replica, str]:
         """How the pods of these replicas ended by their events: see `ends_in_events`. Without the right to, nothing."""

@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.logs.result import (
     find_result,
     keep_result_line,
 )
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
@@ -40,11 +41,13 @@ class _Part(NamedTuple):
     """What was read of a log.
 
     :param whole: whether nothing was cut off at its end.
+    :param time: when its last line with a result was written; "" without one.
     """
 
     result_line: str
     lines: int
     whole: bool
+    time: str
 
 
 class PrimaryResult:
@@ -124,7 +127,9 @@ class PrimaryResult:
                 unread = _not_read(replica)
                 break
             if part.whole and (part.result_line or part.lines < float(query.get("tailLines", "inf"))):
-                self._found = _later(self._found, part.result_line)
+                before, self._found = self._found, _later(self._found, part.result_line)
+                if self._found != before:
+                    self.origin = {"pod": name, "container": container, "time": part.time}
                 return
             if part.whole:
                 unread = f"the last {part.lines:,} lines of the log of {replica} have none"
@@ -141,6 +146,11 @@ class PrimaryResult:
             error = "\n".join(filter(None, (error, f"{EARLIER}{unread}")))
         return value, error, reported
 
+    def printed_before(self, at: float) -> bool:
+        """Whether the program has printed its result before `at`, in epoch seconds. A signal handler's is later."""
+        printed = epoch_seconds(self.origin.get("time"))
+        return printed is not None and printed < at and self.find()[2]
+
     async def _read_left_out(self) -> None:
         """Read the line from the log of the container's newest run, or of the one before it."""
         pod, container = self.origin.get("pod", ""), self.origin.get("container", "")
@@ -154,7 +164,7 @@ class PrimaryResult:
     async def _search(self, pod: str, container: str, query: Mapping[str, str]) -> _Part | None:
         """The part of a log that `query` selects; None if it can't be read."""
         path = f"{api_paths.core(self._state.ref.namespace, 'pods', pod)}/log"
-        query = {"container": container, "limitBytes": str(MAX_READ_BYTES), **query}
+        query = {"container": container, "timestamps": "true", "limitBytes": str(MAX_READ_BYTES), **query}
         try:
             async with asyncio.timeout(READ_SECONDS):
                 return await retry_transient(lambda: self._read(path, query), timing.now() + READ_SECONDS)
@@ -162,7 +172,7 @@ class PrimaryResult:
             return None
 
     async def _read(self, path: str, query: Mapping[str, str]) -> _Part:
-        found, lines, size, number = "", LineSplitter(), 0, 0
+        found, lines, size, number, time = "", LineSplitter(), 0, 0, ""
         async with (
             self._budget.slot(),
             self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as response,
@@ -171,13 +181,20 @@ class PrimaryResult:
                 size += len(chunk)
                 number += chunk.count(b"\n")
                 if block := lines.feed(chunk):
-                    found = _kept(found, block)
+                    found, time = _kept(found, block), _time_of_result(block) or time
         number += bool(lines.unended_line)
-        return _Part(_kept(found, lines.unended_line), number, size < MAX_READ_BYTES)
+        found, time = _kept(found, lines.unended_line), _time_of_result(lines.unended_line) or time
+        return _Part(found, number, size < MAX_READ_BYTES, time)
 
 
 def _not_read(name: str) -> str:
     return f"the log of {name} could not be read to its end"
+
+
+def _time_of_result(block: bytes) -> str:
+    """When the last line with a marker was written; "" if there is none."""
+    before, marker, _ = block.rpartition(MARKER_PREFIX.encode())
+    return before.rpartition(b"\n")[2].partition(b" ")[0].decode("utf-8", "replace") if marker else ""
 
 
 def _kept(found: str, block: bytes) -> str:

@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.kinds.conditions import ended_at, incomplete_note, true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import incomplete_note, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import CLAIMS, Amounts
@@ -20,8 +20,8 @@ from airflow_provider_ktrain.core.state.pods.objects import created, is_being_de
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
+    Ends,
     Replica,
-    deciding_replicas,
     note,
     pods_until_end,
 )
@@ -98,9 +98,24 @@ class JobState:
         return pods_until_end(self.kind, self.known_job, self.pods.all)
 
     @property
+    def ends(self) -> Ends:
+        """How the replicas ended on which the success depends."""
+        expected = self.replicas_before
+        if phase_of(self.known_job) is Phase.SUCCEEDED:
+            expected = expected | self.kind.deciding_replicas(self.known_job)
+        return self.pods.ends(self.known_job, expected)
+
+    @property
+    def replicas_before(self) -> set[Replica]:
+        """The replicas that had pods when the process before handed over; none once their changes were read."""
+        before = mapping(self.pods_before.get("replicas")).items()
+        lists = ((role, indexes) for role, indexes in before if isinstance(indexes, list))
+        return {(role, index) for role, indexes in lists for index in indexes if isinstance(index, int)}
+
+    @property
     def why_incomplete(self) -> str:
         """Why the success of the job is incomplete: what its pods have shown, or an earlier process; "" if it isn't."""
-        shown = (one.text for one in self.pods.stopped(self.known_job))
+        shown = (one.text for one in self.ends.stopped)
         return incomplete_note(self.known_job) or next(shown, "")
 
     @property
@@ -111,30 +126,22 @@ class JobState:
     @property
     def note(self) -> dict[str, str]:
         """The annotation about stopped pods that the job doesn't have yet; empty if it has it."""
-        value = note(self.known_job, self.pods.stopped(self.known_job))
+        value = note(self.known_job, self.ends.stopped)
         return {} if value is None else {STOPPED_PODS_ANNOTATION: value}
 
     @property
     def existing_pods(self) -> dict[str, Any]:
-        """For the next process: the replicas on which the success depends and that have a pod, by role."""
+        """For the next process: the replicas on which the success depends and whose end isn't known, by role."""
         if self.pods_before or not self.pods_version:
             return self.pods_before
+        unread = self.ends.unread
+        versions = [self.pods_version, *filter(str.isdigit, unread.values())]
+        version = min(versions, key=int) if all(map(str.isdigit, versions)) else self.pods_version
+        open_ = {replica for replica, _ in unread} | set(map(self.kind.role_of, self.pods.live))
         replicas: dict[str, list[int]] = {}
-        for role, index in sorted(deciding_replicas(self.kind, self.known_job, self.pods.live)):
+        for role, index in sorted(replica for replica in open_ if self.kind.completes(self.known_job, *replica)):
             replicas.setdefault(role, []).append(index)
-        return {"version": self.pods_version, "replicas": replicas}
-
-    @property
-    def missing_replicas(self) -> set[Replica]:
-        """The replicas on which the success depends, that have had a pod, and of which this process has seen none."""
-        before = mapping(self.pods_before.get("replicas")).items()
-        lists = ((role, indexes) for role, indexes in before if isinstance(indexes, list))
-        had_pods = {(role, index) for role, indexes in lists for index in indexes if isinstance(index, int)}
-        if phase_of(self.known_job) is Phase.SUCCEEDED:
-            had_pods |= self.kind.deciding_replicas(self.known_job)
-        end = ended_at(self.known_job)  # a pod that the operator creates after that shows nothing
-        seen = [pod for pod in self.pods.all if not end or created(pod) < end]
-        return had_pods - deciding_replicas(self.kind, self.known_job, seen)
+        return {"version": version, "replicas": replicas}
 
     @property
     def is_being_released(self) -> bool:

@@ -11,15 +11,16 @@ from types import MappingProxyType
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, has_condition, restarts_of
+from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.pod_changes import PodChanges, is_newer, with_change
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     MAX_STOPPED_PODS,
+    Ends,
     Replica,
     StoppedPod,
-    find_stopped_pods,
+    find_ends,
     noted_stopped_pods,
-    requested_at,
 )
 from airflow_provider_ktrain.core.state.pods.usage import Span, Usage, usage
 
@@ -44,43 +45,77 @@ class PodHistory:
         self._stopped_before = StoppedPod.all_of(given.get("interrupted"))
         #: grows with each change of a pod that was stopped from outside; 0: no process has seen one
         self.stopped_version = len(self._stopped_before)
-        self._requested: dict[str, float] = {}  # when the deletion of pods was requested, by uid, in epoch seconds
+        self.ends_version = 0  #: grows with each change after which the end of a pod may be unknown
+        self._changes: dict[str, PodChanges] = {}  # by uid, of pods that were requested to end, or have ended
+        self._seen_deleted: set[str] = set()  # uids of pods whose changes are known up to their deletion
+        self._ended_by_itself: set[Replica] = set()  # as events show of pods that nobody has seen
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
         self._dropped_usage = Usage.from_dict(given)
 
     def update(self, changed: Mapping[str, Pod], removed: Iterable[str], now: datetime) -> None:
         """Record changes of the pods that exist."""
-        self._known |= changed
         for pod in changed.values():
+            self._note_change(pod)
             self.groups.put(pod)
-            self._note_stop(pod)
+        self._known |= changed
         for uid in removed:
             self.groups.remove(uid)
+            self.ends_version += 1
         if len(self._known) - len(self.groups.pods) > max(MAX_REPLACED_PODS, self._deleted):
             self._drop_old_pods(now)
             self._deleted = len(self._known) - len(self.groups.pods)
 
-    def mark_deleted(self, pod: Pod) -> None:
-        """Record that a pod was deleted. `pod` is its last state."""
-        self._known[pod["metadata"]["uid"]] = pod
-        self.groups.remove(pod["metadata"]["uid"])
-        self._note_stop(pod)
+    def mark_deleted(self, pod: Pod, *, is_seen: bool = False) -> None:
+        """Record that a pod was deleted.
 
-    def _note_stop(self, pod: Pod) -> None:
-        """Keep the time at which the deletion of the pod was requested: its last state shows that less exactly."""
-        if (at := requested_at(pod)) is not None:
-            self._requested.setdefault(pod["metadata"]["uid"], at)
-        self.stopped_version += at is not None or has_condition(pod, "DisruptionTarget")
+        :param pod: its last state; as it was seen before if it is only missing from a list.
+        :param is_seen: whether it certainly is its last state. Default: False, only if it is newer than the known one.
+        """
+        uid = pod["metadata"]["uid"]
+        if is_seen or (uid in self._known and is_newer(pod, self._known[uid])):
+            self._seen_deleted.add(uid)
+        self.note_earlier(pod)
+        self._known[uid] = pod
+        self.groups.remove(uid)
+        self.ends_version += 1
+
+    def note_earlier(self, pod: Pod) -> None:
+        """Record a state of a pod of which a later one may be known."""
+        self._note_change(pod)
+        if pod["metadata"]["uid"] not in self.groups.pods:
+            self._known[pod["metadata"]["uid"]] = pod
+
+    def _note_change(self, pod: Pod) -> None:
+        uid = pod["metadata"]["uid"]
+        before = self._changes.get(uid)
+        changes = with_change(before, self._known.get(uid, {}), pod)
+        if changes is not None:
+            self._changes[uid] = changes
+            self.ends_version += changes != before
+            self.stopped_version += changes.requested is not None
 
     def note_end(self, replica: Replica, text: str) -> None:
         """Record how a pod ended that nobody has seen: see `stopped_pods.ends_in_events`."""
+        if not text:
+            self._ended_by_itself.add(replica)
+            return
         self._stopped_before.append(StoppedPod(*replica, uid="", created="", text=text))
         self.stopped_version += 1
 
+    def ends(self, job: Pod, expected: Collection[Replica] = ()) -> Ends:
+        """How the replicas ended on which the success of the job depends.
+
+        :param expected: replicas that have had a pod. Default: those of known pods.
+        """
+        return find_ends(
+            self._kind, job, self.all, self._changes, existing=self.groups.pods, deleted=self._seen_deleted,
+            earlier=[*self._stopped_before, *noted_stopped_pods(job)], expected=expected,
+            by_itself=self._ended_by_itself,
+        )  # fmt: skip
+
     def stopped(self, job: Pod) -> list[StoppedPod]:
         """The replicas that were stopped from outside although their end counts as success."""
-        earlier = [*self._stopped_before, *noted_stopped_pods(job)]
-        return find_stopped_pods(self._kind, job, self.all, self._requested, earlier)
+        return self.ends(job).stopped
 
     def mark_evicted(self) -> None:
         """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
@@ -154,7 +189,8 @@ class PodHistory:
             deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self.groups.pods]
             for pod in deleted[:-MAX_REPLACED_PODS]:
                 del self._known[pod["metadata"]["uid"]]
-                self._requested.pop(pod["metadata"]["uid"], None)
+                self._changes.pop(pod["metadata"]["uid"], None)
+                self._seen_deleted.discard(pod["metadata"]["uid"])
                 self._dropped_restarts += sum(restarts_of(pod)) + _failed(pod)
                 dropped.append(pod)
         self._dropped_usage += usage(dropped, now, None, self._evicted)

@@ -2,31 +2,38 @@
 
 A program that handles SIGTERM by saving a checkpoint and exiting with 0 ends like one that is complete: if its pod is
 evicted, preempted or deleted, the job succeeds in the middle of the training (recordings 100b, 107c). Its pods show
-that: the condition DisruptionTarget, or a deletion that was requested before the container ended. The operator deletes
-them, so each is judged as last seen, and what may make a success incomplete is noted on the job for the next process.
-If nobody has seen a pod, the kubelet's events show it, and the conditions of a PyTorchJob with a Master.
+that: see `pod_changes`. The operator deletes them, so what may make a success incomplete is noted on the job for the
+next process. If the end of a pod was not seen, its changes are read again, and where the API server has forgotten them,
+the kubelet's events. If no state of it is known, the conditions of a PyTorchJob show it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.conditions import ended_at
+from airflow_provider_ktrain.core.kinds.conditions import ended_at, true_conditions
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json, created, node_of, uid_of
+from airflow_provider_ktrain.core.state.pods.pod_changes import (
+    MAX_CLOCK_SKEW_SECONDS,
+    MAX_LAG_SECONDS,
+    First,
+    PodChanges,
+    PodEnd,
+    Verdict,
+    end_of,
+    grace_of,
+    version_before_end,
+)
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 Replica = tuple[str, int]
-#: the end of a container is the node's time, and the condition DisruptionTarget the API server's
-MAX_CLOCK_SKEW_SECONDS = 5.0
-DEFAULT_GRACE_SECONDS = 30  #: Kubernetes' terminationGracePeriodSeconds
-MAX_LAG_SECONDS = 60.0  #: in which a job's status shows that its program has ended
 #: the job's stopped pods that may make its success incomplete: see `note`
 STOPPED_PODS_ANNOTATION = "ktrain.airflow/stopped-pods"
 MAX_STOPPED_PODS = 8  #: for the next process: one is enough to make a success incomplete
@@ -134,30 +141,107 @@ def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterabl
     return found
 
 
-def find_stopped_pods(
-    kind: Kind, job: Json, pods: Sequence[Json], requested: Mapping[str, float], earlier: Sequence[StoppedPod] = ()
-) -> list[StoppedPod]:
-    """The stopped pods of replicas on which the job's success depends, and whose pod was not replaced.
+@dataclass(frozen=True)
+class Ends:
+    """How the replicas ended on which the success of a job depends.
 
-    :param requested: when the deletion of pods was requested, by uid, in epoch seconds.
+    :param stopped: the pods because of which a success is incomplete.
+    :param unknown: replicas whose end isn't known. A success is one all the same.
+    :param unread: from which resourceVersion the changes show more of a pod's end, by replica and uid; "" where that,
+        or the pod, isn't known.
+    """
+
+    stopped: list[StoppedPod]
+    unknown: set[Replica]
+    unread: dict[tuple[Replica, str], str]
+
+
+def find_ends(
+    kind: Kind,
+    job: Json,
+    pods: Sequence[Json],
+    changes: Mapping[str, PodChanges],
+    *,
+    existing: Collection[str] = (),
+    deleted: Collection[str] = (),
+    earlier: Sequence[StoppedPod] = (),
+    expected: Collection[Replica] = (),
+    by_itself: Collection[Replica] = (),
+) -> Ends:
+    """How the newest pods of these replicas ended.
+
+    :param pods: each as last seen.
+    :param changes: what is kept of their changes, by uid.
+    :param existing: uids of those that exist. Default: none.
+    :param deleted: uids of those of which all changes until their deletion are known. Default: none.
     :param earlier: what an earlier process knew of pods that may be gone. Default: nothing.
+    :param expected: replicas that have had a pod. Default: those of `pods`.
+    :param by_itself: replicas whose unseen pods ended by themselves, as events show. Default: none.
     """
     if _noted(job) == []:
-        return []
-    known_before = sorted(earlier, key=lambda one: (one.created, one.has_ended))
-    found: dict[Replica, StoppedPod] = {(one.role, one.index): one for one in known_before if _counts(job, one)}
-    for pod in pods_until_end(kind, job, pods, earlier):
-        replica = kind.role_of(pod)
-        known = found.pop(replica, None)
-        stopped = _stopped_pod_of(kind, job, pod, requested.get(uid_of(pod)))
-        if stopped is None and known is not None:
-            is_same = known.uid == uid_of(pod) and not _has_failed(kind, job, pod)
-            stopped = known if is_same or known.created > created(pod) else None
-        if stopped is not None:
-            found[replica] = stopped
-    matter = [one for replica, one in sorted(found.items()) if kind.completes(job, *replica)]
-    shown = None if matter else _shown_by_conditions(kind, job, pods)
-    return matter if shown is None else [shown]
+        return Ends([], set(), {})
+    known = sorted((one for one in earlier if _counts(job, one)), key=lambda one: (one.created, one.has_ended))
+    notes: dict[Replica, StoppedPod] = {(one.role, one.index): one for one in known}
+    end_text = ended_at(job)
+    takes_a_second = created(job) == end_text
+    newest = {
+        kind.role_of(pod): pod
+        for pod in sorted(pods, key=created)
+        if not end_text or created(pod) < end_text or takes_a_second
+    }
+    job_end, resumed = epoch_seconds(ended_at(job)), objects.resumed_at(job) or 0.0
+    succeeded = not true_conditions(job).keys().isdisjoint(("Succeeded", "Complete"))
+    is_elastic = kind.scaling.is_elastic(job)
+    found, completed, unread, unknown = [], set(by_itself), dict[tuple[Replica, str], str](), set[Replica]()
+    for replica in sorted({*notes, *newest, *expected}):
+        if not kind.completes(job, *replica):
+            continue
+        pod, note = newest.get(replica, {}), notes.get(replica)
+        uid, of_pod = uid_of(pod), changes.get(uid_of(pod))
+        if note is not None and (not pod or note.created > created(pod)):
+            found.append(note)
+            continue
+        container = kind.main_container_name(job, pod)
+        if note is not None and note.uid == uid:
+            of_pod = (of_pod or PodChanges()).requested_before_end(note.at, container)
+        end = end_of(pod, of_pod, container, exists=uid in existing)
+        verdict = end.verdict(job_end)
+        if not pod or (end.requested is not None and end.requested <= resumed):  # the job has other pods since
+            verdict = Verdict.UNKNOWN
+        elif verdict is Verdict.FAILED and succeeded and not is_elastic:
+            verdict = Verdict.UNKNOWN  # another pod has succeeded
+        if verdict is Verdict.UNKNOWN and note is not None and not note.uid:  # events show more than the pod
+            found.append(note)
+        elif verdict is Verdict.UNKNOWN:
+            unknown.add(replica)
+        elif verdict is Verdict.STOPPED:
+            found.append(_stopped_pod(kind, replica, pod, end))
+        elif verdict is Verdict.BY_ITSELF and not _is_later(end, job_end):
+            completed.add(replica)
+        if uid not in deleted and (verdict is Verdict.UNKNOWN or _lacks_changes(end, verdict)):
+            unread[replica, uid if pod else ""] = version_before_end(pod, of_pod)
+    unknown -= completed
+    if is_elastic and succeeded:  # with the first Worker that ended with exit code 0, and the others train on
+        if not (completed or unknown or found):  # a Worker that the job no longer has
+            unknown = {(kind.primary(job), kind.count(job, kind.primary(job)))}
+            unread |= {(replica, ""): "" for replica in unknown}
+        if completed or unknown:
+            return Ends([], set() if completed else unknown, unread)
+        found = sorted(found, key=lambda one: one.at)[:1]
+    shown = None if found or completed else _shown_by_conditions(kind, job, pods)
+    return Ends(found if shown is None else [shown], unknown, unread)
+
+
+def _is_later(end: PodEnd, job_end: float | None) -> bool:
+    """Whether a program ended after the job."""
+    return job_end is not None and end.finished is not None and end.finished > job_end + MAX_CLOCK_SKEW_SECONDS
+
+
+def _lacks_changes(end: PodEnd, verdict: Verdict) -> bool:
+    """Whether the changes of the pod may show more: it is gone before its end was seen, or only its last state was."""
+    if verdict not in (Verdict.STOPPED, Verdict.BY_ITSELF):
+        return False
+    return end.first is First.UNKNOWN and end.requested is not None if end.ended else not end.exists
 
 
 def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable[Replica]) -> dict[Replica, str]:
@@ -209,23 +293,18 @@ def _posted_at(event: Json) -> float:
     return objects.created_at(event) or objects.event_time(event)
 
 
-def deciding_replicas(kind: Kind, job: Json, pods: Iterable[Json]) -> set[Replica]:
-    """The replicas of these pods on which the job's success depends."""
-    return {replica for pod in pods if kind.completes(job, *(replica := kind.role_of(pod)))}
-
-
 def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> StoppedPod | None:
-    """The stopped pod of a primary that nobody has seen, if the job's conditions show it.
+    """The stopped pod of a primary of which no state is known, if the job's conditions show it.
 
-    A pod that was seen shows more. A success long after that has come by another pod that nobody saw.
+    A success long after that has come by another pod that nobody saw.
     """
     primary, since, end = (kind.primary(job), 0), kind.stopped_primary(job), ended_at(job)
     at, ended = epoch_seconds(since), epoch_seconds(end)
     if at is None or ended is None:
         return None
-    seen = any(kind.role_of(pod) == primary and created(pod) < end for pod in pods)
+    seen = any(kind.role_of(pod)[0] == primary[0] and created(pod) < end for pod in pods)
     template = (kind.replicas(job).get(primary[0]) or {}).get("template") or {}
-    if seen or ended - at > _grace_of(template) + MAX_LAG_SECONDS:
+    if seen or ended - at > grace_of(template) + MAX_LAG_SECONDS:
         return None
     text = f"{kind.replica_name(*primary)} ended with exit code 0 after its pod was stopped (condition Restarting)"
     return StoppedPod(*primary, uid="", created="", text=text, at=at)
@@ -237,76 +316,15 @@ def _counts(job: Json, earlier: StoppedPod) -> bool:
         return False  # the job has other pods since
     end = epoch_seconds(ended_at(job))
     # a job that succeeds long after that has done so by a pod that nobody saw
-    return end is None or (earlier.at < end and (earlier.has_ended or end <= earlier.ends_by))
+    requested_by = math.inf if end is None else end + MAX_CLOCK_SKEW_SECONDS
+    return earlier.at <= requested_by and (earlier.has_ended or end is None or end <= earlier.ends_by)
 
 
-def _end_of(kind: Kind, job: Json, pod: Json) -> Json:
-    """The terminated state of the pod's main container; empty if it has not ended."""
-    return objects.state_of(objects.container_status(pod, kind.main_container_name(job, pod)), "terminated")
-
-
-def _has_failed(kind: Kind, job: Json, pod: Json) -> bool:
-    """Whether no operator takes the end of the pod for a success."""
-    return (pod.get("status") or {}).get("phase") == "Failed" or objects.run_failed(_end_of(kind, job, pod))
-
-
-def _stopped_pod_of(kind: Kind, job: Json, pod: Json, requested: float | None) -> StoppedPod | None:
-    """None if the program ended by itself, failed, or was stopped after the end of the job."""
-    role, index = kind.role_of(pod)
-    ended, disrupted = _end_of(kind, job, pod), _disrupted_at(pod)
-    at = min((time for time in (disrupted, requested) if time is not None), default=None)
-    finished, job_end = epoch_seconds(ended.get("finishedAt")), epoch_seconds(ended_at(job))
-    if at is None or _has_failed(kind, job, pod) or (job_end is not None and at >= job_end):
-        return None
-    if at <= (objects.resumed_at(job) or 0.0):
-        return None
-    skew = 0.0 if disrupted is None else MAX_CLOCK_SKEW_SECONDS
-    if finished is not None and finished < at - skew:
-        return None
-    reason = str(objects.condition_of(pod, "DisruptionTarget").get("reason")) if disrupted is not None else ""
+def _stopped_pod(kind: Kind, replica: Replica, pod: Json, end: PodEnd) -> StoppedPod:
+    reason = str(objects.condition_of(pod, "DisruptionTarget").get("reason")) if end.disrupted else ""
     why, blames_node = REASONS.get(reason, ("its pod was deleted", False))
-    node = node_of(pod)
-    replica = kind.replica_name(role, index)
-    how = f"ended with exit code {ended['exitCode']} after" if ended else "had not ended when"
-    text = f"{replica} {how} {why.format(node=node)}"
-    ends_by = 0.0 if ended else at + _grace_of(pod) + MAX_LAG_SECONDS
-    return StoppedPod(role, index, uid_of(pod), created(pod), text, node if blames_node else "", ends_by, at)
-
-
-def was_stopped(kind: Kind, job: Json, pod: Json) -> bool:
-    """Whether the pod, as it is now, was stopped from outside although its end counts as success."""
-    return _stopped_pod_of(kind, job, pod, requested_at(pod)) is not None
-
-
-def _grace_of(pod: Json) -> float:
-    """The grace period of a pod, or of a template of pods, in seconds."""
-    return float((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_SECONDS)
-
-
-def _disrupted_at(pod: Json) -> float | None:
-    """Since when the pod has the condition DisruptionTarget, at the earliest; None if it hasn't.
-
-    Only a pod that has not ended gets it. So if the job's end has the same time, it came afterwards.
-    """
-    if not objects.has_condition(pod, "DisruptionTarget"):
-        return None
-    at = epoch_seconds(objects.condition_of(pod, "DisruptionTarget").get("lastTransitionTime")) or 0.0
-    return at - objects.TIMESTAMP_RESOLUTION.total_seconds()
-
-
-def requested_at(pod: Mapping[str, Any]) -> float | None:
-    """When the deletion of a pod was requested, in epoch seconds; None if it was not.
-
-    When the kubelet removes a pod, its grace period becomes 0, and a later time is computed: an earlier one counts. If
-    only that last state was seen, it still shows whether the kubelet knew of the request when it reported the end of
-    the containers (Kubernetes 1.34 and newer, recordings 107c and 11): then it was made before they had ended.
-    """
-    at = objects.deletion_requested_at(pod)
-    if at is None:
-        return None
-    meta, status = objects.metadata_of(pod), pod.get("status") or {}
-    ends = [epoch_seconds(objects.state_of(c, "terminated").get("finishedAt")) for c in objects.main_containers(pod)]
-    is_last = not meta.get("deletionGracePeriodSeconds") and status.get("observedGeneration") == meta.get("generation")
-    if not is_last or not meta.get("generation") or not ends or None in ends:
-        return at.timestamp()
-    return min(at.timestamp(), max(end for end in ends if end) - objects.TIMESTAMP_RESOLUTION.total_seconds())
+    node, at = node_of(pod), end.requested or 0.0
+    how = "ended with exit code 0 after" if end.ended else "had not ended when"
+    text = f"{kind.replica_name(*replica)} {how} {why.format(node=node)}"
+    ends_by = 0.0 if end.ended else at + end.grace + MAX_LAG_SECONDS
+    return StoppedPod(*replica, uid_of(pod), created(pod), text, node if blames_node else "", ends_by, at)
