@@ -104,7 +104,8 @@ class Action(enum.StrEnum):
     CONCLUDE = "takes the job's end as the outcome, deletes its running pods, and keeps it until Airflow stores that"
     CONCLUDE_SUSPENDED = "suspends the failed job, and takes its end as the outcome"
     CONCLUDE_INCOMPLETE = (
-        "takes a failure as the outcome, unless the log has a result: marks the job, deletes its running pods, and "
+        "takes a failure as the outcome, unless a result was printed before the stop: marks the job, deletes its "
+        "running pods, and "
         "keeps it until Airflow stores that"
     )
     CONCLUDE_STORED = "takes the stored cause as the outcome, and completes the release"
