@@ -31,6 +31,7 @@ KEEPS_WORLD_SIZE = (
     ".\nIt has a Master and no elasticPolicy: running pods keep their WORLD_SIZE, so a program that reads it doesn't "
     "use the new size"
 )
+LAUNCHER_DECIDES = ".\nThese Workers run: the Launcher decides whether and when it starts ranks in them"
 
 
 async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
@@ -73,6 +74,8 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
             await api.request("PATCH", api_paths.job(ref), body=body)
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
             return before, STARTS_WHEN_RESUMED
+        if before != workers and kind.launchers:
+            return before, LAUNCHER_DECIDES
         return before, KEEPS_WORLD_SIZE if before != workers and keeps_world_size(kind, job) else ""
 
     before, remark = await _fenced(api, ref, write, end)

@@ -105,6 +105,8 @@ class JobControlOperator(ParseChecks, StorableLog, BaseOperator):
 class ScaleTrainingJobOperator(JobControlOperator):
     """Change the number of Workers of a running job, within its elastic bounds, and wait until that many Workers run.
 
+    In an MPIJob, the Launcher decides whether ranks run in them: see docs/how-to/elastic.md.
+
     :param workers: new number of Workers. Templated.
     :raises TrainingJobError: the job doesn't exist or has ended, or the Workers don't run in time.
     """

@@ -81,7 +81,13 @@ PROBLEMS_OF_GUIDES = {
         ("warning", "image-tag", f"{MASTER}.containers[0].image"),
         ("warning", "endless-restarts", "$.spec.runPolicy.backoffLimit"),
     ],
-    "mpi-operator-guide.yaml": [],
+    "mpi-operator-guide.yaml": [
+        (
+            "warning",
+            "horovod-cooldown",
+            f"{MASTER.replace('pytorch', 'mpi').replace('Master', 'Launcher')}.containers[0].args[2]",
+        ),
+    ],
 }
 PROBLEMS_OF_GUIDES["pytorch-guide.yaml"] = PROBLEMS_OF_GUIDES["pytorch-operator-guide.yaml"]
 

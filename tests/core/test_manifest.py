@@ -265,7 +265,7 @@ def test_mpijob_is_converted_for_the_served_version() -> None:
 
 @pytest.mark.parametrize(
     ("version", "served", "remedy"),
-    [("v1", "v2beta1", "under spec.runPolicy"), ("v2beta1", "v1", "kubexec.sh")],
+    [("v1", "v2beta1", "under spec.runPolicy"), ("v1", "v2beta1", "add --slots"), ("v2beta1", "v1", "kubexec.sh")],
 )
 def test_mpijob_for_another_operator_is_refused_with_a_remedy(version: str, served: str, remedy: str) -> None:
     with pytest.raises(ManifestError) as e:

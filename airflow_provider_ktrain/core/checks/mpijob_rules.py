@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
+from airflow_provider_ktrain.core.checks.job import Finding, Job, Replica, rule
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 
 _MPIRUN = re.compile(  # -n may also be an argument of the program, after its name
     r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b)|(?:\s+--[\w-]+)*\s+)(--?np|-n)[=\s]+['\"]?(\d+)\b"
 )
+_STARTS_RANKS = re.compile(r"\b(?:mpirun|mpiexec|horovodrun)\b")
+_COOLDOWN = "--blacklist-cooldown-range"
 
 
 @rule("launcher-count", ERROR, MPIJOB)
@@ -47,7 +49,8 @@ def mpi_processes(job: Job) -> Iterator[Finding]:
     if not worker or not launcher or not worker.count:
         return
     per_pod = job.spec[MPIJOB.form.processes_field].number or 1
-    slots = per_pod * (worker.count + bool(job.spec["runLauncherAsWorker"].value))
+    as_host = job.spec["runLauncherAsWorker"].value or (_by_exec(job) and _has_gpu_limit(launcher))
+    slots = per_pod * (worker.count + bool(as_host))
     low = max(launcher.numbers(r"--?min[-_]np"), default=None, key=lambda number: number[0])
     high = max(launcher.numbers(r"--?max[-_]np"), default=None, key=lambda number: number[0])
     if low and low[0] > slots:
@@ -61,3 +64,58 @@ def mpi_processes(job: Job) -> Iterator[Finding]:
     if high and high[0] < slots:
         message = "more slots than --max-np: some stay unused"
         yield Finding(high[1], message, f"{slots} slots", f"at most {high[0]}", "raise it")
+
+
+@rule("horovod-cooldown", WARNING, MPIJOB)
+def horovod_cooldown(job: Job) -> Iterator[Finding]:
+    """An elastic horovodrun uses Workers again that were removed.
+
+    It blacklists the host of a rank that fails, as all ranks of a deleted pod do: `HostManager.blacklist`.
+    """
+    launcher = job.replicas.get("Launcher")
+    if not launcher or "horovodrun" not in launcher.command_line or _COOLDOWN in launcher.command_line:
+        return
+    if bounds := launcher.numbers(r"--(?:min|max)[-_](?:np|num[-_]proc)"):
+        message = "Workers that are removed don't train again when the job grows: Horovod blacklists them for good"
+        hint = "add it (Horovod 0.24 and newer), if the job is to shrink and grow"
+        yield Finding(bounds[0][1], message, f"no {_COOLDOWN}", f"{_COOLDOWN} 5 30", hint)
+
+
+@rule("horovod-secrets", WARNING, MPIJOB)
+def horovod_secrets(job: Job) -> Iterator[Finding]:
+    """No values of Secrets are printed: horovodrun passes the Launcher's variables in a command line.
+
+    kubexec.sh of training-operator prints this line. The task's log masks variables with `secretKeyRef` in it, but the
+    names of an `envFrom` are not known.
+    """
+    launcher = job.replicas.get("Launcher")
+    if launcher and _by_exec(job) and "horovodrun" in launcher.command_line:
+        for source in (s["secretRef"] for s in launcher.main["envFrom"] if s["secretRef"].present):
+            message = "the log will contain the values of this Secret: horovodrun passes them in a command line"
+            yield Finding(source, message, "envFrom", "secretKeyRef", "name each variable in env: it is then masked")
+
+
+@rule("sshd", WARNING, MPIJOB)
+def sshd(job: Job) -> Iterator[Finding]:
+    """Under v2beta1, Workers run sshd, and their variables don't reach the ranks."""
+    worker, launcher = job.replicas.get("Worker"), job.replicas.get("Launcher")
+    if not worker or not launcher or _by_exec(job) or not re.search(_STARTS_RANKS, launcher.command_line):
+        return
+    if re.search(r"\b(?:sleep|tail)\b", worker.command_line) and "sshd" not in worker.command_line:
+        message = "the Workers don't start sshd, so that mpirun can't reach them"
+        found = worker.command_line.strip()
+        yield Finding(worker.main["command"], message, found, "/usr/sbin/sshd -De", "remove the Workers' command")
+    for field in (f for f in (worker.main["env"], worker.main["envFrom"]) if f.value):
+        message = "the ranks don't get these variables: sshd doesn't pass them to its sessions"
+        names = ", ".join(entry["name"].text for entry in field if entry["name"].text) or "envFrom"
+        yield Finding(field, message, names, "variables of the Launcher", "mpirun -x NAME, or set them in the image")
+
+
+def _by_exec(job: Job) -> bool:
+    """Whether mpirun reaches the Workers by kubectl exec, as training-operator's do."""
+    return job.operator.version == "v1"
+
+
+def _has_gpu_limit(launcher: Replica) -> bool:
+    """Whether training-operator makes the launcher a host: for any limit whose name contains `gpu`."""
+    return any("gpu" in name for c in launcher.containers for name, _ in c["resources"]["limits"].members())

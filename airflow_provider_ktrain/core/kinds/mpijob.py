@@ -70,11 +70,15 @@ class _Scaling(Scaling):
         return -(-low // slots) if low else 0, high // slots if high else None
 
 
-def _launcher_words(job: Mapping[str, Any]) -> list[str]:
+def launcher_containers(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The containers of the Launcher's pod template."""
     launcher = ((job.get("spec") or {}).get(_REPLICA_SPECS) or {}).get("Launcher") or {}
-    template = launcher.get("template") or {}
-    containers = (template.get("spec") or {}).get("containers") or [{}]
-    return [str(w) for key in ("command", "args") for w in containers[0].get(key) or ()]
+    return ((launcher.get("template") or {}).get("spec") or {}).get("containers") or []
+
+
+def _launcher_words(job: Mapping[str, Any]) -> list[str]:
+    main = (launcher_containers(job) or [{}])[0]
+    return [str(w) for key in ("command", "args") for w in main.get(key) or ()]
 
 
 def _flag(words: list[str], flags: tuple[str, ...]) -> int | None:
@@ -103,7 +107,8 @@ _MPI_OPERATOR = OperatorVersion(
     # mpi-operator's TTL deletes the launcher and leaves the MPIJob (recording 40c-mpi-deadline-ttl)
     expires=False,
     rewrite_hint="the cluster runs mpi-operator: write apiVersion: kubeflow.org/v2beta1, put cleanPodPolicy under "
-    "spec.runPolicy, and use an image whose Workers run sshd; or install training-operator",
+    "spec.runPolicy, and use an image whose Workers run sshd (elastic horovodrun: also add --slots with the number of "
+    "slotsPerWorker, which its discover_hosts.sh doesn't print); or install training-operator",
 )
 # It reads cleanPodPolicy in both places. Its run policy has no backoffLimit: when it is reached, the pods are deleted
 # with their logs.

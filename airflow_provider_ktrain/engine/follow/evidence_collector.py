@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import normal_time
+from airflow_provider_ktrain.core.logs.exec_trace import masked_trace
 from airflow_provider_ktrain.core.logs.selection import is_followed, is_init_container
 from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
 from airflow_provider_ktrain.core.state.pods.objects import containers, failed_runs
@@ -160,16 +161,17 @@ class EvidenceCollector:
         *whole, unended = bytes(end).split(b"\n")
         parts = whole if is_of_kubelet(unended) else [*whole, unended]
         parted = [_parted(line.decode(errors="replace")) for line in parts if line]
+        kind, job = self._state.kind, self._state.known_job
+        role, index = kind.role_of(pod)
+        parted = [(time, masked_trace(text, role, lambda: job)) for time, text in parted]
         lines = [(time, own) for time, text in parted if (own := own_text(text)) is not None]
         known = [TailLine("", 0, time, ends_of(text)) for time, text in lines]
         lines = lines[-TAIL_LINES:]
         self._tails[log_key(name, container)] = deque(known, maxlen=TAIL_LINES)
         self._reports[log_key(name, container)] = deque((line for line in known if is_report(line.text)), REPORT_LINES)
-        kind = self._state.kind
         followed = self._cursor.has(uid, container) or (name, container) in unread
-        if followed or not is_followed(kind, self._state.known_job, pod, container):
+        if followed or not is_followed(kind, job, pod, container):
             return
-        role, index = kind.role_of(pod)
         log_line, init = LineLogger(self._log, kind), is_init_container(pod, container)
         for time, text in lines:
             log_line(LogLine(name, container, role, index, 0, time, text, init=init))

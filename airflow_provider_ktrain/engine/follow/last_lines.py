@@ -40,6 +40,7 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         kind=kind,
         cursor=cursor,
         chosen=lambda pod, container: chosen(pod) and is_followed(kind, known, pod, container),
+        job=lambda: known,
     )
 
     async def observe() -> None:

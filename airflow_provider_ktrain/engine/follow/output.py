@@ -56,6 +56,7 @@ class JobOutput:
             chosen=self._is_chosen,
             inspector=self._inspector,
             takeover=self._takeover(),
+            job=lambda: self._state.known_job,
         )
         self.result = PrimaryResult(context, self.follower.budget)
 

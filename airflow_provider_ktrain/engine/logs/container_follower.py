@@ -99,7 +99,9 @@ class ContainerFollower:
         init = is_init_container(pod, name)
         source = LogLine(self.pod, name, role, index, 0, "", "", init=init, pod_uid=self.uid, again=job.again)
         full = None if on_full is None else partial(on_full, self)
-        self.emitter = RateLimitedEmitter(job.sink, source, job.inspector(source), on_full=full, until=until)
+        self.emitter = RateLimitedEmitter(
+            job.sink, source, job.inspector(source), on_full=full, until=until, job=job.known_job
+        )
         self._reader = LogReader(job, self._path, name, self.emitter, self._observed)
         self._failures = 0
         self._finished = False  # the log is read as far as it goes

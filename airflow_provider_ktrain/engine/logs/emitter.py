@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
+from airflow_provider_ktrain.core.logs.exec_trace import KnownJob, masked_trace
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.text.output import counted, readable_size
 from airflow_provider_ktrain.engine import timing
@@ -114,6 +115,7 @@ class RateLimitedEmitter:
         Default: None, lines wait for room.
     :param until: called before each line with the position and the line's time, and after them with "": whether to
         end there, with `EndReached`. Default: None, never.
+    :param job: called for the job, as far as it is known. Default: nothing is.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class RateLimitedEmitter:
         *,
         on_full: Callable[[Position], None] | None = None,
         until: Callable[[Position, str], bool] | None = None,
+        job: KnownJob = dict,
     ) -> None:
         self.tally = Tally()
         self.read = 0  #: lines, including repeated ones: it grows while there is progress
@@ -132,7 +135,7 @@ class RateLimitedEmitter:
         self.gap_until = ""  #: time of the first line after the last gap that a rotation left
         self.queue = LineQueue(sink, self._lose, late=until is not None)
         self._inspect, self._source = inspect, source
-        self._on_full, self._until = on_full, until
+        self._on_full, self._until, self._job = on_full, until, job
         self._replica = (source.pod, source.container, source.role, source.index)
         limit = BYTES_PER_SECOND, BURST_BYTES, PAUSE_SECONDS
         self._limit = (INIT_BYTES_PER_SECOND, INIT_BURST_BYTES, INIT_PAUSE_SECONDS) if source.init else limit
@@ -200,6 +203,7 @@ class RateLimitedEmitter:
 
         :param counts: whether each response has the line, so that a late reader finds it again. Default: True.
         """
+        text = masked_trace(text, self._source.role, self._job)
         self._inspect(text, time, position.restart)
         if not self.logs:
             self.tally.late += counts and not self.repays

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, normal_time
+from airflow_provider_ktrain.core.logs.exec_trace import KnownJob
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, Tally, ignore
@@ -86,6 +87,7 @@ class LogFollower:
     :param inspector: called once per container with a line that names it; what it returns is called with text,
         time and run of every new line before the rate limit drops any. Default: lines aren't inspected.
     :param takeover: if there was one; then `cursor` is empty. Default: None.
+    :param job: called for the job, as far as it is known. Default: nothing is.
     """
 
     def __init__(
@@ -98,12 +100,13 @@ class LogFollower:
         chosen: Callable[[Pod, str], bool] = lambda pod, container: True,
         inspector: Callable[[LogLine], Inspect] = lambda source: ignore,
         takeover: Takeover | None = None,
+        job: KnownJob = dict,
     ) -> None:
         self.cursor = Cursor() if cursor is None else cursor
         self.budget = process_budget()
         log_socket().watch_for_stalls()
-        self._job = JobLogs(api, sink, kind, self.cursor, self.budget, inspector)
-        self._overflow = JobLogs(api, sink, kind, Cursor(), self.budget.late, lambda source: ignore)
+        self._job = JobLogs(api, sink, kind, self.cursor, self.budget, inspector, job)
+        self._overflow = JobLogs(api, sink, kind, Cursor(), self.budget.late, lambda source: ignore, job)
         self._takeover, self._earlier = takeover, self._overflow
         if takeover is not None:
             logs = replace(self._overflow, cursor=takeover.cursor, inspector=takeover.inspector, again=True)

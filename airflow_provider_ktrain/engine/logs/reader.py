@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay, normal_time
+from airflow_provider_ktrain.core.logs.exec_trace import KnownJob
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LineSplitter, RateLimitedEmitter
@@ -59,6 +60,7 @@ class JobLogs:
     """What the followers of a job's containers share.
 
     :param again: whether another triggerer may have logged the lines before.
+    :param known_job: called for the job, whose Secrets are masked in what kubexec.sh prints.
     :param refused: whether the API server refuses their logs (403); then this was logged once for all containers.
     """
 
@@ -68,6 +70,7 @@ class JobLogs:
     cursor: Cursor
     budget: StreamBudget
     inspector: Callable[[LogLine], Inspect]
+    known_job: KnownJob
     again: bool = False
     refused: bool = False
 
