@@ -42,7 +42,7 @@ def _extract(folder: Path) -> Object | None:
         meta, status, key = obj["metadata"], obj.get("status") or {}, obj["metadata"]["uid"]
         if obj.get("kind") in KINDS:
             true = [c for c in status.get("conditions") or () if c["status"] == "True"]
-            row = [
+            row: list[Any] = [
                 [c["type"], c["lastTransitionTime"], c["message"] if c["type"] == "Restarting" else ""] for c in true
             ]
         elif change["watch"] == "pods" and kind.completes(job, *kind.role_of(obj)):
