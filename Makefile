@@ -6,7 +6,7 @@ REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt s
 # hundreds of processes import the same modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-often waits lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
+.PHONY: demo test test-all test-often waits lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu test-horovod clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -24,7 +24,7 @@ test-all: test
 PYTEST = $(BIN)/python -m pytest $(OPTIONS)
 OPTIONS := -q --dist loadgroup --no-loadscope-reorder
 # these have targets of their own
-SEPARATE := not chaos and not browser and not index
+SEPARATE := not chaos and not browser and not index and not horovod
 
 UNIT := -n 3 -m 'not thorough and $(SEPARATE)'
 
@@ -102,6 +102,11 @@ test-gpu: $(VENV)-gpu/.gpu
 
 $(VENV)-gpu/.gpu: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV)-gpu gpu
+
+# the guide's elastic MPIJob with the real Horovod. Needs a C++ compiler: the first run builds a wheel in ~/.cache
+test-horovod: $(VENV)/.test
+	@image=$$(mktemp -d); trap 'rm -rf "$$image"' EXIT; $(BIN)/python scripts/horovod_image.py "$$image" && \
+		KTRAIN_TEST_HOROVOD=$$image $(PYTEST) -n 0 -m horovod tests/e2e/test_horovod.py
 
 $(VENV)/.%: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV) $*

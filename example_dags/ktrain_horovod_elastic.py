@@ -21,7 +21,7 @@ with DAG(
     train = MPIJobOperator(
         task_id="train",
         manifest="manifests/tensorflow-mnist-elastic.yaml",
-        env={"STAND_IN_SIZES": "2 3 1"},  # for examples/horovod: train until each of these numbers of Workers has run
+        env={"ELASTIC_SIZES": "2 3 1"},  # for examples/horovod: train until each of these numbers of Workers has run
     )
     # the timeout ends the wait if `train` can't submit its job
     runs = MPIJobSensor(task_id="runs", job_name=train.job_name, conditions=["Running"], timeout=600)

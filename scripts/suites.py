@@ -21,6 +21,7 @@ from scripts.pages import Pages, table  # noqa: E402
 from tests.waiting import LONG, WAITS  # noqa: E402
 
 FEATURES = "tests/e2e/test_features.py"
+SEPARATE = ("chaos", "browser", "horovod")  #: marks of tests with a target of their own
 #: the fixtures of tests that a conftest.py marks as thorough, by their folder
 BY_FIXTURE = {
     "embedded_cluster/tests/conformance/": re.compile(r"\bresults\b"),
@@ -52,7 +53,7 @@ def others() -> Iterator[tuple[str, str]]:
     """What the files show whose tests `make test` leaves out, all or some."""
     for file in sorted((*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("embedded_cluster/tests/**/test_*.py"))):
         path = str(file.relative_to(ROOT))
-        if "mark.chaos" in code_of(path) or "mark.browser" in code_of(path):
+        if any(f"mark.{mark}" in code_of(path) for mark in SEPARATE):
             continue
         tests = [name for name in functions(path) if name.startswith("test_")]
         left_out = [name for name in tests if is_thorough(f"{path}::{name}")]

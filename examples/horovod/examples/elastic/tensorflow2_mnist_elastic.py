@@ -1,7 +1,7 @@
 """A substitute for Horovod's example of this name: elastic training, averaged over all workers.
 
 It fits a line instead of MNIST. The state is committed after each batch, and a worker that joins starts from there.
-STAND_IN_SIZES (`2 3 1`): train until these numbers of workers have run, in this order, for some batches each.
+ELASTIC_SIZES (`2 3 1`): train until these numbers of workers have run, in this order, for some batches each.
 """
 
 import json
@@ -15,7 +15,7 @@ BATCHES, PAUSE, RATE = 20, 0.05, 0.1  # batches per size; seconds between batche
 
 def main():
     host, _, port = os.environ["STAND_IN_ADDRESS"].rpartition(":")
-    sizes = [int(n) for n in os.environ.get("STAND_IN_SIZES", "").split()]
+    sizes = [int(n) for n in os.environ.get("ELASTIC_SIZES", "").split()]
     driver = socket.create_connection((host, int(port))).makefile("rw")
 
     def exchange(**report):
