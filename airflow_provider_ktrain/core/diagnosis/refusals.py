@@ -21,7 +21,7 @@ def is_rejection(event: Json) -> bool:
 
 
 def is_refusal(event: Json) -> bool:
-    """Whether an object is refused. An exceeded quota is no refusal: other jobs will free some of it."""
+    """Whether the event reports a refusal. An exceeded quota doesn't count, because other jobs will free some of it."""
     text = f"{event.get('reason')}: {event.get('message')}"
     if event.get("reason") in CREATION_FAILURES:
         return "exceeded quota" not in text
