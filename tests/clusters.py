@@ -178,7 +178,8 @@ def _pretended_gpus(kubeconfig: Path, number: int) -> Iterator[None]:
     if any(int(node.status.capacity.get(GPUS, 0)) for node in nodes):
         yield
         return
-    name = nodes[-1].metadata.name
+    # a taint keeps the pods of the tests away; a cordoned node and one that isn't ready have one, too
+    name = next(node.metadata.name for node in reversed(nodes) if not node.spec.taints)
     api.patch_node_status(name, {"status": {"capacity": {GPUS: str(number)}}})
     try:
         yield

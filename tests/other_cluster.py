@@ -1,6 +1,7 @@
 """Runs pytest as on a real cluster: `python -m tests.other_cluster [arguments of pytest]`.
 
-The cluster is an embedded one in another process, reached by KTRAIN_TEST_KUBECONFIG alone. It differs from the one that
+The cluster is an embedded one in another process, reached by KTRAIN_TEST_KUBECONFIG alone. KUBECONFIG leads to it, too,
+as for someone who works with it: what a test submits there would be in another namespace. It differs from the one that
 tests start: its namespace, a client certificate instead of a token, its GPUs, Kueue, and no Trainer.
 """
 
@@ -22,7 +23,8 @@ DIFFERENT: dict[str, Any] = {
 def main(arguments: list[str]) -> int:
     """Run pytest with these arguments; returns its exit code."""
     with EmbeddedCluster(images={IMAGE: None}, **DIFFERENT) as cluster:
-        reached = {"KTRAIN_TEST_KUBECONFIG": str(cluster.kubeconfig), "KTRAIN_TEST_IMAGE": IMAGE}
+        path = str(cluster.kubeconfig)
+        reached = {"KTRAIN_TEST_KUBECONFIG": path, "KTRAIN_TEST_IMAGE": IMAGE, "KUBECONFIG": path}
         return subprocess.run([sys.executable, "-m", "pytest", *arguments], env={**os.environ, **reached}).returncode
 
 

@@ -404,9 +404,7 @@ class TrainTask(Task):
         """Create the runtime first, since only a runtime can set restarts and failure policies."""
         policy, jobset = how.get("restart_policy", "Never"), how.pop("jobset", {})
         runtime = torch_runtime(self.name, policy, how.get("grace", 1), jobset, how.pop("role", "node"))
-        with contextlib.suppress(ApiStatusError):
-            collection = f"/apis/{TRAINJOB.group}/{self.version}/namespaces/{self.namespace}/trainingruntimes"
-            await self.api.request("POST", collection, body=runtime)
+        await create_runtime(self.api, self.namespace, runtime)
         return await super().submit(number, program, **how)
 
     def manifest(
@@ -468,6 +466,29 @@ def torch_runtime(name: str, restart_policy: str, grace: int, jobset: Mapping[st
             "template": {"spec": {"replicatedJobs": [node], **jobset}},
         },
     }
+
+
+async def create_runtime(api: Api, namespace: str, runtime: Object) -> None:
+    """Create a TrainingRuntime, unless it exists, and wait until the Trainer's webhook finds it in its cache."""
+    collection = f"/apis/{TRAINJOB.group}/v1alpha1/namespaces/{namespace}"
+    with contextlib.suppress(ApiStatusError):
+        await api.request("POST", f"{collection}/trainingruntimes", body=runtime)
+    ref = {"name": runtime["metadata"]["name"], "kind": "TrainingRuntime"}
+    probe = {
+        "apiVersion": runtime["apiVersion"],
+        "kind": TRAINJOB.name,
+        "metadata": {"name": "probe"},
+        "spec": {"runtimeRef": ref},
+    }
+
+    async def is_found() -> bool:
+        try:
+            await api.request("POST", f"{collection}/trainjobs", body=probe, query={"dryRun": "All"})
+        except ApiStatusError as e:
+            return "must be created before the TrainJob" not in e.message
+        return True
+
+    await until(is_found)
 
 
 class EvictedApi(Api):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.engine.tasks import (
     MeddledApi,
     Task,
     api_of,
+    create_runtime,
     of_each_kind,
     release_job,
     submit,
@@ -54,9 +54,7 @@ async def run(task: Task, number: int, code: Code | None, *, api: Api | None = N
         if isinstance(asyncio.get_running_loop(), VirtualLoop):
             pytest.skip("the scripted API server has no schema of TrainJob")
         options = replace(options, runtime={"kind": "TrainingRuntime", "name": task.name})
-        with contextlib.suppress(ApiStatusError):
-            runtimes = f"/apis/{task.kind.group}/{task.version}/namespaces/{task.namespace}/trainingruntimes"
-            await task.api.request("POST", runtimes, body=torch_runtime(task.name, "Never", 1, {}))
+        await create_runtime(task.api, task.namespace, torch_runtime(task.name, "Never", 1, {}))
     asked = JobRequest(task.kind, task.owner(number), 1, build(task.kind.name, options), code=code)
     fitted = asked.fitted(f"{task.kind.group}/{task.version}")
     served = await read_served(task.api, task.kind, task.version, fitted, task.namespace)

@@ -45,6 +45,7 @@ async def token_with(cluster: TestCluster, name: str, *missing_verbs: str, optio
     role, binding = yaml.safe_load_all(printed.stdout)
     for rule in role["rules"]:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb not in missing_verbs]
+    role["rules"] = [rule for rule in role["rules"] if rule["verbs"]]  # the API server refuses a rule without verbs
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
     accounts = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
     async with api_of(cluster) as admin:

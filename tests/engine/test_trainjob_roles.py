@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.state.status import Phase
 from tests import clusters
-from tests.engine.tasks import TrainTask
+from tests.engine.tasks import TrainTask, create_runtime
 
 Object = dict[str, Any]
 TASK = TrainTask  #: of the fixture `task`
@@ -49,8 +49,7 @@ async def use_runtime(task: TrainTask, policy: Object, *jobs: Object, **jobset: 
         "metadata": {"name": task.name, "labels": {"trainer.kubeflow.org/framework": next(iter(policy))}},
         "spec": {"mlPolicy": policy, "template": {"spec": {"replicatedJobs": list(jobs), **jobset}}},
     }
-    path = f"/apis/{TRAINJOB.group}/v1alpha1/namespaces/{task.namespace}/trainingruntimes"
-    await task.api.request("POST", path, body=runtime)
+    await create_runtime(task.api, task.namespace, runtime)
 
 
 async def initialized(task: TrainTask, dataset: str = "echo loads data", model: str = "echo loads model") -> None:

@@ -284,11 +284,10 @@ class Instance:
         found = self._custom.list_namespaced_custom_object(*self._resource, label_selector=self.selector)
         return list(found["items"])
 
-    def everything(self) -> set[str]:
-        """The uids of all jobs and pods in the namespace of the tests."""
+    def all_jobs(self) -> set[str]:
+        """The uids of all jobs in the namespace of the tests. Some may be on their way out: those of earlier tests."""
         jobs = self._custom.list_namespaced_custom_object(*self._resource)["items"]
-        pods = self._core.list_namespaced_pod(self.cluster.namespace).items
-        return {j["metadata"]["uid"] for j in jobs} | {p.metadata.uid for p in pods}
+        return {job["metadata"]["uid"] for job in jobs}
 
     @property
     def selector(self) -> str:
@@ -298,6 +297,17 @@ class Instance:
     def running(self) -> int:
         pods = self._core.list_namespaced_pod(self.cluster.namespace, label_selector=self.selector).items
         return [p.status.phase for p in pods].count("Running")
+
+    def wait_pods(self, number: int) -> list[Any]:
+        """Wait until it has this number of pods, apart from those that are being deleted."""
+        deadline = time.monotonic() + 240
+        while True:
+            pods = self._core.list_namespaced_pod(self.cluster.namespace, label_selector=self.selector).items
+            found = [pod for pod in pods if not pod.metadata.deletion_timestamp]
+            if len(found) == number:
+                return found
+            assert time.monotonic() < deadline, f"there are {len(found)} pods, not {number}"
+            time.sleep(0.1)
 
     def wait_running(self) -> None:
         """Wait until its only pod runs."""

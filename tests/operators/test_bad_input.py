@@ -71,13 +71,13 @@ def test_problems_that_can_be_fixed_outside_the_task_are_retried(
 
 
 def refused(instance: Instance, parameters: dict[str, Any], words: list[str]) -> TrainingJobError:
-    """The error of `execute`. It contains all of `words`, and no objects are left behind."""
-    before = instance.everything()
+    """The error of `execute`. It contains all of `words`, and no job is created."""
+    before = instance.all_jobs()
     with pytest.raises(TrainingJobError) as error:
         instance.execute(**parameters)
     message = str(error.value)
     assert [word for word in words if word not in message] == [], message
-    assert instance.everything() <= before
+    assert instance.all_jobs() <= before
     assert not instance.store.get("ktrain_job")
     return error.value
 
@@ -125,9 +125,8 @@ def test_unreachable_cluster_is_a_cluster_error(
 
 @of_each_kind
 def test_without_a_connection_and_a_kubeconfig_nothing_is_submitted(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     with monkeypatch.context() as patched:
         patched.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes"}))
         with pytest.raises(TrainingClusterError, match="No cluster is configured"):

@@ -35,6 +35,15 @@ def secret(cluster: TestCluster) -> Iterator[str]:
     core(cluster).delete_namespaced_secret(name, cluster.namespace)
 
 
+@pytest.fixture(scope="module")
+def account(cluster: TestCluster) -> Iterator[None]:
+    """The service account of PRIVATE, without which no pod can be created."""
+    name = PRIVATE["serviceAccountName"]
+    core(cluster).create_namespaced_service_account(cluster.namespace, {"metadata": {"name": name}})
+    yield
+    core(cluster).delete_namespaced_service_account(name, cluster.namespace)
+
+
 def with_input(secret: str) -> Json:
     """A pod template: an init container writes a file, and the main container gets the variables of a Secret."""
     mount = {"name": "input", "mountPath": "/input"}
@@ -105,6 +114,7 @@ def test_both_versions_of_an_mpijob(version: str, monkeypatch: pytest.MonkeyPatc
             assert "imagePullSecrets" not in launcher
 
 
+@pytest.mark.usefixtures("account")
 def test_trainjob_gets_a_patch_and_the_trainer_the_program(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,8 +129,7 @@ def test_trainjob_gets_a_patch_and_the_trainer_the_program(
         task.execute(operator=TrainJobOperator, runtime="torch-distributed", gpus=None, pod_override=override)
         (job,) = task.jobs()
         assert {"name": "A", "value": "1"} in job["spec"]["trainer"]["env"]
-        selector = f"ktrain.airflow/run-id={task.key.run_id}"
-        (pod,) = core(cluster).list_namespaced_pod(cluster.namespace, label_selector=selector).items
+        (pod,) = task.wait_pods(1)
         assert pod.spec.service_account_name == "trainer"
         assert [s.name for s in pod.spec.image_pull_secrets] == ["registry"]
         assert pod.metadata.labels["team"] == "a"

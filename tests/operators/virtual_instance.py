@@ -35,8 +35,8 @@ class VirtualInstance(Instance):
     def pods(self) -> list[Object]:
         return self._selected("pods")
 
-    def everything(self) -> set[str]:
-        return {obj["metadata"]["uid"] for of in (self.kind.plural, "pods") for obj in self.api.objects[of].values()}
+    def all_jobs(self) -> set[str]:
+        return {job["metadata"]["uid"] for job in self.api.objects[self.kind.plural].values()}
 
     def running(self) -> int:
         return sum(has_phase(pod, "Running") for pod in self._selected("pods"))
