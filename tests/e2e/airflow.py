@@ -422,6 +422,10 @@ class Airflow:
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         return self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/xcomEntries/{key}")["value"]
 
+    def stored(self, dag_id: str, run_id: str, task_id: str, key: str) -> Any:
+        """A value of the task's state store, which Airflow 3.3 and newer have."""
+        return self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/state-store/{key}")["value"]
+
     def xcom_keys(self, dag_id: str, run_id: str, task_id: str) -> set[str]:
         """The keys of the XComs that the task has pushed."""
         found = self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/xcomEntries")["xcom_entries"]

@@ -27,6 +27,7 @@ from tests.e2e.scenario import Stage, Watcher
 from tests.engine.tasks import api_of
 from tests.job_control.jobs import Jobs
 from tests.kueue.workloads import write_workload
+from tests.smtp import Mailbox, mailbox
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-features"), pytest.mark.timeout(900)]
 KINDS = {"mpijob": MPIJOB, "trainjob": TRAINJOB, "killed_while_deferred": TRAINJOB}  # the others: PyTorchJob
@@ -54,7 +55,14 @@ def cluster() -> Iterator[TestCluster]:
 
 
 @pytest.fixture(scope="module")
-def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def mails() -> Iterator[Mailbox]:
+    """What the callbacks of docs/how-to/notifications.md send."""
+    with mailbox() as box:
+        yield box
+
+
+@pytest.fixture(scope="module")
+def airflow(cluster: TestCluster, mails: Mailbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """An Airflow with the DAGs of this module alone."""
     dags = tmp_path_factory.mktemp("dags")
     for name in ("features.py", "training"):
@@ -64,6 +72,7 @@ def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         **PATIENCE,
         "TEST_CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints")),
         "AIRFLOW__KTRAIN__WORKER_SECONDS": "2",
+        "AIRFLOW_CONN_SMTP_DEFAULT": mails.connection,
     }
     with running(tmp_path_factory.mktemp("airflow"), cluster, dags, **settings) as started:
         yield started
@@ -115,6 +124,12 @@ def unpause(airflow: Airflow, dag: str) -> None:
 def xcom(stage: Stage, key: str = "return_value", task: str = "train") -> Any:
     wait_for(f"the XCom {key}", lambda: key in stage.airflow.xcom_keys(stage.dag, stage.run, task))
     return stage.airflow.xcom(stage.dag, stage.run, task, key)
+
+
+def wait_mail(mails: Mailbox, stage: Stage) -> str:
+    """The cause in the only mail about a task."""
+    (cause,) = wait_for("a mail", lambda: mails.subjects(f"{stage.dag}.train: "))
+    return str(cause)
 
 
 def wait_gone(stage: Stage) -> None:
@@ -184,8 +199,9 @@ def series(answer: tuple[int, str, Any]) -> list[Any]:
 
 
 @of("failure")
-def test_failure_begins_with_its_cause(stage: Stage) -> None:
+def test_failure_begins_with_its_cause(stage: Stage, mails: Mailbox) -> None:
     stage.wait_state("failed")
+    assert wait_mail(mails, stage) == "Master 0 failed: ValueError: bad shard (exit code 3)"
     records = stage.airflow.records(stage.dag, stage.run, "train")
     errors = [record["event"] for record in records if record["level"] == "error" and record.get("logger") == "job"]
     assert errors
@@ -197,27 +213,29 @@ def test_failure_begins_with_its_cause(stage: Stage) -> None:
 
 
 @of("killed_in_worker")
-def test_kill_of_a_worker_releases_the_job(stage: Stage) -> None:
+def test_kill_of_a_worker_releases_the_job(stage: Stage, mails: Mailbox) -> None:
     stage.wait_line("[Master 0] begins")
     stage.set_state("failed")
     stage.check_freed()
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
     stage.wait_line("TrainingKilledError: The task was killed")
+    assert wait_mail(mails, stage).startswith("The task was killed")
 
 
 @of("killed_while_deferred")
-def test_kill_of_a_deferred_task_releases_the_job(stage: Stage) -> None:
+def test_kill_of_a_deferred_task_releases_the_job(stage: Stage, mails: Mailbox) -> None:
     stage.wait_followed()
     stage.set_state("failed")
     wait_gone(stage)
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
     stage.wait_line("2 GPUs released")
+    assert not mails.subjects(f"{stage.dag}.train: ")
 
 
 @of("adopted")
-def test_retry_adopts_the_job_of_a_lost_worker(stage: Stage) -> None:
+def test_retry_adopts_the_job_of_a_lost_worker(stage: Stage, mails: Mailbox) -> None:
     stage.wait_line("[Master 0] begins")
     stage.kill_task(signal.SIGKILL)
     stage.wait_try(2)
@@ -225,6 +243,7 @@ def test_retry_adopts_the_job_of_a_lost_worker(stage: Stage) -> None:
     stage.kube.let_go(stage.selector, 1)
     assert stage.wait_state("success")["try_number"] == 2
     assert "[Master 0] goes on" in stage.log(2)
+    assert wait_mail(mails, stage) == "Airflow lost the worker, see the log"
     stage.check_created(1)
     wait_gone(stage)
 
@@ -242,8 +261,9 @@ def test_clear_replaces_the_job(stage: Stage) -> None:
 
 
 @of("deadline")
-def test_deadline_ends_a_deferred_training(stage: Stage) -> None:
+def test_deadline_ends_a_deferred_training(stage: Stage, mails: Mailbox) -> None:
     assert stage.wait_state("failed")["try_number"] == 1
+    assert "(execution_timeout)" in wait_mail(mails, stage)
     assert "the triggerer now follows" in stage.log()
     assert "TrainingTimeoutError" in stage.log()
     assert "1 GPU released" in stage.log()
@@ -266,12 +286,16 @@ def test_exit_code_skips_the_task(stage: Stage) -> None:
 
 
 @of("checkpoint")
-def test_retry_resumes_from_the_checkpoint_on_another_node(stage: Stage) -> None:
+def test_retry_resumes_from_the_checkpoint_on_another_node(stage: Stage, mails: Mailbox) -> None:
     assert stage.wait_state("success")["try_number"] == 2
+    assert wait_mail(mails, stage).startswith("Master 0 has a broken GPU")
     assert "Master 0 has a broken GPU" in stage.log()
     assert "[Master 0] resumed after step 4" in stage.log(2)
     if compat.calls_on_kill():  # Airflow 3.3 or newer
         assert "The job avoids 1 node on which earlier tries failed." in stage.log(2)
+        tries = stage.airflow.stored(stage.dag, stage.run, "train", "ktrain_tries")["tries"]
+        assert [one["try_number"] for one in tries] == [1, 2]
+        assert all(one["usage"]["held"] > 0 for one in tries)
     stage.check_created(2)
     wait_gone(stage)
 

@@ -2,6 +2,8 @@
 
 import datetime
 import os
+import pathlib
+import re
 from typing import Any
 
 import pendulum
@@ -48,6 +50,12 @@ trap 'touch $KTRAIN_CHECKPOINT_DIR/saved; echo saved; exit 0' TERM
 echo begins
 {SLEEP}
 """
+# the callback of the how-to, as it is written there
+NOTIFICATIONS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "how-to" / "notifications.md"
+documented: dict[str, Any] = {}
+code = re.split(r"^```(?:python)?\n", NOTIFICATIONS.read_text(), flags=re.MULTILINE)[1]
+exec(code.partition("with DAG")[0], documented)  # noqa: S102
+MAIL = documented["MAIL"]
 HANGS = """while :; do echo 'KTRAIN_METRIC {"step": 7}'; sleep 1 & wait; done"""
 
 
@@ -71,22 +79,26 @@ with a_dag("deferred"):
     PyTorchJobOperator(**sh(WRITES), workers=1)
 
 with a_dag("failure"):
-    PyTorchJobOperator(**sh("echo begins; echo 'ValueError: bad shard' >&2; exit 3"))
+    PyTorchJobOperator(**sh("echo begins; echo 'ValueError: bad shard' >&2; exit 3"), on_failure_callback=MAIL)
 
 with a_dag("killed_in_worker"):
-    PyTorchJobOperator(**sh(f"echo begins; {SLEEP}"), deferrable=False)
+    PyTorchJobOperator(**sh(f"echo begins; {SLEEP}"), deferrable=False, on_failure_callback=MAIL)
 
 with a_dag("killed_while_deferred"):
-    TrainJobOperator(**sh(f"echo begins; {SLEEP}"), runtime="torch-distributed", nodes=2)
+    TrainJobOperator(
+        **sh(f"echo begins; {SLEEP}"), runtime="torch-distributed", nodes=2, on_failure_callback=MAIL
+    )  # fmt: skip
 
 with a_dag("adopted"):
-    PyTorchJobOperator(**sh(f"echo begins; {WAIT}; echo goes on"), deferrable=False, **RETRY)
+    PyTorchJobOperator(**sh(f"echo begins; {WAIT}; echo goes on"), deferrable=False, on_retry_callback=MAIL, **RETRY)
 
 with a_dag("cleared"):
     PyTorchJobOperator(**sh("echo begins; {% if ti.try_number == 1 %}sleep 600 & wait{% endif %}"))
 
 with a_dag("deadline"):
-    PyTorchJobOperator(**sh(f"echo begins; {SLEEP}"), execution_timeout=datetime.timedelta(seconds=90))
+    PyTorchJobOperator(
+        **sh(f"echo begins; {SLEEP}"), execution_timeout=datetime.timedelta(seconds=90), on_failure_callback=MAIL
+    )  # fmt: skip
 
 with a_dag("progress_timeout"):
     PyTorchJobOperator(**sh(HANGS), progress_timeout=5, deferrable=False)
@@ -100,7 +112,8 @@ with a_dag("skip"):
 
 with a_dag("checkpoint"):
     PyTorchJobOperator(
-        **sh(RESUMES), checkpoint_dir=CHECKPOINTS, avoid_failed_nodes=True, deferrable=False, **RETRY
+        **sh(RESUMES), checkpoint_dir=CHECKPOINTS, avoid_failed_nodes=True, deferrable=False, on_retry_callback=MAIL,
+        **RETRY,
     )  # fmt: skip
 
 with a_dag("mpijob"):
