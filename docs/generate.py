@@ -100,4 +100,12 @@ def messages() -> str:
     return "\n\n".join(f"## {room}\n\n{table(head, dict.fromkeys(rooms[room]))}" for room in ROOMS if room in rooms)
 
 
-GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "messages": messages}
+def endings() -> str:
+    """The rules by which a training ends."""
+    sys.path.insert(0, str(ROOT))
+    from scripts import endings
+
+    return endings.endings()
+
+
+GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "endings": endings, "messages": messages}

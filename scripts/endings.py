@@ -1,10 +1,8 @@
-"""Writes the generated tables of docs/guarantees.md and docs/contributing/guarantees-tests.md.
+"""Makes the tables of the rules of `core/ending.py` for docs/contributing/rules.md, and reads `tests/guarantees.yaml`.
 
     python scripts/endings.py
 
-docs/guarantees.md gets the rules of `core/ending.py`, and the appendix the guarantees of `tests/guarantees.yaml` with
-their tests. A table replaces the text between two comments of its page. `tests/test_guarantees.py` fails if a page is
-out of date.
+prints the tables, which docs/generate.py puts into the page.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file is run as a script
 
 from airflow_provider_ktrain.core.ending import LIMITS, RULES, TROUBLE, Action, Rule  # noqa: E402
-from scripts.pages import Pages, table  # noqa: E402
+from scripts.pages import table  # noqa: E402
 
 GUARANTEES = ROOT / "tests" / "guarantees.yaml"
 #: sets of events that have a name of their own
@@ -43,10 +41,8 @@ FLAGS = {
     ("suspended", True): "this try has suspended it",
     ("restarts", True): "its operator may train it again",
 }
-#: the decorators that run a test with jobs of each kind
-EACH_KIND = re.compile(r"of_each_kind|of_all_kinds")
 #: a test whose code contains one of these runs with a TrainJob
-TRAINJOB = re.compile(rf"{EACH_KIND.pattern}|train_?job|TrainTask", re.IGNORECASE)
+TRAINJOB = re.compile("of_each_kind|of_all_kinds|train_?job|TrainTask", re.IGNORECASE)
 
 
 # the rules
@@ -154,35 +150,9 @@ def code_of(test: str) -> str:
     return functions(path)[name] if name else (ROOT / path).read_text()
 
 
-def runs_with_each_kind(test: str) -> bool:
-    return "::" in test and bool(EACH_KIND.search(code_of(test)))
-
-
 def runs_with_a_trainjob(test: str) -> bool:
     return "trainjob" in test.partition("::")[0] or bool(TRAINJOB.search(code_of(test)))
 
 
-def appendix() -> str:
-    """The guarantees with their tests, by section."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for guarantee in guarantees():
-        why = f" Not for TrainJobs: {guarantee.not_for_trainjobs}." if guarantee.not_for_trainjobs else ""
-        tests = (f"`{test}`{' (each kind)' * runs_with_each_kind(test)}" for test in guarantee.tests)
-        sections.setdefault(guarantee.section, []).append((f"{guarantee.text}{why}", "<br>".join(tests)))
-    head = ("guarantee", "tests")
-    return "\n\n".join(f"## {section}\n\n{table(head, rows)}" for section, rows in sections.items())
-
-
-# the pages
-
-
-PAGES = Pages(
-    "scripts/endings.py",
-    {
-        ROOT / "docs" / "guarantees.md": endings,
-        ROOT / "docs" / "contributing" / "guarantees-tests.md": appendix,
-    },
-)
-
 if __name__ == "__main__":
-    PAGES.write()
+    print(endings())

@@ -1,8 +1,6 @@
-"""Writes the list of the features that `make test` runs, and the table of what only `make test-all` tests.
+"""Prints the features that `make test` runs, what only `make test-all` tests, and which tests wait for real time.
 
-    python scripts/suites.py
-
-They stand in CONTRIBUTING.md. `tests/test_guarantees.py` fails if they are out of date.
+python scripts/suites.py
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file is run as a script
 
 from scripts.endings import code_of, functions, guarantees  # noqa: E402
-from scripts.pages import Pages, table  # noqa: E402
+from scripts.pages import table  # noqa: E402
 from tests.waiting import LONG, WAITS  # noqa: E402
 
 FEATURES = "tests/e2e/test_features.py"
@@ -80,7 +78,5 @@ def suites() -> str:
     )
 
 
-PAGES = Pages("scripts/suites.py", {ROOT / "CONTRIBUTING.md": suites})
-
 if __name__ == "__main__":
-    PAGES.write()
+    print(suites())

@@ -367,6 +367,7 @@ def test_generated_parts_match_the_code() -> None:
     assert markers == set(hook.GENERATED)
     for name, part in (
         ("commands", "usage: ktrain-cluster start"),
+        ("endings", "| **follow** | {job} is still followed. |"),
         ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),
     ):
         assert part in hook.on_page_markdown(f"<!-- generated: {name} -->")

@@ -6,16 +6,19 @@ import pathlib
 
 import pytest
 
-from scripts import endings, installation, suites
+from scripts import installation, suites
 from scripts.endings import Guarantee, code_of, guarantees, runs_with_a_trainjob
-from scripts.pages import Pages
-
-SCRIPTS = [(script, page) for script in (endings.PAGES, installation.PAGES, suites.PAGES) for page in script.pages]
 
 
-@pytest.mark.parametrize(("script", "page"), SCRIPTS, ids=lambda value: getattr(value, "name", ""))
-def test_page_is_up_to_date(script: Pages, page: pathlib.Path) -> None:
-    assert page.read_text() == script.updated(page), f"run `python {script.script}`"
+@pytest.mark.parametrize("page", installation.PAGES.pages, ids=lambda page: str(page.name))
+def test_page_is_up_to_date(page: pathlib.Path) -> None:
+    assert page.read_text() == installation.PAGES.updated(page), "run `python scripts/installation.py`"
+
+
+def test_suites_have_the_features_and_what_waits() -> None:
+    printed = suites.suites()
+    assert "- worker follows a training with its code\n" in printed
+    assert "| `tests/e2e/` | Airflow's processes |" in printed
 
 
 def test_suite_of_each_test_is_what_its_code_says(request: pytest.FixtureRequest) -> None:

@@ -131,7 +131,7 @@ def test_no_message_is_hidden_from_the_table() -> None:
 
 
 #: texts of other messages: of errors, causes, results of a release, decisions, lines of containers, and of the rules
-#: in docs/guarantees.md
+#: in docs/contributing/rules.md
 PASSED_ON = {
     "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",

@@ -5,7 +5,7 @@ what it knows as a `Situation`, and carries out the ending that `decide` returns
 A try has no part in the life of a job that it finds under its name: `core/identity/adoption.py` decides whether it
 takes that job, replaces it, or, with invalid parameters, takes it or fails. That needs a read, too, which fences what
 is written.
-docs/guarantees.md contains this list as a table, which `scripts/endings.py` generates.
+docs/contributing/rules.md contains this list as a table, which `scripts/endings.py` makes.
 
 A watch only shows when to look. Where a rule names what was `seen`, that is a read from the API server made for this
 decision. A kill is the exception: Airflow's own word that the task is over is the evidence, because a worker has
@@ -101,12 +101,14 @@ class Action(enum.StrEnum):
     LET_GO = "stops following the job, and changes nothing"
     LEAVE = "leaves the job as it is"
     REPORT = "reports the end, releases nothing"
-    CONCLUDE = "takes the job's end as the outcome, deletes its running pods, and keeps it until Airflow stores that"
+    CONCLUDE = (
+        "takes the job's end as the outcome, deletes its running pods, and keeps the job until Airflow has stored the "
+        "outcome"
+    )
     CONCLUDE_SUSPENDED = "suspends the failed job, and takes its end as the outcome"
     CONCLUDE_INCOMPLETE = (
-        "takes a failure as the outcome, unless a result was printed before the stop: marks the job, deletes its "
-        "running pods, and "
-        "keeps it until Airflow stores that"
+        "takes the job's end as a success if the program printed a result before the pod was stopped, otherwise as a "
+        "failure, and marks the job; then as conclude"
     )
     CONCLUDE_STORED = "takes the stored cause as the outcome, and completes the release"
     FREE_PODS = "deletes the running pods, and keeps the ended job"

@@ -166,7 +166,7 @@ def current_commit() -> str:
 
 
 def table(commit: str, trainings: int, seed: int, seconds: float, count: Count, done: dict[str, int]) -> str:
-    """The report in the format of docs/contributing/guarantees-tests.md."""
+    """The report as a table."""
     rows = {
         "date, commit": f"{datetime.date.today()}, {commit}",
         "database, triggerers": f"{database.version()}, {1 if database.selected() == database.SQLITE else 2}",
