@@ -25,6 +25,10 @@ def first_line(documented: Any) -> str:
     return (documented.__doc__ or "").strip().partition("\n")[0]
 
 
+def first_paragraph(documented: Any) -> str:
+    return " ".join((documented.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
 def options() -> str:
     """The section of airflow.cfg, from the provider's metadata."""
     section: dict[str, Any] = get_provider_info()["config"]["ktrain"]["options"]
@@ -49,12 +53,9 @@ def categories() -> str:
 
 
 def rules() -> str:
-    """The rules of `ktrain check`: the docstrings of their functions."""
+    """The rules of `ktrain check`: the docstrings of their functions, without the reasons."""
     ordered = sorted(registered(), key=lambda rule: (rule.level, rule.code, rule.kind.name if rule.kind else ""))
-    rows = (
-        (f"`{r.code}`", str(r.level), r.kind.name if r.kind else "all", " ".join((r.check.__doc__ or "").split()))
-        for r in ordered
-    )
+    rows = ((f"`{r.code}`", str(r.level), r.kind.name if r.kind else "all", first_paragraph(r.check)) for r in ordered)
     return table(("code", "level", "kinds", "rule"), rows)
 
 
