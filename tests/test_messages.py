@@ -130,14 +130,15 @@ def test_no_message_is_hidden_from_the_table() -> None:
     assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
 
 
-#: texts of other messages: of errors, causes, results of a release, decisions, lines of containers, and of the rules
-#: in docs/contributing/rules.md
+#: texts of other messages: of errors, the API server's Status objects, causes, results of a release, decisions, lines
+#: of containers, and of the rules in docs/contributing/rules.md
 PASSED_ON = {
     "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
     "{replica} {description}: {message}", "{job} {description}: {message}", "{line}", "{sent}",
     "{repeated}", "{checkpoints}", "{rule}", "{cause}", "{taken}", "({reason} / {why})",
+    "{status}", "{event}", "{result}",
 }  # fmt: skip
 
 

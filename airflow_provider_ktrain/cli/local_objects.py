@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ClusterError
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log
 
 
@@ -40,7 +40,7 @@ async def _path(api: Api, obj: Mapping[str, Any], namespace: str) -> str:
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     try:
         listed = (await api.request("GET", root)).get("resources") or ()
-    except ApiStatusError:
+    except (ApiStatusError, ApiUnavailable):
         listed = ()
     found = next((r for r in listed if r["kind"] == kind and "/" not in r["name"]), None)
     if found is None:

@@ -13,6 +13,7 @@ import math
 import signal
 from dataclasses import replace
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
@@ -163,7 +164,7 @@ class RunHost:
         active = [pod for pod in read.pods if not has_ended(pod)]
         amounts = sum(map(amounts_of, active), Amounts())
         held = f"{counted(len(active), 'pod')} with {described(amounts, '0 GPUs')}"
-        if job is not None and not is_being_deleted(job):
+        if job is not ABSENT and not is_being_deleted(job):
             return f"{title} was not deleted: {held} may run on. To delete it, run `{command}`"
         if not active:
             return f"{title} is deleted: nothing is left."

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, Unreadable
@@ -20,7 +21,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_sus
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, job_pods, read_job, set_suspended
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 from airflow_provider_ktrain.engine.release import Released, release_others
@@ -189,7 +190,7 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
     """
 
     def decide(read: JobRead) -> Mode:
-        owner, phase = Owner.of(read.job or {}), phase_of(read.job)
+        owner, phase = None if read.job is ABSENT else Owner.of(read.job), phase_of(read.job)
         if owner is Unreadable.OWNER and not force:
             raise KtrainError(
                 f"{ref} is not deleted: {owner.value}. A task may own it.\nTo delete it all the same, set force=True"
@@ -206,7 +207,7 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
     return released
 
 
-def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
+def _require_unended(ref: JobRef, job: Object | Absent, what: str) -> None:
     """Raise if the job has ended: then it can't be scaled, suspended or resumed."""
     if (phase := phase_of(job)).ended:
         raise KtrainError(f"{ref} is {phase}: it can't be {what}")
@@ -218,12 +219,12 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]]
     async def attempt() -> T:
         while True:
             job = await read_job(api, ref)
-            if job is None:
+            if job is ABSENT:
                 raise KtrainError(f"{ref} (uid {ref.uid}) no longer exists")
             try:
                 return await write(job)
             except ApiStatusError as e:
-                if e.status not in (404, 409):
+                if e.status != 409 and not isinstance(e, AbsentError):
                     raise
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION, note_of_proof
 from airflow_provider_ktrain.core.state.status import Seen
@@ -30,10 +31,10 @@ class JobNotes:
                 read, why = await self._job.annotate(read, state.note, NOTE_SECONDS)
         except TimeoutError:
             why = f"no answer within {NOTE_SECONDS:.0f} s"
-        if read.job is not None and not why:
+        if read.job is not ABSENT and not why:
             following.wrote(read.job)
             return True
-        if why and read.job is not None and not self._failure_logged:
+        if why and read.job is not ABSENT and not self._failure_logged:
             self._failure_logged = True
             self._log.warning(
                 f"A pod of {state.ref} was stopped, and that could not be noted on the job.\n"

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.ending import (
     HURRIED,
     Action,
@@ -32,7 +33,7 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Seen, seen_in, wants_suspension
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -40,8 +41,9 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     annotate,
     check_cluster,
     read_training,
+    served_ref,
 )
-from airflow_provider_ktrain.engine.api.request_errors import retry_transient
+from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry_transient
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.release import (
@@ -189,7 +191,7 @@ class OwnedJob:
 
     async def _found(self, submission: Submission) -> bool:
         """Look for the job; returns whether it is now known that it exists, or that it never will."""
-        with contextlib.suppress(KtrainError):
+        try:
             api = await self.api()
             over = self.posting.is_over
             found = await submission.find(api)
@@ -197,6 +199,9 @@ class OwnedJob:
                 self.take(api, found)
             elif over:
                 self.submission = None
+        except (Exception, asyncio.CancelledError) as e:
+            if is_canceled(e):
+                raise
         return self.submission is None
 
     # what the rules say
@@ -209,7 +214,7 @@ class OwnedJob:
         """
         if seen is None:
             seen = Seen.NOTHING if read is None else seen_in(read.job, read.pods)
-        job = {} if read is None else read.job or {}
+        job = {} if read is None or read.job is ABSENT else read.job
         return Situation(
             event,
             seen,
@@ -224,14 +229,14 @@ class OwnedJob:
     def _owner_in(self, read: JobRead | None) -> Ownership:
         if not self.options.release or (self.ref is not None and not self.ref.owner):
             return Ownership.FOREIGN
-        if self.ref is None or read is None or read.job is None:
+        if self.ref is None or read is None or read.job is ABSENT:
             return Ownership.MINE
         owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
         if owner is Unreadable.OWNER:
             return Ownership.UNREADABLE
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
 
-    def mode(self, rule: Rule, job: Object | None) -> Mode | None:
+    def mode(self, rule: Rule, job: Object | Absent) -> Mode | None:
         """How the rule releases the job; None if it doesn't."""
         if rule.action in (Action.RELEASE, Action.RELEASE_NOW, Action.CONCLUDE_STORED):
             return Mode.DELETE if deletes(self.options.on_finish_action, seen_in(job, ())) else Mode.SUSPEND
@@ -250,8 +255,16 @@ class OwnedJob:
     # release
 
     async def read(self) -> JobRead:
-        """Read the job and its pods."""
-        return await read_training(await self.api(), self.known_ref)
+        """Read the job and its pods, in another version if that of the reference isn't served any more."""
+        api = await self.api()
+        try:
+            return await read_training(api, self.known_ref)
+        except ApiUnavailable as e:
+            ref = await served_ref(api, self.known_ref) if e.page == 404 else self.known_ref
+            if ref == self.ref:
+                raise
+            self.ref = ref
+            return await read_training(api, ref)
 
     async def write(self, rule: Rule, read: JobRead, *, verify: bool = True) -> Result:
         """Release the job as a rule says, which was found by what was read. The caller logs what was released.
@@ -335,13 +348,13 @@ class OwnedJob:
         :return: the job as it is now, and why that failed; empty if it has these annotations.
         """
         end = timing.now() + seconds
-        while read.job is not None and any((annotation(read.job, name) or "") != notes[name] for name in notes):
+        while read.job is not ABSENT and any((annotation(read.job, name) or "") != notes[name] for name in notes):
             write = functools.partial(annotate, await self.api(), self.known_ref, read.job, notes)
             try:
                 return replace(read, job=await retry_transient(write, end)), ""
             except ApiStatusError as e:
                 error: KtrainError = e
-                if e.status in (404, 409) and timing.now() < end:
+                if (e.status == 409 or isinstance(e, AbsentError)) and timing.now() < end:
                     with contextlib.suppress(ApiStatusError, ApiUnavailable):
                         read = await self.read()
                         if self._owner_in(read) is Ownership.MINE:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef
@@ -35,7 +36,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import counted, listed
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -47,7 +48,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     read_training,
     set_suspended,
 )
-from airflow_provider_ktrain.engine.api.request_errors import retry_transient
+from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry_transient
 
 Say = Callable[[str], object]  #: logs one line
 T = TypeVar("T")
@@ -90,16 +91,16 @@ class Released:
     freed: str = ""
 
 
-def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mode:
+def fitting_mode(ref: JobRef, job: Mapping[str, Any] | Absent, wanted: Mode) -> Mode:
     """The mode that releases this job for good: neither its operator nor its queue may start pods again.
 
     Operators ignore `suspend` of a job that has ended, except those that recreate its pods. A TrainJob that had ended
     is suspended if it has lost its condition Failed. A job that is being deleted can't be kept by a suspension. An
     unfinished job of a Kueue queue is paused by its Workload, or deleted if that isn't possible: `release` finds out.
 
-    :param job: as it was read. None: it is gone, and the pods that are left are deleted.
+    :param job: as it was read. If it is gone, the pods that are left are deleted.
     """
-    if job is None or wanted is Mode.DELETE:
+    if isinstance(job, Absent) or wanted is Mode.DELETE:
         return Mode.DELETE
     if phase_of(job).ended and not _recreates_deleted_pods(ref, job):
         return Mode.DELETE_PODS
@@ -234,8 +235,9 @@ class _Release:
         self._say, self._says_at = say, self.began + WAIT_NOTICE_SECONDS
         self.seen: dict[str, Object] = {}
         self._api, self._ref, self._job, self._pods = api, ref, read.job, read.pods
-        self._exists = read.job is not None
+        self._exists = read.job is not ABSENT
         self._end = self.began + timeout
+        self._proved: set[str] = set()  # uids of pods that were read by name and are gone
         self._deletes_pods_from = math.inf  # timing.now() from which nobody else deletes running pods
         self._note(read.pods)
 
@@ -248,7 +250,7 @@ class _Release:
         :return: the mode that was used, its description, and the reason if it isn't the given one.
         """
         job = self._job
-        if job is None:  # a deletion with propagationPolicy Orphan leaves pods
+        if isinstance(job, Absent):  # a deletion with propagationPolicy Orphan leaves pods
             self._deletes_pods_from = self.began
             await self._delete_pods(self._pods)
             return mode, "is gone", ""
@@ -318,7 +320,7 @@ class _Release:
             return
         for pod in pods:
             waits = self._only_waits(pod)
-            if waits or not (is_being_deleted(pod) or (self._job and has_ended(pod))):
+            if waits or not (is_being_deleted(pod) or (self._job is not ABSENT and has_ended(pod))):
                 options = WAITING_POD_OPTIONS if waits else {}
                 await self._ask(functools.partial(_delete_pod, self._api, self._ref.namespace, pod, options))
 
@@ -349,9 +351,10 @@ class _Release:
         :return: the pods left at the end, and whether the job is gone if it must be.
         """
         gone = mode is not Mode.DELETE
-        if not gone and self._job is not None:
+        if not gone and self._job is not ABSENT:
             await self._end_waiting_pods()
-        late = mode is Mode.DELETE_PODS and kind_of(self._ref.kind).behavior.may_create_pods_late(self._job or {})
+        job = self._job if isinstance(self._job, dict) else {}
+        late = mode is Mode.DELETE_PODS and kind_of(self._ref.kind).behavior.may_create_pods_late(job)
         settled = self.began + LATE_PODS_SECONDS * late
         pause = FIRST_POLL_SECONDS if mode is not Mode.DELETE_PODS or any(map(_is_left, self._pods)) else 0.0
         while True:
@@ -366,9 +369,24 @@ class _Release:
                 pods = await self._ask(lambda: job_pods(self._api, self._ref))
                 self._note(pods)
                 left = [p for p in pods if mode is Mode.DELETE or _is_left(p)]
+                if not left and (last or timing.now() >= settled):
+                    left = await self._ask(lambda: self._missed(pods, mode))  # noqa: B023  # is awaited here
                 if last or (not left and timing.now() >= settled):
                     return left, gone
                 await self._delete_pods(left)
+
+    async def _missed(self, listed_pods: Iterable[Object], mode: Mode) -> list[Object]:
+        """The pods that were seen running, that a list lacks, and that exist all the same: each is read by its name."""
+        there = {pod["metadata"]["uid"] for pod in listed_pods}
+        lacking = [pod for uid, pod in self.seen.items() if uid not in there | self._proved and _holds(pod)]
+        paths = [api_paths.core(self._ref.namespace, "pods", pod["metadata"]["name"]) for pod in lacking]
+        left = []
+        for pod, found in zip(lacking, await asyncio.gather(*(get(self._api, path) for path in paths)), strict=True):
+            if found is ABSENT or found["metadata"]["uid"] != pod["metadata"]["uid"]:
+                self._proved.add(pod["metadata"]["uid"])
+            elif mode is Mode.DELETE or _is_left(found):
+                left.append(found)
+        return left
 
     def _say_why(self, grace: float) -> None:
         """Log at a bounded rate that pods use their grace period."""
@@ -382,7 +400,7 @@ class _Release:
 
     async def _is_deleted(self) -> bool:
         """Whether the job is gone, and with it what creates its pods: a JobSet may be created shortly before that."""
-        self._exists = self._exists and await read_job(self._api, self._ref) is not None
+        self._exists = self._exists and await read_job(self._api, self._ref) is not ABSENT
         return not self._exists and not await pod_owner_exists(self._api, self._ref)
 
     def _note(self, pods: Iterable[Object]) -> None:
@@ -403,7 +421,7 @@ class _Release:
             try:
                 return await write()
             except ApiStatusError as e:
-                if e.status not in (404, 409):
+                if e.status != 409 and not isinstance(e, AbsentError):
                     raise
                 raise JobChanged(f"{self._ref} has changed since it was read.\n{e}") from None
 
@@ -415,17 +433,35 @@ async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, e
 
     :param began, end: of the release, by `timing.now`.
     """
+
+    async def attempt() -> T:
+        try:
+            return await request()
+        except (JobChanged, kueue.NotPausableError, ApiStatusError, ApiUnavailable):
+            raise
+        except (Exception, asyncio.CancelledError) as e:
+            if is_canceled(e):
+                raise
+            raise ApiUnavailable(f"{type(e).__name__}: {e}") from e
+
     try:
         async with asyncio.timeout(max(0.0, end - timing.now()) + UNANSWERED_REQUEST_SECONDS):
-            return await retry_transient(request, end, refused_until=began + REFUSED_SECONDS)
+            return await retry_transient(attempt, end, refused_until=began + REFUSED_SECONDS)
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released.\n{e}") from None
     except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
             f"{ref} could not be released within {end - began:.0f} s: the API server can't be reached.\n"
             f"{str(e) or 'It did not respond.'}\n"
-            f"Its pods may hold accelerators: run `{ref.delete_command}`"
+            f"Its pods may hold accelerators: run `{ref.delete_command}`{_or_its_pods(ref, e)}"
         ) from None
+
+
+def _or_its_pods(ref: JobRef, error: Exception) -> str:
+    """What to do if the job's kind may no longer be served."""
+    is_page = isinstance(error, ApiUnavailable) and error.page == 404
+    pods = f"kubectl delete pods -n {ref.namespace} -l {ref.pod_selector}"
+    return f", or, if {ref.kind} isn't served any more, `{pods}`" if is_page else ""
 
 
 async def _delete_pod(api: Api, namespace: str, pod: Object, options: Object) -> None:
@@ -433,7 +469,7 @@ async def _delete_pod(api: Api, namespace: str, pod: Object, options: Object) ->
     try:
         await api.request("DELETE", path, body={**options, "preconditions": {"uid": pod["metadata"]["uid"]}})
     except ApiStatusError as e:
-        if e.status not in (404, 409):  # it is gone, or a new pod has its name
+        if e.status != 409 and not isinstance(e, AbsentError):  # it is gone, or a new pod has its name
             raise
 
 

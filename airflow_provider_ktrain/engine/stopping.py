@@ -10,17 +10,19 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import TracebackType
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Situation, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, read_job
+from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry_any
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.owned_job import OwnedJob
+from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
@@ -28,10 +30,20 @@ READ_INTERVAL = 0.5  #: between two reads of the job by a process that ends
 DELETE_SECONDS = 1.0  #: that such a process keeps for its one request
 STATE_SECONDS = 1.5  #: for one answer about the task's state, in a process that has seconds
 STATE_INTERVAL = 5.0  #: between two questions about the task's state
+AFTER_ERROR_SECONDS = 90.0  #: after an error that ends the try, for the same
 RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and to wait for the pods
 NO_JOB = "The task was killed before it had submitted a job."
 UNKNOWN_JOB = "The task was killed while it submitted a job, which may exist: the API server did not answer."
 UNDECIDED = (Task.CHANGING, Task.UNKNOWN)
+
+
+class _errors_suppressed:  # is used as contextlib.suppress is
+    """Go on after any error of what a decision can do without; see `is_canceled`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        return isinstance(error, Exception | asyncio.CancelledError) and not is_canceled(error)
 
 
 class Stopping:
@@ -70,7 +82,7 @@ class Stopping:
         rule = decide(replace(job.situation(event, read), may_wait=False))
         self._log.warning(job.text(rule, event))
         if read is not None and job.mode(rule, read.job) is not None:
-            await job.release_by_rule(event)
+            await self._release(event, Task.NOT_ASKED, AFTER_ERROR_SECONDS)
 
     def _log_unknown_job(self) -> None:
         """Log that nobody knows yet whether the job was created."""
@@ -113,7 +125,9 @@ class Stopping:
                     read = changed
                     continue
                 error = f"It could not be read. To delete it, run: {job.known_ref.delete_command}"
-            except (KtrainError, TimeoutError) as e:
+            except (Exception, asyncio.CancelledError) as e:
+                if is_canceled(e):
+                    raise
                 command = job.known_ref.delete_command
                 error = f"The request was not answered. To delete the job, run: {command}\n{e}".rstrip()
             self._log.warning(f"{text}\n{error}".rstrip())
@@ -136,7 +150,9 @@ class Stopping:
         now = job.situation(situation.event, read)
         rule = decide(replace(situation, seen=now.seen, owner=now.owner))
         released, error = await job.write(rule, read, verify=False)
-        return error or (released.text if released is not None else "")
+        if error:
+            raise KtrainError(error)
+        return released.text if released is not None else ""
 
     @staticmethod
     def _end_is_near(situation: Situation) -> bool:
@@ -152,16 +168,17 @@ class Stopping:
     async def _read_job(self, end: float) -> JobRead | None:
         """The job as it is now, after a conflict; None if it can't be read."""
         job = self._job
-        with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError):
+        with _errors_suppressed():
             async with asyncio.timeout(max(end - timing.now(), 0.5)):
-                job.last_seen = await read_job(await job.api(), job.known_ref)
-                return JobRead(job.last_seen, [])
+                found = await read_job(await job.api(), job.known_ref)
+                job.last_seen = None if found is ABSENT else found
+                return JobRead(found, [])
         return None
 
     async def _last_read(self, end: float) -> JobRead | None:
         """Read the job and its pods. A failed read is repeated until `end`, by `timing.now`; then None."""
         while (left := end - timing.now()) > 0:
-            with contextlib.suppress(KtrainError, TimeoutError):
+            with _errors_suppressed():
                 async with asyncio.timeout(left):
                     return await self._job.read()
             await asyncio.sleep(min(READ_INTERVAL, max(end - timing.now(), 0.0)))
@@ -185,9 +202,42 @@ class Stopping:
             return text, ""
         if event is Event.KILL:
             self._log.info(f"The task is {state}. Releasing {job.ref}.")
-        async with last_lines(await job.api(), job.ref, job.options.logs, self._cursor(), self._log):
-            released, error = await job.release_by_rule(event, task=task, timeout=RELEASE_SECONDS)
+        released, error = await self._release(event, task, RELEASE_SECONDS, logs=True)
         return error.partition("\n")[0] or f"{job.ref} is left as it is." if released is None else released.text, error
+
+    async def _release(self, event: Event, task: Task, seconds: float, *, logs: bool = False) -> Result:
+        """Release the job by the rule that applies, again after any error, until it is released or the time is over.
+
+        :param logs: whether to log the last lines of the containers meanwhile. Default: False.
+        """
+        job, end = self._job, timing.now() + seconds
+        lines = contextlib.AsyncExitStack()
+
+        async def attempt() -> Result:
+            nonlocal logs
+            api = await job.api()
+            if logs:
+                logs = False
+                with _errors_suppressed():
+                    await lines.enter_async_context(
+                        last_lines(api, job.known_ref, job.options.logs, self._cursor(), self._log)
+                    )
+            released, error = await job.release_by_rule(event, task=task, timeout=max(end - timing.now(), 0.5))
+            if error and timing.now() + READ_INTERVAL < end:
+                raise KtrainError(error)
+            return released, error
+
+        try:
+            result = await retry_any(attempt, end, pause=READ_INTERVAL, warn=self._log.warning)
+        except (Exception, asyncio.CancelledError) as e:
+            if is_canceled(e):
+                raise
+            result = None, f"{job.ref} could not be released. To delete it, run: {job.known_ref.delete_command}\n{e}"
+            self._log.warning(result[1])
+        finally:
+            with _errors_suppressed():
+                await lines.aclose()
+        return result
 
     async def _ask_until_decided(self, event: Event) -> tuple[Rule, Task, str]:
         """Ask for the task's state until it decides, or the host's patience is over."""
@@ -210,7 +260,9 @@ class Stopping:
         """What Airflow answers about the task, and the state itself."""
         if self._host.ask_state is None:
             return Task.NOT_ASKED, ""
-        state = await self._host.ask_state(seconds)
+        state = ""
+        with _errors_suppressed():
+            state = await self._host.ask_state(seconds)
         return task_of(state), state
 
     async def _ask_twice(self) -> tuple[Task, str]:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import LIMITS, Action, Event, Rule, decide, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
@@ -127,7 +128,7 @@ class Training:
     async def _without_code(self, refused: CodeRefusedError) -> Submitted:
         """Release a job that can't get its code, unless a container has started."""
         released, error = await self.job.release_by_rule(
-            Event.CODE_REFUSED, holds=lambda read: read.job is None or not may_have_begun(read.job, read.pods)
+            Event.CODE_REFUSED, holds=lambda read: read.job is ABSENT or not may_have_begun(read.job, read.pods)
         )
         if released is None and not error:
             self._log.warning(
@@ -274,10 +275,10 @@ class Training:
                 return replace(await following.closing.outcome(None, full=False), succeeded=False, superseded=True)
             case Action.REPORT:
                 return await self._report(following, noticed)
-            case Action.CONCLUDE | Action.CONCLUDE_INCOMPLETE | Action.CONCLUDE_SUSPENDED:
-                return await self._conclude(following, rule, read or JobRead(None, []))
-            case Action.CONCLUDE_STORED:
-                return await self._conclude_stored(following, noticed, rule, read or JobRead(None, []))
+            case Action.CONCLUDE | Action.CONCLUDE_INCOMPLETE | Action.CONCLUDE_SUSPENDED if read is not None:
+                return await self._conclude(following, rule, read)
+            case Action.CONCLUDE_STORED if read is not None:
+                return await self._conclude_stored(following, noticed, rule, read)
             case Action.LEAVE:
                 raise KtrainError(self.job.text(rule, noticed.event))
         return await self._release_running(following, noticed)
@@ -342,7 +343,7 @@ class Training:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
         await closing.read_rest_after_release(deleted=result[0] is not None)
         released = result[0]
-        kept = read.job is not None and deletes(job.options.on_finish_action, seen)
+        kept = read.job is not ABSENT and deletes(job.options.on_finish_action, seen)
         said = "" if released is None or said_already else released.freed if kept else released.text
         outcome = await closing.outcome(cause, released=said)
         if released is not None:  # running pods are gone: the deletion of the job must not count them again
@@ -393,7 +394,7 @@ class Training:
                 job.let_go()
                 return _with_release(outcome, result)
         # an unanswered deletion may be the reason for which the job is gone, being deleted, or can't be read
-        is_kept = read is not None and read.job is not None and not following.state.is_being_released
+        is_kept = read is not None and read.job is not ABSENT and not following.state.is_being_released
         if stored and is_kept:
             self._store.retract()
         if (ended := await self._carry_out(rule, read, following, noticed)) is not None:
@@ -448,7 +449,7 @@ class Training:
         job.ref, job.options = ref, Options()
         read, self._concluded = self._concluded, None
         try:
-            if read is not None and read.job is not None and read.job["metadata"]["uid"] == ref.uid:
+            if read is not None and read.job is not ABSENT and read.job["metadata"]["uid"] == ref.uid:
                 with contextlib.suppress(JobChanged):
                     return (await job.write(decide(job.situation(event, read)), read))[1]
             return (await job.release_by_rule(event))[1]

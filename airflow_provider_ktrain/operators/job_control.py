@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain.compat import StorableLog
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.kinds import kind_of
@@ -90,7 +91,7 @@ class JobControlOperator(ParseChecks, StorableLog, BaseOperator):
         namespace = self.namespace or default_namespace
         seconds = self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else self.timeout
         ref, job = await find(api, kind, namespace, self.job_name, timeout=seconds)
-        if job is None:
+        if job is ABSENT:
             missing = f"{ref} does not exist"
             if self.missing_ok:
                 return missing

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, OperatorMissingError
@@ -181,16 +182,16 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
 
     async def _check_namespace(self, api: Api, namespace: str) -> None:
         """Fail if the namespace doesn't exist. A misspelled namespace would look as if no job were left over there."""
-        from airflow_provider_ktrain.engine.api.client import ApiStatusError
+        from airflow_provider_ktrain.engine.api.client import AbsentError, ApiStatusError
 
         try:
             await api.request("GET", f"/api/v1/namespaces/{quote(namespace, safe='')}")
+        except AbsentError:
+            raise ClusterError(
+                f"Namespace {namespace!r} does not exist. No job was checked. Check `namespaces` and the "
+                f"connection, which leads to {await api.cluster()}"
+            ) from None
         except ApiStatusError as e:
-            if e.status == 404:
-                raise ClusterError(
-                    f"Namespace {namespace!r} does not exist. No job was checked. Check `namespaces` and the "
-                    f"connection, which leads to {await api.cluster()}"
-                ) from None
             if e.status != 403:
                 raise
             self.log.info("Can't check that namespace %r exists: no right to get namespaces.", namespace)
@@ -223,10 +224,10 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
     from airflow_provider_ktrain.engine.release import fitting_mode, release_others
 
     def decide(read: JobRead) -> Mode | None:
-        owner = _owner(read.job or {})
-        if read.job is not None and (owner is None or owner.ti_id != ref.owner):
+        owner = None if read.job is ABSENT else _owner(read.job)
+        if read.job is not ABSENT and (owner is None or owner.ti_id != ref.owner):
             return None
-        kept = read.job is not None and phase_of(read.job).ended and is_kept(read.job)
+        kept = read.job is not ABSENT and phase_of(read.job).ended and is_kept(read.job)
         keeps = kept and fitting_mode(ref, read.job, Mode.DELETE_PODS) is Mode.DELETE_PODS
         return Mode.DELETE_PODS if keeps else Mode.DELETE
 

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, Airfl
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import JOB_SOURCE, StorableLog
+from airflow_provider_ktrain.core.absent import Absent
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
@@ -252,13 +253,13 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         parameters.validated(vars(self))
         return WorkerHost.connected(self, loop=loop)
 
-    async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
-        """Find the job by its name. The second value is None if it doesn't exist."""
+    async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | Absent]:
+        """Find the job by its name."""
         from airflow_provider_ktrain.engine.api.job_calls import find
 
         return await find(api, self.kind, self.namespace or default_namespace, self.job_name)
 
-    async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
+    async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | Absent]:
         """Find the job, and log what the sensor waits for."""
         ref, job = await self._find(api, default_namespace)
         self.log.info("Waiting until %s is %s. Currently it %s.", ref, self._wanted, describe_state(job))

@@ -42,20 +42,6 @@ def seeds(batch: int) -> range:
 
 BATCHES = [0] if "KTRAIN_LIFE" in os.environ else list(range(-(-LIVES // BATCH)))
 
-_BY_PAGES = "issue 41, sections 1 and 3: takes answers that are not the object for the object, or for its absence"
-#: lies that the product can't stand yet, and why. `KTRAIN_LIES=all` tells them, too; remove what is corrected
-LEFT_OUT = {
-    "a text 404": _BY_PAGES,
-    "a 404 of another object": _BY_PAGES,
-    "a 404 of the namespace": _BY_PAGES,
-    "a 404 of a proxy": _BY_PAGES,
-    "a login page": _BY_PAGES,
-    "an empty 200": _BY_PAGES,
-    "a Status of another object": _BY_PAGES,
-    "a redirect": "issue 41, section 1: aiohttp follows it, with the token",
-}
-TOLD = [lie for lie in LIES if lie.name not in LEFT_OUT or os.environ.get("KTRAIN_LIES") == "all"]
-
 
 @pytest.mark.parametrize("batch", BATCHES[:2])
 def test_lives_without_lies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +56,4 @@ def test_lives_with_lies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds(batch):
         rng = random.Random(seed)
         life = Life.random(rng)
-        check(life, plan_at_random(rng, TOLD), seed, monkeypatch)
+        check(life, plan_at_random(rng, LIES), seed, monkeypatch)

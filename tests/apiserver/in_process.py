@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self
 
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.answers import ApiStatusError, ApiUnavailable, decide
 from tests.apiserver.faults import Lost
 from tests.apiserver.messages import Object, Request, Response
 from tests.apiserver.server import ApiServer
@@ -85,10 +85,7 @@ class InProcessApi:
         except Lost as lost:
             raise ApiUnavailable(str(lost)) from None
         assert isinstance(answer, Response)
-        if answer.status >= 300:
-            raise ApiStatusError.of(answer.status, answer.data)
-        found: Object = answer.body
-        return found
+        return decide(method, path, sent, answer.status, answer.data, answer.headers.get("Retry-After"))
 
     def _signed(self, request: Request) -> Request:
         request.actor, request.sender = self.actor, self
@@ -104,7 +101,7 @@ class InProcessApi:
             raise ApiUnavailable(str(lost)) from None
         answer = self._server.answer(request)
         if isinstance(answer, Response) and answer.status >= 300:
-            raise ApiStatusError.of(answer.status, answer.data)
+            decide("GET", path, None, answer.status, answer.data, answer.headers.get("Retry-After"))
         if not isinstance(answer, Watch):
             raise ApiStatusError(404, "NotFound", path)
         stream = InProcessStream(answer)

@@ -40,6 +40,11 @@ class Where:
             namespace, parts = parts[1], parts[2:]
         return cls(group, version, namespace, *[*parts, "", "", ""][:3])
 
+    @property
+    def api_version(self) -> str:
+        """As objects have it."""
+        return f"{self.group}/{self.version}".lstrip("/")
+
 
 @dataclass
 class Request:

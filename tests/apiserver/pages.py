@@ -50,7 +50,7 @@ class Pages:
             items = [{key: value for key, value in obj.items() if key not in ("apiVersion", "kind")} for obj in items]
         head = {
             "kind": f"{resource.kind}List",
-            "apiVersion": f"{request.where.group}/{request.where.version}".lstrip("/"),
+            "apiVersion": request.where.api_version,
         }
         return Response(200, {**head, "metadata": meta, "items": items})
 

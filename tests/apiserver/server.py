@@ -172,9 +172,9 @@ class ApiServer(Faults, Store):
             file = self.logs.requested(where.name, request.query)
             return Response(204) if file is None else LogStream(file, request.query)
         if request.verb == "get":
-            return Response(
-                200, _metadata(obj) if "PartialObjectMetadata" in request.headers.get("Accept", "") else obj
-            )
+            if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+                return Response(200, _metadata(obj))
+            return Response(200, {**obj, "apiVersion": where.api_version})
         if request.verb == "delete":
             return self._delete(request, resource, obj)
         return self._update(request, resource, obj)

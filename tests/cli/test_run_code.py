@@ -12,6 +12,7 @@ import yaml
 from airflow_provider_ktrain.cli import main, run
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.run_host import RunHost
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.errors import NoRightError
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
@@ -113,7 +114,7 @@ async def test_job_whose_code_cannot_be_sent_is_deleted(cluster: TestCluster) ->
         with pytest.raises(NoRightError):
             await RunHost(api, request, cluster.namespace, log).run()
         assert f"{request.job_name} deleted." in str(log)
-        assert (await find(api, PYTORCHJOB, cluster.namespace, request.job_name))[1] is None
+        assert (await find(api, PYTORCHJOB, cluster.namespace, request.job_name))[1] is ABSENT
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
@@ -101,7 +102,7 @@ def test_pods_distinguish_pending_from_starting() -> None:
 
 
 def test_a_missing_job_is_gone() -> None:
-    assert phase_of(None) is Phase.GONE
+    assert phase_of(ABSENT) is Phase.GONE
     assert Phase.GONE.ended
 
 

@@ -17,6 +17,7 @@ import pytest
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.ending import Mode, Successor
 from airflow_provider_ktrain.core.identity.names import (
     MANIFEST_ANNOTATION,
@@ -33,8 +34,8 @@ from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.core.state.queue.kueue_status import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, Log, job_pods, read_training
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, job_pods, read_training
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -523,14 +524,14 @@ class EvictedApi(Api):
     async def request(self, method: str, path: str, *, body: Any = None, **_: Any) -> Object:
         plural, name = path.split("/")[-2:]
         if name == "pods":
-            return {"items": self.pods}
+            return {"items": self.pods, "metadata": {}}
         if plural == "pods":
             assert method == "DELETE"
             self.made += 1
             self.pods = [] if self.job is None or "completionTime" in self.job["status"] else [self._pod()]
             return {}
         if self.job is None:
-            raise ApiStatusError(404, "NotFound")
+            raise AbsentError(404, "NotFound")
         if method == "DELETE":
             self.job, self.pods = None, []
         elif method == "PATCH":
@@ -568,7 +569,13 @@ class NamesakeApi(Api):
             return {"metadata": {"name": name, "uid": "new", "creationTimestamp": "2026-11-22T10:01:00Z"}}
         if method == "DELETE":
             self.pods = [pod for pod in self.pods if pod["metadata"]["name"] != name]
-        return {"items": list(self.pods)}
+        return {"items": list(self.pods), "metadata": {}}
+
+
+def present(read: JobRead) -> Object:
+    """The job, which a test knows to exist."""
+    assert read.job is not ABSENT
+    return read.job
 
 
 def soon(seconds: float = 0.0) -> float:

@@ -37,20 +37,6 @@ async def test_error_status_raises_api_status_error() -> None:
     assert caught.value.reason == "NotFound"
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "message"),
-    [
-        (503, b"<html>Bad Gateway</html>", "<html>Bad Gateway</html>"),
-        (500, b'"text"', '"text"'),
-        (409, b'{"reason": "AlreadyExists", "message": "it is there", "details": null}', "it is there"),
-    ],
-)
-def test_error_message_of_any_response_body(status: int, body: bytes, message: str) -> None:
-    error = ApiStatusError.of(status, body, "7")
-    assert (error.status, error.message, error.retry_after) == (status, message, 7.0)
-    assert error.transient == (status >= 500)
-
-
 async def test_401_rebuilds_the_client_and_repeats_the_request() -> None:
     kube = PodServer()
     kube.put_pod("a")

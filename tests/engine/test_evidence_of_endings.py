@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.ending import Action, Event, Mode, Ownership, Situation, Successor, decide
 from airflow_provider_ktrain.core.identity.names import (
     OWNER_ANNOTATION,
@@ -333,7 +334,7 @@ async def test_queued_job_that_another_try_has_adopted_is_not_paused(in_seconds:
         training.running()
         training.workload(Admitted=("True", "Admitted", ""))
         read = await read_training(api, training.ref)
-        assert read.job is not None
+        assert read.job is not ABSENT
         (workload,) = training.api.objects["workloads"].values()
         another_try(training)
         late = release_now(api, training.ref, Mode.SUSPEND, read.job, timeout=60.0, workload=workload)
@@ -363,7 +364,7 @@ async def test_kill_after_the_end_leaves_the_job_to_the_try_that_has_adopted_it(
         training.pod(0)
         training.ended("Failed")
         read = await read_training(api, training.ref)
-        assert read.job is not None
+        assert read.job is not ABSENT
         async with owner_in(api, host_of(state="failed"), training.log) as owner:
             owner.job.take(api, Submitted(training.ref, read.job, created=False))
             another_try(training)

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import pytest
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import adoption
@@ -635,7 +636,7 @@ class WatchDecisions(Decisions):
 
     async def decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
         state = following.state
-        read = JobRead(None if state.gone else state.job, [dict(pod) for pod in state.pods.live])
+        read = JobRead(ABSENT if state.gone or state.job is None else state.job, [dict(pod) for pod in state.pods.live])
         return decide(self._job.situation(noticed.event, read, seen=state.seen)), read
 
 

@@ -25,7 +25,7 @@ from airflow_provider_ktrain.core.errors import (
 )
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import served_version
 from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
@@ -182,7 +182,7 @@ async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None
         async def request(self, method: str, path: str, **_: Any) -> dict[str, Any]:
             if method == "POST":
                 raise ApiStatusError(409, "AlreadyExists")
-            return {"items": [pod]} if path.endswith("/pods") else job
+            return {"items": [pod], "metadata": {}} if path.endswith("/pods") else job
 
     with pytest.raises(ClusterError, match=re.escape(f"pod train-worker-0 on node-7 ({reason})")):
         await submit(
@@ -597,11 +597,11 @@ class EndingPodsApi(Api):
         if method == "POST":
             return {"metadata": {**how["body"]["metadata"], "uid": "u"}}
         if not path.endswith("/pods"):
-            raise ApiStatusError(404, "NotFound")
+            raise AbsentError(404, "NotFound")
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return {"items": answer}
+        return {"items": answer, "metadata": {}}
 
 
 async def test_wait_for_earlier_pods_does_not_count_as_retry_time() -> None:

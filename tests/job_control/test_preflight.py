@@ -216,6 +216,17 @@ SERVED: dict[str, Object | int] = {
 }
 
 
+def _head(request: Request) -> Object:
+    """What each answer to a request has, so that it says what it is about."""
+    where = request.where
+    if not where.resource:
+        version = {"kind": "APIResourceList", "groupVersion": where.api_version}
+        return version if where.version else {"kind": "APIGroup", "name": where.group}
+    sent = request.body or {"metadata": {"name": where.name}}
+    meta = {"uid": "u-1", "namespace": where.namespace, **sent.get("metadata", {})}
+    return {"apiVersion": where.api_version, "kind": sent.get("kind", "Any"), "metadata": meta}
+
+
 @contextlib.contextmanager
 def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterator[tuple[pathlib.Path, list[str]]]:
     """A server with fixed responses (a number: that status). Yields its kubeconfig and the writes that it receives."""
@@ -227,7 +238,10 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
             found = 500  # nothing may read a Secret's data
         if request.method == "POST" and "selfsubject" not in request.path:
             written.append(request.line.removeprefix("POST "))
-        return failure(found, "no") if isinstance(found, int) else Response(200, found)
+        where = request.where
+        if isinstance(found, int):
+            return failure(found, "no", name=where.name, kind=where.resource, group=where.group)
+        return Response(200, found if request.path.startswith("/openapi") else {**_head(request), **found})
 
     with InThread(ApiServer) as thread:
         thread.api.replace("", "", answer, math.inf, processed=False)
@@ -336,7 +350,7 @@ def test_an_older_trainer_is_an_error(check: Check, tmp_path: pathlib.Path, fiel
     schemas = {"TrainJob": {"x-kubernetes-group-version-kind": [gvk], "properties": {"spec": spec}}}
     served = {
         **SERVED, TRAINER: {"resources": [{"name": "trainjobs"}]}, f"{TRAINER}/clustertrainingruntimes/torch": {},
-        "/openapi/v3" + TRAINER: {"components": {"schemas": schemas}},
+        "/openapi/v3" + TRAINER: {"openapi": "3.0.0", "components": {"schemas": schemas}},
     }  # fmt: skip
     manifest = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "train"},
@@ -372,7 +386,10 @@ def test_schema_of_the_server_is_checked_strictly(check: Check, tmp_path: pathli
     }
     manifest = pytorchjob()
     manifest["spec"]["nprocPerNode"] = "2"  # from a newer operator than the one of the cluster
-    with serving(tmp_path, {**SERVED, SCHEMA: {"components": {"schemas": {"Job": job}}}}) as (kubeconfig, written):
+    with serving(tmp_path, {**SERVED, SCHEMA: {"openapi": "3.0.0", "components": {"schemas": {"Job": job}}}}) as (
+        kubeconfig,
+        written,
+    ):
         status, (problem,) = check(manifest, kubeconfig)
     assert (status, problem["level"], problem["code"], problem["path"]) == (
         1,

@@ -32,7 +32,7 @@ def pending_workloads(names: list[str]) -> Response:
         {"metadata": {"name": name}, "positionInLocalQueue": 0, "positionInClusterQueue": at}
         for at, name in enumerate(names)
     ]
-    return Response(200, {"metadata": {"name": "team-a"}, "items": items})
+    return Response(200, {"kind": "PendingWorkloadsSummary", "metadata": {"name": "team-a"}, "items": items})
 
 
 @pytest.mark.parametrize("readable", [True, False])

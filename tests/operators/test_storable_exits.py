@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
-from airflow_provider_ktrain.engine.api.client import ApiStatusError
+from airflow_provider_ktrain.engine.api.answers import ApiStatusError, ApiUnavailable, decide
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError, as_airflow_errors, failure
@@ -58,13 +58,20 @@ def test_xcoms_and_task_state_are_storable(key: str, value: Any) -> None:
     check(store)
 
 
+def error_of(body: bytes) -> KtrainError:
+    """The error for a response 403."""
+    with pytest.raises((ApiStatusError, ApiUnavailable)) as caught:
+        decide("GET", "/api/v1/namespaces/ns/pods", None, 403, body)
+    return caught.value
+
+
 @given(TEXT, OBJECT)
 def test_error_messages_are_storable(text: str, value: dict[str, Any]) -> None:
     cause = {"category": "user code", "summary": text, "detail": text, "resolution": text}
-    status = json.dumps({"reason": text, "message": text, "details": value}).encode()
+    status = json.dumps({"kind": "Status", "status": "Failure", "reason": text, "message": text, "details": value})
     errors = [
-        KtrainError(text), ManifestError(text, found=text), ApiStatusError.of(403, status), TrainingJobError(text),
-        ApiStatusError.of(403, text.encode(errors="surrogatepass")), failure(cause, text),
+        KtrainError(text), ManifestError(text, found=text), error_of(status.encode()), TrainingJobError(text),
+        error_of(text.encode(errors="surrogatepass")), failure(cause, text),
     ]  # fmt: skip
     check([str(error) for error in errors])
     check([error.message for error in errors if isinstance(error, ApiStatusError)])

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from airflow_provider_ktrain.core.absent import Absent
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 
 
@@ -17,18 +18,18 @@ class Awaited(enum.Enum):
     NEVER = "never: the job has ended otherwise"
 
 
-def look_for(job: Mapping[str, Any] | None, conditions: Collection[str]) -> Awaited:
+def look_for(job: Mapping[str, Any] | Absent, conditions: Collection[str]) -> Awaited:
     """Whether the job has one of the conditions.
 
-    :param job: as it was read. None: it doesn't exist yet.
+    :param job: as it was read. It may not exist yet.
     """
-    if job is None:
+    if isinstance(job, Absent):
         return Awaited.NOT_YET
     if set(conditions) & shown_conditions(job, phase_of(job)):
         return Awaited.MET
     return Awaited.NEVER if phase_of(job).ended else Awaited.NOT_YET
 
 
-def describe_state(job: Mapping[str, Any] | None) -> str:
+def describe_state(job: Mapping[str, Any] | Absent) -> str:
     """A clause for the log: "is Running", or "doesn't exist"."""
-    return "doesn't exist" if job is None else f"is {phase_of(job)}"
+    return "doesn't exist" if isinstance(job, Absent) else f"is {phase_of(job)}"

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from airflow_provider_ktrain.core.absent import Absent
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.kinds.conditions import incomplete_note, true_conditions
 from airflow_provider_ktrain.core.state.pods.exit_code import find_ended_primary
@@ -48,18 +49,18 @@ class Seen(enum.StrEnum):
 
 
 def phase_of(
-    job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = (), *, earlier: Phase | None = None
+    job: Mapping[str, Any] | Absent, pods: Iterable[Mapping[str, Any]] = (), *, earlier: Phase | None = None
 ) -> Phase:
     """The phase of a job.
 
     Succeeded and Failed win over all other conditions. If both are true, the job succeeded: its primary has finished.
 
-    :param job: the job; None if it does not exist.
+    :param job: the job, or that it doesn't exist.
     :param pods: its pods, which distinguish Pending from Starting, and show whether a TrainJob runs. Default: none.
     :param earlier: the phase in which the job was last seen. A job whose operator does not report phases shows neither
         that it ran before nor, once its JobSet has come back, that it failed (recording 60b). Default: not known.
     """
-    if job is None:
+    if isinstance(job, Absent):
         return Phase.GONE
     kind, true = _kind_of(job), true_conditions(job)
     if "Succeeded" in true or "Complete" in true:
@@ -115,12 +116,12 @@ def wants_suspension(job: Mapping[str, Any]) -> bool:
     return bool((spec.get("runPolicy") or {}).get("suspend") or spec.get("suspend"))
 
 
-def seen_in(job: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]) -> Seen:
+def seen_in(job: Mapping[str, Any] | Absent, pods: Sequence[Mapping[str, Any]]) -> Seen:
     """What a read of the job and its pods shows, as the rules of `core/ending.py` know it.
 
-    :param job: as it was read. None: it doesn't exist.
+    :param job: as it was read.
     """
-    if job is None:
+    if isinstance(job, Absent):
         return Seen.GONE
     phase = phase_of(job, pods)
     if phase.ended:

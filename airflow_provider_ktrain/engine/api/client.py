@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.core.absent import ABSENT, Absent
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.engine import timing
+from airflow_provider_ktrain.engine.api.answers import AbsentError, ApiStatusError, ApiUnavailable, Object, decide
 from airflow_provider_ktrain.engine.api.connection_pools import Connection, Pool, serves
 
 if TYPE_CHECKING:
     import aiohttp
     from kubernetes_asyncio.client import ApiClient
 
-Object = dict[str, Any]  #: an object of Kubernetes, as JSON
+__all__ = ["AbsentError", "Api", "ApiStatusError", "ApiUnavailable", "Object", "get", "get_if_allowed", "pause_after"]
+
 MakeClient = Callable[[], Awaitable["ApiClient"]]
 
 CONNECT_TIMEOUT_SECONDS = 15.0
@@ -51,79 +52,23 @@ def pause_after(failures: int, first: float, longest: float) -> float:
     return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(failures - 1, 30))
 
 
-def _parse(body: bytes) -> Any:
-    """Parse JSON with the garbage collector disabled.
+async def get(api: Api, path: str, *, timeout: float = 30) -> Object | Absent:
+    """The object at a path, or the proof that it doesn't exist.
 
-    A page of pods makes thousands of objects, which would trigger a full collection, and that blocks the event loop.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return json.loads(body)
-    finally:
-        if collects:
-            gc.enable()
-
-
-class ApiUnavailable(ClusterError):
-    """No response: connection refused or cut, timeout, DNS or TLS failure. The request wasn't repeated."""
-
-    status = 0  #: there is none
-    transient = True  #: whether the same request may succeed later
-
-
-class ApiStatusError(ClusterError):
-    """The API server responded with an error status.
-
-    :param reason: the Status' reason, such as NotFound or AlreadyExists.
-    :param details: the Status' details: name, kind, causes, retryAfterSeconds.
-    """
-
-    def __init__(
-        self, status: int, reason: str = "", message: str = "", details: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.details = dict(details or {})
-
-    @classmethod
-    def of(cls, status: int, body: bytes, retry_after: str | None = None) -> ApiStatusError:
-        """From the body of a response: a Status object, or the error page of a proxy."""
-        try:
-            answer = json.loads(body)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            answer = {"message": body[:500].decode(errors="replace").strip()}
-        answer = clean(answer)  # an error page of a proxy may be binary, and messages go to logs and databases
-        details = dict(answer.get("details") or {})
-        if retry_after and retry_after.isdigit():
-            details.setdefault("retryAfterSeconds", int(retry_after))
-        return cls(status, answer.get("reason") or "", answer.get("message") or "", details)
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.status in (408, 429) or self.status >= 500
-
-    @property
-    def retry_after(self) -> float | None:
-        """Pause that the server requires before the next request, in seconds. None: it requires none."""
-        seconds = self.details.get("retryAfterSeconds")
-        return float(seconds) if isinstance(seconds, int | float) else None
-
-
-async def get(api: Api, path: str, *, missing: Collection[int] = (404,), timeout: float = 30) -> Object | None:
-    """The object at a path. None: the status of the response is one of `missing`.
-
-    :param missing: statuses that mean that there is nothing to read. Default: 404.
+    :raises ApiStatusError, ApiUnavailable: the request is refused, or the server isn't available.
     """
     try:
         return await api.request("GET", path, timeout=timeout)
+    except AbsentError:
+        return ABSENT
+
+
+async def get_if_allowed(api: Api, path: str, *, timeout: float = 30) -> Object | Absent | None:
+    """As `get`. None: the right to read the object is missing (403)."""
+    try:
+        return await get(api, path, timeout=timeout)
     except ApiStatusError as e:
-        if e.status in missing:
+        if e.status == 403:
             return None
         raise
 
@@ -173,7 +118,7 @@ class Api:
         metadata_only: bool = False,
         timeout: float = 30,
     ) -> Object:
-        """Send a request and return the parsed response; {} if the response isn't a JSON object.
+        """Send a request and return the object that answers it: see `answers.decide`.
 
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.
         :param body: sent as JSON; that of a PATCH is a JSON merge patch. Default: None, no body.
@@ -181,8 +126,9 @@ class Api:
             Default: False.
         :param timeout: limit for everything, including the build of a client, in seconds. Default: 30.
         :raises AccessError: no client can be built.
-        :raises ApiStatusError: the status is 300 or higher.
-        :raises ApiUnavailable: there was no response. The server may have processed the request.
+        :raises AbsentError: the object that the path names doesn't exist.
+        :raises ApiStatusError: the request is refused, or the server isn't available (`transient`).
+        :raises ApiUnavailable: there was no answer. The server may have processed the request.
         """
         import aiohttp
 
@@ -197,14 +143,9 @@ class Api:
             arguments["headers"] = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
         try:
             async with asyncio.timeout(timeout), self._send("requests", method, path, arguments) as response:
-                read = await response.read()
+                return decide(method, path, body, response.status, await response.read())
         except TimeoutError:
             raise ApiUnavailable(f"{method} {path}: no response within {timeout:g} s") from None
-        try:
-            answer = _parse(read) if read.lstrip()[:1] == b"{" else {}
-        except ValueError:
-            raise ApiUnavailable(f"{method} {path}: the response isn't valid JSON: {read[:200]!r}") from None
-        return answer if isinstance(answer, dict) else {}
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -231,6 +172,8 @@ class Api:
         }
         async with self._send(pool, "GET", path, arguments) as response:
             try:
+                if response.content_type == "text/html":
+                    raise ApiUnavailable(f"GET {path}: the response is a page of HTML, not that of the API server")
                 yield response
             finally:
                 response.close()  # a partly read response can't return to the pool
@@ -253,9 +196,8 @@ class Api:
                             refused = connection
                             continue
                         if response.status >= 300:
-                            raise ApiStatusError.of(
-                                response.status, await response.read(), response.headers.get("Retry-After")
-                            )
+                            retry_after = response.headers.get("Retry-After")
+                            decide(method, path, None, response.status, await response.read(), retry_after)
                         yield response
                         return
                 except (aiohttp.ClientError, OSError) as error:
@@ -291,10 +233,15 @@ class Api:
                 if reason in (FIRST, REFUSED):
                     raise error
             else:
-                if self._building is None:
-                    self._building = asyncio.get_running_loop().create_task(self._build(reason), context=Context())
-                    self._building.add_done_callback(self._built)
-                await asyncio.shield(self._building)
+                building = self._building
+                if building is None:
+                    building = asyncio.get_running_loop().create_task(self._build(reason), context=Context())
+                    self._building = building
+                    building.add_done_callback(self._built)
+                await asyncio.wait([building])
+                if building.cancelled():  # somebody else has closed the client
+                    return await self._connect(refused)
+                building.result()
         assert self._connection is not None
         return self._connection
 

@@ -98,6 +98,8 @@ class Connection:
             arguments.update(proxy=self._proxy, proxy_headers=configuration.proxy_headers)
         if configuration.tls_server_name:
             arguments["server_hostname"] = configuration.tls_server_name
+        # a redirect leads to another server, such as a login page, which would get the token
+        arguments["allow_redirects"] = False
         return await self._session(pool).request(method, configuration.host + path, headers=headers, **arguments)
 
     def _session(self, pool: Pool) -> aiohttp.ClientSession:

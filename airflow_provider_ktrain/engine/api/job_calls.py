@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError, OperatorMissingError
 from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get, get_if_allowed
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
 T = TypeVar("T")
@@ -43,27 +44,45 @@ class JobChanged(KtrainError):
     """The job has changed or vanished since it was read. Nothing was released: read, and decide again."""
 
 
+async def served_versions(api: Api, group: str) -> list[str]:
+    """The versions in which this cluster serves an API group; empty if it doesn't.
+
+    A page "404 page not found" may be that of a proxy, so only the list of all groups shows that there is no group.
+    """
+    groups = (await api.request("GET", "/apis")).get("groups") or ()
+    return [v["version"] for found in groups if found["name"] == group for v in found.get("versions") or ()]
+
+
 async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log | None = None) -> str:
     """The API version in which this cluster serves the kind, by discovery.
 
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
     :raises OperatorMissingError: the cluster doesn't serve a version that this provider supports.
     """
-    end = timing.now() + patience
+    offered: list[str] = []
 
-    async def discover(path: str) -> Object:
-        try:
-            found = await retry_transient(lambda: get(api, path), end, warn=log.warning if log else None)
-        except (ApiStatusError, ApiUnavailable) as e:
-            raise explain(e, "GET", path) from None
-        return found or {}
+    async def discover() -> str:
+        nonlocal offered
+        unread: dict[str, ApiUnavailable] = {}
+        for version in kind.versions:
+            try:
+                if await _serves(api, kind, version):
+                    return version
+            except ApiUnavailable as e:
+                if e.page != 404:
+                    raise
+                unread[version] = e
+        offered = await served_versions(api, kind.group)
+        for version in unread.keys() & offered:
+            raise unread[version]
+        return ""
 
-    for version in kind.versions:
-        served = await discover(f"/apis/{kind.group}/{version}")
-        if any(r["name"] == kind.plural for r in served.get("resources") or ()):
-            return version
-    group = await discover(f"/apis/{kind.group}")
-    offered = [v["version"] for v in group.get("versions") or ()]
+    try:
+        found = await retry_transient(discover, timing.now() + patience, warn=log.warning if log else None)
+    except (ApiStatusError, ApiUnavailable) as e:
+        raise explain(e, "GET", f"/apis/{kind.group}") from None
+    if found:
+        return found
     operators = " or ".join(operator.name for operator in kind.operators)
     raise OperatorMissingError(
         f"the cluster doesn't serve {kind.name}. Install {operators}, or check the connection. "
@@ -72,8 +91,32 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0, log: Log 
     )
 
 
-async def find(api: Api, kind: Kind, namespace: str, name: str, *, timeout: float = 0) -> tuple[JobRef, Object | None]:
-    """The job of this name, no matter who submitted it, and a reference to it without a uid. None: it doesn't exist.
+async def _serves(api: Api, kind: Kind, version: str) -> bool:
+    served = await api.request("GET", f"/apis/{kind.group}/{version}")
+    return any(resource["name"] == kind.plural for resource in served.get("resources") or ())
+
+
+async def served_ref(api: Api, ref: JobRef) -> JobRef:
+    """The reference to the job in a version that is still served, if a path of its version gets a 404 that isn't ours.
+
+    :return: `ref` itself if no other version has the object with its uid.
+    :raises ApiStatusError, ApiUnavailable: this can't be read now.
+    """
+    kind = kind_of(ref.kind)
+    offered = await served_versions(api, kind.group)
+    if ref.version in offered and await _serves(api, kind, ref.version):
+        return ref
+    for version in offered:
+        other = replace(ref, version=version)
+        if version in kind.versions and await _serves(api, kind, version) and await read_job(api, other) is not ABSENT:
+            return other
+    return ref
+
+
+async def find(
+    api: Api, kind: Kind, namespace: str, name: str, *, timeout: float = 0
+) -> tuple[JobRef, Object | Absent]:
+    """The job of this name, no matter who submitted it, and a reference to it without a uid.
 
     :param timeout: how long to repeat requests to an unreachable API server, in seconds. Default: 0.
     """
@@ -84,21 +127,21 @@ async def find(api: Api, kind: Kind, namespace: str, name: str, *, timeout: floa
         raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from None
 
 
-async def read_job(api: Api, ref: JobRef) -> Object | None:
-    """The job with the uid of `ref`. None: it doesn't exist; a new job of the same name doesn't count."""
+async def read_job(api: Api, ref: JobRef) -> Object | Absent:
+    """The job with the uid of `ref`; it is absent if a new job has its name."""
     found = await get(api, api_paths.job(ref))
-    return found if found is not None and found["metadata"]["uid"] == ref.uid else None
+    return found if found is not ABSENT and found["metadata"]["uid"] == ref.uid else ABSENT
 
 
 @dataclass(frozen=True)
 class JobRead:
     """What the API server has of a job: the evidence on which it is released.
 
-    :param job: the job. None: it doesn't exist.
+    :param job: the job, or the proof that it doesn't exist.
     :param pods: its pods, ended ones included; if the job is gone, those that are left of it.
     """
 
-    job: Object | None
+    job: Object | Absent
     pods: list[Object]
 
 
@@ -146,7 +189,7 @@ async def list_objects(
             objects, query = [], selected  # the continue token has expired: list all at once
             continue
         objects += map(keep, found.get("items") or ())
-        if not (token := (found.get("metadata") or {}).get("continue")):
+        if not (token := found["metadata"].get("continue")):
             return objects
         query["continue"] = token
 
@@ -171,8 +214,8 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
     unknown = [pod for pod in pods if shown_owner(pod, ref) is None]
     if not unknown:
         return {}
-    owner = await get(api, api_paths.pod_owner(ref), missing=(403, 404))
-    if owner is None:
+    owner = await get_if_allowed(api, api_paths.pod_owner(ref))
+    if owner is None or owner is ABSENT:
         return await _owners_by_age(api, ref, unknown)
     ours = is_owned(owner, ref)
     return {owner["metadata"]["uid"]: ours, "": ours}  # nothing is known about pods of an earlier owner of this name
@@ -182,8 +225,8 @@ async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
     """Whether the object between the job and its pods still exists. False: it doesn't, or it can't be read."""
     if not kind_of(ref.kind).behavior.pod_owner:
         return False
-    owner = await get(api, api_paths.pod_owner(ref), missing=(403, 404))
-    return owner is not None and is_owned(owner, ref)
+    owner = await get_if_allowed(api, api_paths.pod_owner(ref))
+    return isinstance(owner, dict) and is_owned(owner, ref)
 
 
 def is_owned(obj: Mapping[str, Any], ref: JobRef) -> bool:
@@ -193,8 +236,8 @@ def is_owned(obj: Mapping[str, Any], ref: JobRef) -> bool:
 
 async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
     """`pod_owners` if the owners can't be read: pods of a later job of this name aren't older than that job."""
-    job = await get(api, api_paths.job(ref), missing=(403, 404))
-    if job is None or job["metadata"]["uid"] == ref.uid:
+    job = await get_if_allowed(api, api_paths.job(ref))
+    if not isinstance(job, dict) or job["metadata"]["uid"] == ref.uid:
         return {}
     by_age = sorted((pod["metadata"]["creationTimestamp"], owner_of(pod, ref)) for pod in pods)
     return {owner: created < job["metadata"]["creationTimestamp"] for created, owner in by_age}
@@ -221,7 +264,8 @@ async def delete_fenced(api: Api, ref: JobRef, job: Mapping[str, Any]) -> None:
     because another try adopts the job by a patch, which changes its owner and keeps its uid. Every write changes the
     resourceVersion, so the API server answers 409 to a delete that was decided on an old read.
 
-    :raises ApiStatusError: 409 where the job has changed since, 404 where it does not exist.
+    :raises AbsentError: it doesn't exist.
+    :raises ApiStatusError: 409 where the job has changed since.
     """
     fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
     propagation = kind_of(ref.kind).behavior.propagation
@@ -273,7 +317,7 @@ async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log 
         return
     try:
         end = timing.now() + patience
-        if await retry_transient(lambda: read_job(api, ref), end, warn=log.warning if log else None) is not None:
+        if await retry_transient(lambda: read_job(api, ref), end, warn=log.warning if log else None) is not ABSENT:
             return
         response = "that job doesn't exist there"
     except ApiUnavailable as e:

@@ -13,8 +13,8 @@ from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, Jo
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL, workload_of
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
-from airflow_provider_ktrain.engine.api.job_calls import annotate
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
+from airflow_provider_ktrain.engine.api.job_calls import annotate, list_objects, served_versions
 
 GROUP = "kueue.x-k8s.io"
 VISIBILITY_GROUP = f"visibility.{GROUP}"
@@ -41,8 +41,7 @@ def workloads_path(version: str, namespace: str, name: str = "") -> str:
 
 async def served_version(api: Api) -> str:
     """The version in which this cluster serves Kueue; "" if it serves none that this provider reads."""
-    group = await get(api, f"/apis/{GROUP}") or {}
-    offered = {v["version"] for v in group.get("versions") or ()}
+    offered = await served_versions(api, GROUP)
     return next((version for version in VERSIONS if version in offered), "")
 
 
@@ -53,8 +52,8 @@ async def find_workload(api: Api, ref: JobRef) -> Object | None:
     :raises ApiUnavailable: there was no response.
     """
     version = await served_version(api)
-    found = await api.request("GET", workloads_path(version, ref.namespace)) if version else {}
-    workload = workload_of(found.get("items") or (), ref.uid)
+    path = workloads_path(version, ref.namespace)
+    workload = workload_of(await list_objects(api, path, keep=dict) if version else [], ref.uid)
     return dict(workload) if workload is not None else None
 
 
@@ -81,7 +80,7 @@ async def find_place(api: Api, version: str, workload: Mapping[str, Any]) -> int
     async with places.lock:
         if timing.now() >= places.at + PLACE_SECONDS:
             try:
-                pending = (await get(api, path, timeout=PLACE_TIMEOUT_SECONDS) or {}).get("items") or ()
+                pending = (await api.request("GET", path, timeout=PLACE_TIMEOUT_SECONDS)).get("items") or ()
             except (ApiStatusError, ApiUnavailable):
                 pending = ()
             read = {of["metadata"]["name"]: of.get("positionInClusterQueue") for of in pending}

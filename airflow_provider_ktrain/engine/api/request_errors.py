@@ -60,6 +60,34 @@ async def retry_transient(
             delay = min(delay * 2, 5)
 
 
+async def retry_any(ask: Callable[[], Awaitable[T]], end: float, *, pause: float, warn: Callable[[str], object]) -> T:
+    """Repeat `ask` after any error: nobody comes after a kill or a release.
+
+    That of a task that others share and somebody has canceled is such an error; a cancellation of this task isn't.
+
+    :param end: value of `timing.now()` from which the error is raised instead.
+    :param pause: seconds between two attempts.
+    :param warn: gets each new error.
+    """
+    before = ""
+    while True:
+        try:
+            return await ask()
+        except (Exception, asyncio.CancelledError) as e:
+            if is_canceled(e) or timing.now() + pause > end:
+                raise
+            if repr(e) != before:
+                warn(f"Trying again for {end - timing.now():.0f} s.\n{e}")
+            before = repr(e)
+        await asyncio.sleep(pause)
+
+
+def is_canceled(error: BaseException) -> bool:
+    """Whether an error is the cancellation of the present task, and not that of a task that it waits for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
+
+
 class QuotaWait:
     """Repeats a request while a ResourceQuota rejects it: other jobs release the quota when they end.
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.engine import timing
 
 T = TypeVar("T")
@@ -29,7 +30,10 @@ class _Loop:
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._wait())
+            waiting = runner.get_loop().create_task(self._wait())
+            while not waiting.done():
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task, which keeps it as its result
+                    self.loop.run_until_complete(waiting)
 
     async def _wait(self) -> None:
         self._hold_time()
@@ -115,8 +119,10 @@ def in_thread(ask: Callable[[], T]) -> asyncio.Future[T]:
     def answered() -> None:
         try:
             answer.set_result(ask())
-        except BaseException as e:
+        except Exception as e:
             answer.set_exception(e)
+        except BaseException as e:  # such as sys.exit, which would end the event loop
+            answer.set_exception(KtrainError(f"a call has ended its thread: {e!r}"))
         finally:
             ended()
 

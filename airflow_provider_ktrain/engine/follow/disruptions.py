@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.job_rules import lost_replica
 from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, node_problems
 from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
@@ -58,7 +59,7 @@ class DisruptionReporter:
             return
         known = {name: problem for name, problem in self._unhealthy.items() if name in names}
         before = known.pop(name, None)
-        for problem in node_problems(node or {}, pods):
+        for problem in node_problems({} if node is ABSENT else node, pods):
             if problem.is_new and not (problem.name == "Ready" and name in self._silent):
                 known[name] = problem
                 if before is None or before.name != problem.name:

@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.state.pods.objects import containers, failed_r
 from airflow_provider_ktrain.core.text.output import clipped, ends_of
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object, get
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object, get_if_allowed
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
@@ -128,7 +128,8 @@ class EvidenceCollector:
     async def _read_node(self, nodes: dict[str, Object | None], name: str) -> None:
         """Read a node into `nodes`. Most identities lack the right to: a diagnosis can do without."""
         with contextlib.suppress(KtrainError):
-            nodes[name] = await get(self._api, api_paths.nodes(name), missing=(403, 404), timeout=NODE_TIMEOUT_SECONDS)
+            node = await get_if_allowed(self._api, api_paths.nodes(name), timeout=NODE_TIMEOUT_SECONDS)
+            nodes[name] = node if isinstance(node, dict) else None
 
     async def _read_tails(self, unread: Container[tuple[str, str]]) -> None:
         """Read the last lines of containers that failed and whose logs were not followed to their end."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -49,7 +50,7 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         job, pods = await asyncio.gather(
             retry_transient(lambda: read_job(api, ref), end), retry_transient(lambda: job_pods(api, ref), end)
         )
-        known = job or {}
+        known = {} if job is ABSENT else job
         chosen = chooser(logs, kind, known)
         for pod in pods:
             follower.observe(pod)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.objects import created
 from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events
@@ -62,6 +63,7 @@ class Observer:
         self._output, self._queue, self._informers = output, queue, informers
         self._jobs, self._pods = jobs, pods
         self._own = OwnPods(context, pods)
+        self._read_at = timing.now()  # when the state was read last
         self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         # whose changes were read again, by replica and the uid of its newest pod
         self._read_again: set[tuple[Replica, str]] = set()
@@ -98,7 +100,8 @@ class Observer:
         if self._rejected_since is None:
             self._rejected_since = now
             self._log.warning(f"Can't watch {state.ref}. Trying again.\n{error}")
-        early = self._fail_fast and (state.phase is None or now - state.began < FAIL_FAST_SECONDS)
+        refused = not isinstance(error, ApiUnavailable)  # a page of a proxy is no refusal
+        early = refused and self._fail_fast and (state.phase is None or now - state.began < FAIL_FAST_SECONDS)
         if early or now - self._rejected_since > FORBIDDEN_GRACE_SECONDS:
             if isinstance(error, ApiStatusError | ApiUnavailable):
                 resources = f"{state.kind.plural}.{state.kind.group} and pods"
@@ -118,7 +121,7 @@ class Observer:
         if not state.ref.uid and self._jobs.objects:
             state.ref = replace(state.ref, uid=next(iter(self._jobs.objects)))
         job = await self._find_job()
-        if job is not None and not is_older(job, state.job):
+        if job is not None and not self._is_older(0, job, state.job):
             state.job = job
         pods_known, version = self._pods.synced, self._informers[1].version
         if state.job is not None:
@@ -130,7 +133,7 @@ class Observer:
             for number, (pods, removed) in enumerate(self._own.changes()):
                 if number:
                     await asyncio.sleep(0)
-                changed = {u: pod for u, pod in pods.items() if not is_older(pod, self._read_pods.get(u))}
+                changed = {u: pod for u, pod in pods.items() if not self._is_older(1, pod, self._read_pods.get(u))}
                 for uid in pods.keys() - changed.keys():
                     state.pods.note_earlier(pods[uid])
                 state.pods.update(changed, removed, timing.utc_now())
@@ -143,6 +146,12 @@ class Observer:
                     state.uncertain, pods_known = True, False
         await self._queue.update()
         return pods_known and self._update_phase()
+
+    def _is_older(self, watch: int, obj: Object, known: Object | None) -> bool:
+        """Whether a watch is behind what was read. A list that began later isn't: after a restore of etcd, the
+        resourceVersions may be lower.
+        """
+        return self._informers[watch].listed_at <= self._read_at and is_older(obj, known)
 
     async def _replay_missed_changes(self) -> None:
         """Learn how pods ended whose changes no process has seen: before this one watched, or in a cut of its watch.
@@ -266,8 +275,9 @@ class Observer:
         job = self._jobs.objects.get(state.ref.uid)
         if state.ref.uid and job is None and not state.gone and self._jobs.synced:
             try:
-                job = await read_job(self._api, state.ref)
-                state.gone, state.uncertain = job is None, job is not None
+                read = await read_job(self._api, state.ref)
+                state.gone, state.uncertain = read is ABSENT, read is not ABSENT
+                job = None if read is ABSENT else read
             except (ApiUnavailable, ApiStatusError) as e:
                 if self._fail_fast and not e.transient:
                     raise
@@ -281,7 +291,9 @@ class Observer:
         state = self._state
         if state.job is None and not state.gone:
             return False
-        phase = self._queue.phase(phase_of(state.job, state.pods.groups.examples(), earlier=state.phase))
+        phase = self._queue.phase(
+            phase_of(ABSENT if state.job is None else state.job, state.pods.groups.examples(), earlier=state.phase)
+        )
         if state.gone and not phase.ended:  # a job that ended and was then deleted (a TTL of 0) keeps its phase
             phase = Phase.GONE
         phase = self._settled(phase)
@@ -315,8 +327,9 @@ class Observer:
         :raises ApiStatusError, ApiUnavailable: what happened to pods before can't be read now.
         """
         state = self._state
-        state.gone, state.uncertain = read.job is None, False
-        if read.job is not None:
+        self._read_at = timing.now()
+        state.gone, state.uncertain = read.job is ABSENT, False
+        if read.job is not ABSENT:
             state.job = stripped(read.job)
         pods = self._read_pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]

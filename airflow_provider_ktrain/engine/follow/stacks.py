@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object, get
+from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object, get_if_allowed
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
@@ -114,8 +114,10 @@ class StackReader:
             if kind.replica(pod) == replica and (name := node_of(pod)):
                 with contextlib.suppress(KtrainError):
                     path = api_paths.nodes(name)
-                    node = await get(self._api, path, missing=(403, 404))
-                    evidence = make_evidence(self._state.known_job, self._pods, nodes=[node] if node else [])
+                    node = await get_if_allowed(self._api, path)
+                    evidence = make_evidence(
+                        self._state.known_job, self._pods, nodes=[node] if isinstance(node, dict) else []
+                    )
                     return problem_of_hanging(replica, evidence)
         return None
 

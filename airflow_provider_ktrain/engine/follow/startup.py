@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis import unmatched_pods
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
@@ -183,7 +184,7 @@ class StartupChecks:
             "Service": api_paths.core(ref.namespace, "services", name),
             "Job": f"/apis/batch/v1/namespaces/{ref.namespace}/jobs/{name}",
         }
-        if (obj := await get(self._api, paths.get(kind) or api_paths.pod_owner(ref))) is None:
+        if (obj := await get(self._api, paths.get(kind) or api_paths.pod_owner(ref))) is ABSENT:
             return False
         owners = metadata_of(obj).get("ownerReferences") or ()
         return kind == "Job" or any(owner.get("uid") == ref.uid for owner in owners)
@@ -202,7 +203,7 @@ class StartupChecks:
         claim, cause = found
         path = api_paths.core(self._state.ref.namespace, "persistentvolumeclaims", claim)
         try:
-            return cause if await get(self._api, path) is None else None
+            return cause if await get(self._api, path) is ABSENT else None
         except KtrainError:  # without the right, the job's own limits apply
             return None
 

@@ -32,7 +32,7 @@ from airflow_provider_ktrain.core.logs.selection import is_init_container
 from airflow_provider_ktrain.core.text.output import clipped, shown_log
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.api.client import AbsentError, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
 from airflow_provider_ktrain.engine.logs.emitter import EndReached, RateLimitedEmitter, Tally
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
@@ -393,10 +393,10 @@ class ContainerFollower:
         while not self._observed.deleted:
             try:
                 pod = await self._job.api.request("GET", self._path)
+            except AbsentError:
+                self._observed.deleted = True
             except ApiStatusError as error:
-                if error.status == 404:
-                    self._observed.deleted = True
-                elif not error.transient and error.status != 401:
+                if not error.transient and error.status != 401:
                     return  # no right to read pods: the watch must do
             except ApiUnavailable:
                 pass

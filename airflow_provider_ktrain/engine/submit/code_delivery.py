@@ -11,6 +11,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, PREFIX, JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
@@ -39,7 +40,7 @@ async def exists(api: Api, ref: JobRef) -> bool:
     """Whether the ConfigMap of a job exists."""
     path = api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
     found = await get(api, path)
-    return found is not None and is_owned(found, ref)
+    return found is not ABSENT and is_owned(found, ref)
 
 
 def _config_map(ref: JobRef, job: Mapping[str, Any], code: Code) -> Object:

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.errors import ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.adoption import Action, Decision, decide, may_have_begun
 from airflow_provider_ktrain.core.identity.existing_job import describe_existing, what_differs
@@ -46,7 +47,7 @@ from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
@@ -222,7 +223,7 @@ class _Claim:
             "Another try created and deleted that job after this try had looked for pods."
         )
         read = JobRead(created.job, pods)
-        while read.job is not None and Owner.of(read.job) == self.me:
+        while read.job is not ABSENT and Owner.of(read.job) == self.me:
             try:
                 await self.end_job(created.ref, read)
                 break
@@ -230,14 +231,14 @@ class _Claim:
                 read = await self.retry("get", lambda: read_training(self.api, created.ref))
         return True
 
-    async def find(self) -> Object | None:
-        """The job of the claim's name, whoever owns it. None: no job has this name."""
+    async def find(self) -> Object | Absent:
+        """The job of the claim's name, whoever owns it."""
         return await get(self.api, api_paths.job(self.target))
 
     async def take_existing(self) -> Submitted | None:
         """Decide what to do with the job that has our name, and do it. None: the name may be free now, so try again."""
         found = await self.find()
-        if found is None:
+        if found is ABSENT:
             return None
         differs = annotation(found, MANIFEST_ANNOTATION) != annotation(self.manifest, MANIFEST_ANNOTATION)
         changed = differs if self.invalid is None else self.invalid.final
@@ -355,9 +356,12 @@ class _Claim:
             ref = await self.ref(job)
             if workload is not None:
                 await kueue.set_active(self.api, self.target.namespace, workload, True)
-                job = await annotate(self.api, ref, await self.find() or job, {SUSPENDED_ANNOTATION: ""})
+                present = await self.find()
+                if present is ABSENT:
+                    return None
+                job = await annotate(self.api, ref, present, {SUSPENDED_ANNOTATION: ""})
         except ApiStatusError as e:
-            if e.status in (404, 409):
+            if e.status == 409 or isinstance(e, AbsentError):
                 return None
             raise
         return Submitted(ref, job, self.is_created_as(found))
@@ -414,7 +418,7 @@ async def submit(
     waits = QuotaWait(quota_patience, str(claim.target), log.warning)
     look_first = invalid is not None or me.try_number > 1
     while True:
-        if invalid is not None and await claim.retry("get", claim.find) is None:
+        if invalid is not None and await claim.retry("get", claim.find) is ABSENT:
             raise invalid
         if look_first and (taken := await claim.retry("patch", claim.take_existing)):
             return taken
@@ -435,9 +439,11 @@ async def find_own(api: Api, kind: Kind, version: str, namespace: str, name: str
     :raises ForeignJobError: its owner can't be read.
     """
     job = await get(api, api_paths.jobs(kind, version, namespace, name), timeout=1)
-    owner = None if job is None else Owner.of(job)
+    owner = None if job is ABSENT else Owner.of(job)
     if owner is Unreadable.OWNER:
         raise ForeignJobError(f"{kind.name} {namespace}/{name}: {owner.value}")
-    if job is None or owner is None or not (owner == me or (owner.key == me.key and owner.try_number < me.try_number)):
+    if job is ABSENT or owner is None:
+        return None
+    if owner != me and not (owner.key == me.key and owner.try_number < me.try_number):
         return None
     return Submitted(JobRef.of(kind, version, job, owner, await api.cluster()), job, created=owner == me)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
@@ -42,7 +43,7 @@ class DeletionWaiter:
 
     async def wait_for_job(self, api: Api, ref: JobRef) -> None:
         """Wait until the job is gone. At the timeout, raise a ClusterError that names what keeps it and what to do."""
-        while (job := await self._ask(lambda: read_job(api, ref))) is not None:
+        while (job := await self._ask(lambda: read_job(api, ref))) is not ABSENT:
             if self._report_is_due():
                 pods = await self._ask(lambda: job_pods(api, ref))
                 self._report(ref, "being deleted", pods, job)
@@ -65,7 +66,7 @@ class DeletionWaiter:
         :return: False if a job has this name now.
         """
         while pods := await self._ask(lambda: list_pods(api, ref.namespace, ref.pod_selector)):
-            if await self._ask(lambda: get(api, api_paths.job(ref))) is not None:
+            if await self._ask(lambda: get(api, api_paths.job(ref))) is not ABSENT:
                 return False
             if self._report_is_due():
                 self._report(ref, "waiting for pods of an earlier job of this name", pods)

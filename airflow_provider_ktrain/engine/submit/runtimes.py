@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.state.pods.objects import name_of
 from airflow_provider_ktrain.core.text.output import SUGGESTION
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.answers import Target
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
@@ -120,6 +121,10 @@ async def answer_to(
         except ApiStatusError as e:
             if optional and e.status >= 500 and timing.now() > schema_end:
                 return Answer(e.status, {})
+            raise
+        except ApiUnavailable as e:  # what isn't served has no Status; nothing irreversible follows from that here
+            if e.page == 404 and not Target.of(path).name:
+                return Answer(404, {})
             raise
 
     try:

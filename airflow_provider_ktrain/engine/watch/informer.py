@@ -192,6 +192,7 @@ class SharedInformer:
         self._synced = False
         #: the resourceVersion up to which all changes were delivered; "" while this isn't known: list next
         self.version = ""
+        self.listed_at = -math.inf  #: timing.now() when the last complete list began
         self._resync_at = 0.0
         self._failures = 0  # in a row
         self._refusal_level = refusal_level
@@ -300,7 +301,11 @@ class SharedInformer:
             await self._watch()
             clean = True
         except ApiUnavailable as error:
-            self._note_unreachable(error)
+            wait = error.retry_after
+            if error.page and 400 <= error.page < 500:  # such as a path that isn't served any more
+                self._note_refused(error)
+            else:
+                self._note_unreachable(error)
         except ApiStatusError as error:
             wait = error.retry_after
             if error.status == 410:  # the resourceVersion has expired
@@ -353,6 +358,7 @@ class SharedInformer:
 
     async def _list(self) -> None:
         """List all objects and deliver the differences from the known ones, without blocking the event loop."""
+        began = timing.now()
         uids: set[str] = set()
         changed: list[Object] = []
         query = {**self._selectors, "limit": str(PAGE_SIZE)}
@@ -381,7 +387,7 @@ class SharedInformer:
             self._upsert(obj)
             if not number % PAGE_SIZE:
                 await asyncio.sleep(0)
-        self.version = page["metadata"]["resourceVersion"]
+        self.version, self.listed_at = page["metadata"]["resourceVersion"], began
         self._resync_at = timing.now() + RESYNC_SECONDS * random.uniform(0.9, 1.1)
         self._synced = True
         for subscription in self._subscribed(list(self._subscriptions)):
@@ -453,6 +459,8 @@ async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
                 event: dict[str, Any] = json.loads(line)
             except ValueError as error:
                 raise ApiUnavailable(f"invalid watch event: {line[:200]!r}") from error
+            if not isinstance(event, dict) or not {"type", "object"} <= event.keys():
+                raise ApiUnavailable(f"invalid watch event: {line[:200]!r}")
             if event["type"] == "ERROR":
                 why = event["object"]
                 raise ApiStatusError(why.get("code") or 500, why.get("reason") or "", why.get("message") or "")
