@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -126,9 +127,10 @@ async def test_pod_that_a_list_lacks_is_read_by_its_name() -> None:
 
     async with staged() as training, connected(training.url) as api:
         training.start(grace=20)
+        training.condition("Succeeded")
         read = await read_training(api, training.ref)
-        training.api.replace("GET", r"/pods\?", lacking, 2)
-        await release(api, training.ref, Mode.DELETE, read)
+        training.api.replace("GET", r"/pods\?", lacking, math.inf)
+        await release(api, training.ref, Mode.DELETE_PODS, read)
         assert not training.holding
 
 
