@@ -33,6 +33,7 @@ STATE_INTERVAL = 5.0  #: between two questions about the task's state
 AFTER_ERROR_SECONDS = 90.0  #: after an error that ends the try, for the same
 RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and to wait for the pods
 NO_JOB = "The task was killed before it had submitted a job."
+ENDED_JOB = "The task was killed after its training had ended."
 UNKNOWN_JOB = "The task was killed while it submitted a job, which may exist: the API server did not answer."
 UNDECIDED = (Task.CHANGING, Task.UNKNOWN)
 
@@ -106,7 +107,8 @@ class Stopping:
             self._log_unknown_job()
             await job.find_submitted(max(late, job.posting.until + 1.0))
         if job.ref is None:
-            return (NO_JOB if job.submission is None else UNKNOWN_JOB), ""
+            known = ENDED_JOB if job.is_followed else NO_JOB
+            return (known if job.submission is None else UNKNOWN_JOB), ""
         read = self._as_seen() if event is Event.KILL else await self._last_read(end)
         while True:
             situation = replace(job.situation(event, read), task=task, may_wait=False)

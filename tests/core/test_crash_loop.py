@@ -236,10 +236,10 @@ def test_master_for_which_all_workers_wait_is_in_a_crash_loop() -> None:
     assert history.crash_loop(6)
 
 
-def test_master_for_which_not_all_workers_wait_yet_may_fail() -> None:
+@pytest.mark.parametrize("other", [[waiting("worker-1", runs=False)], []], ids=["not started", "not created"])
+def test_master_for_which_not_all_workers_wait_yet_may_fail(other: list[Any]) -> None:
     history = History(PYTORCHJOB)
-    crashes(history, 20, waiting("worker-0"), waiting("worker-1", runs=False))
-    crashes(history, 20, waiting("worker-0"), of=job(2))
+    crashes(history, 20, waiting("worker-0"), *other, of=job(2))
     assert history.crash_loop(1) is None
 
 

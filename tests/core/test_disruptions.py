@@ -336,13 +336,14 @@ def test_doubt_of_an_earlier_process_ends_with_the_pod_that_it_saw(succeeded: st
     assert len(later.stopped(job_that_succeeded(succeeded))) == doubts
 
 
-def test_pod_that_a_suspension_deleted_is_no_doubt_after_the_job_was_resumed() -> None:
+@pytest.mark.parametrize("resumed_at", ["12:10:05", "12:10:00"], ids=["later", "in the same second"])
+def test_pod_that_a_suspension_deleted_is_no_doubt_after_the_job_was_resumed(resumed_at: str) -> None:
     pod = master("a", deleted="2026-01-01T12:10:30Z")
     job = job_that_succeeded("2026-01-01T12:10:40Z")
     assert history_of(pod).stopped(job)
     noted = PodHistory(kind_of("PyTorchJob"), history_of(pod).handover(job_that_succeeded(""), NOW))
     assert noted.stopped(job)
-    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T12:10:05Z"}
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": f"2026-01-01T{resumed_at}Z"}
     job["status"]["conditions"].append(resumed)
     assert not history_of(pod).stopped(job)
     assert not noted.stopped(job)
@@ -396,6 +397,25 @@ def test_events_show_how_an_unseen_pod_ended(events: Sequence[tuple[str, ...]], 
     texts = {"stopped": "Launcher ended with exit code 0 after it was stopped on node-1", "by itself": ""}
     expected = {} if ended is None else {("Launcher", 0): texts[ended]}
     assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("events", "ended"),
+    [
+        ((KILLED,), None),  # the suspension has stopped it
+        ((KILLED, ("Started", "14:35:23", "b")), ""),
+        ((KILLED, ("Started", "14:35:23", "b"), ("Killing", "14:35:25", "b")), "stopped"),
+    ],
+)
+def test_events_before_a_resumption_in_the_same_second_show_no_end(
+    events: Sequence[tuple[str, ...]], ended: str | None
+) -> None:
+    job = at_the_end("100b-mpi-evicted-exit-0-launcher").job
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-23T14:35:23Z"}
+    job["status"]["conditions"].append(resumed)
+    found = ends_in_events(MPIJOB, job, [pod_event(*event) for event in events], [("Launcher", 0)])
+    texts = {"stopped": "Launcher ended with exit code 0 after it was stopped on node-1", "": ""}
+    assert found == ({} if ended is None else {("Launcher", 0): texts[ended]})
 
 
 @pytest.mark.parametrize("node", ["ahead", "behind"])

@@ -150,6 +150,22 @@ async def test_rule_acts_on_a_job_that_never_shows_its_end() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_second_end_is_waited_for_as_long_as_the_first(kind: Kind) -> None:
+    """The limit passes after both ends. The kubelet starts the program again between them."""
+    async with staged(kind) as training:
+        following = await followed(training, log_stall(kind))
+        container_ended(training, 3)
+        await asyncio.sleep(DELAYS[-1])
+        last = {"terminated": {"exitCode": 3, "startedAt": stamp(30), "finishedAt": stamp(20)}}
+        training.pod(0, state={"running": {"startedAt": stamp()}}, restarts=2, last=last)
+        training.prints(["trains again"] * 30, every=1.0)
+        await asyncio.sleep(30.0)
+        assert training.holding
+        container_ended(training, 0)
+        assert await shows_end(training, following, DELAYS[-1], 0) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("delay", [1.2, None], ids=["soon", "never"])
 async def test_worker_at_its_deadline_waits_for_the_end_as_long_as_it_can(kind: Kind, delay: float | None) -> None:
     """It has 3.5 s, of which it keeps one for the deletion of a job that never shows its end."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow import startup
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from tests.apiserver import connected, stamp
 from tests.engine.staged import NAME, Staged, staged
+from tests.engine.tasks import follow
 
 pytestmark = pytest.mark.virtual_time
 
@@ -76,6 +79,20 @@ async def test_job_is_kept_where_it_is_not_certain_that_no_node_can_take_it(
         cluster_has(training)
         await training.hand_over(7200.0)
         assert sum(request_made in line for line in training.api.requests) >= 4
+        assert not training.api.writes()
+
+
+async def test_nodes_are_read_again_before_a_job_is_given_up() -> None:
+    """A node is added after they were read for another job, and before this job is given up, 915 s after its start."""
+    node = {"metadata": {"name": "node-2", "labels": {"pool": "a100"}}, "status": {"capacity": {}}}
+    async with staged() as training, connected(training.url) as api:
+        unmatched(training)
+        until = timing.now() + 1200.0
+        following = asyncio.ensure_future(follow(training.ref, api, log=training.log, until=until))
+        await asyncio.sleep(850.0)
+        assert await startup.read_nodes(api)
+        training.api.put("nodes", node)
+        assert isinstance(await following, Handover)
         assert not training.api.writes()
 
 

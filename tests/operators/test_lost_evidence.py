@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
-from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.exceptions import AirflowTaskTerminated, AirflowTaskTimeout, TaskDeferred
 
 from airflow_provider_ktrain.core.identity.reaping import judge
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
@@ -179,6 +179,33 @@ def test_kill_while_the_success_is_logged(
     with supervised(Supervisor(state)):
         assert interrupted_while_logging("succeeded after", instance, monkeypatch) == RESULT
     assert not instance.jobs()
+
+
+def test_worker_that_is_terminated_after_its_success_says_that_the_training_had_ended(
+    instance: VirtualInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped while the success is logged, and again, by an exception, while its job can't be deleted."""
+    kill, stops = killed(instance), 0
+
+    def handle_sigterm() -> None:
+        nonlocal stops
+        stops += 1
+        kill()
+        if stops == 1:
+            instance.api.fail("DELETE", "/pytorchjobs/", 503, count=float("inf"))
+            instance.when(lambda: "DELETE" in str(instance.api.requests[-5:]), instance.interrupt)
+        else:
+            raise AirflowTaskTerminated("Task received SIGTERM signal")
+
+    instance.on_interrupt(handle_sigterm)
+    with (
+        supervised(Supervisor(TaskInstanceState.FAILED)) as supervisor,
+        pytest.raises(TrainingKilledError, match="after its training had ended"),
+    ):
+        interrupted_while_logging("succeeded after", instance, monkeypatch)
+    assert stops == 2
+    assert supervisor.asked
+    assert not instance.running()
 
 
 def test_timeout_while_a_line_of_the_training_is_logged(
