@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import (
-    MAX_HANDED_OVER_CONTAINERS,
     SHORT_RUN_SECONDS,
     Restart,
     RestartHistory,
@@ -47,6 +46,7 @@ def pod(
     ended: Any = None,
     before: Any = None,
     created: float = 0,
+    policy: str = "OnFailure",
     **status: Any,
 ) -> Any:
     """One pod: `running` since a time, or `ended`, or else waiting. `before` is the previous run."""
@@ -58,9 +58,8 @@ def pod(
         "lastState": {"terminated": before} if before else {},
     }
     meta = {"uid": uid or replica, "creationTimestamp": at(created)}
-    return replica_pod(
-        *replica.split("-"), meta=meta, **{"phase": "Running", "containerStatuses": [container], **status}
-    )
+    status = {"phase": "Running", "startTime": at(created), "containerStatuses": [container], **status}
+    return replica_pod(*replica.split("-"), meta=meta, spec={"restartPolicy": policy}, **status)
 
 
 def by_uid(*pods: Any) -> Pods:
@@ -324,51 +323,165 @@ def test_horovodrun_with_min_np_is_elastic() -> None:
     assert history.crash_loop(1) is None
 
 
-def test_handover_keeps_the_count_and_repeats_no_message() -> None:
+def handed_over(history: History, *, earlier_pods: bool = False) -> History:
+    return History(PYTORCHJOB, json.loads(json.dumps(history.handover())), earlier_pods=earlier_pods)
+
+
+def test_no_restart_is_reported_again_after_a_handover() -> None:
     history = History(PYTORCHJOB)
     crashes(history, 4)
     crashed = pod(restarts=4, running=160, before=run(145, 150))
-    after = History(PYTORCHJOB, json.loads(json.dumps(history.handover())))
+    after = handed_over(history)
     assert after.see(job(), by_uid(crashed)) == []
     assert described(after.see(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
         "Master 0 restarted (5th time) after exit code 1. Back-off 10 s."
     ]
-    after.see(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
-    assert after.crash_loop(6)
 
 
-def test_handover_is_limited_in_size() -> None:
+def test_run_that_ended_before_a_handover_is_reported_when_it_restarts() -> None:
+    """Another replica restarted after that end, and was reported."""
+    history = History(PYTORCHJOB)
+    master = pod(before=run(100, 105))
+    history.see(job(1), by_uid(master, pod("worker-0", restarts=1, running=120, before=run(100, 110))))
+    after = handed_over(history)
+    worker = pod("worker-0", restarts=1, running=120, before=run(100, 110))
+    assert after.see(job(1), by_uid(master, worker)) == []
+    again = pod(restarts=1, running=140, before=run(100, 105))
+    assert described(after.see(job(1), by_uid(again, worker))) == [
+        "Master 0 restarted (1st time) after exit code 1. Back-off 35 s."
+    ]
+
+
+def test_replaced_pod_is_not_reported_again_after_a_handover() -> None:
+    """The pods that a batch Job has replaced still exist."""
+    evicted = pod("launcher-0", uid="a", phase="Failed", reason="Evicted")
+    again = pod("launcher-0", uid="b", created=10, running=20)
+    history = History(MPIJOB)
+    launcher: Any = {"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}
+    for each in (evicted, again):
+        each["metadata"]["labels"] = {"training.kubeflow.org/job-role": "launcher"}
+    assert len(history.see(launcher, by_uid(evicted, again))) == 1
+    after = History(MPIJOB, json.loads(json.dumps(history.handover())))
+    assert after.see(launcher, by_uid(evicted, again)) == []
+
+
+def test_number_of_restarts_is_not_known_after_a_handover_without_the_earlier_pods() -> None:
+    after = handed_over(History(PYTORCHJOB), earlier_pods=True)
+    after.see(job(), by_uid(pod(uid="b", created=10, running=20)))
+    assert described(
+        after.see(job(), by_uid(pod(uid="b", created=10, restarts=1, running=40, before=run(20, 30))))
+    ) == ["Master 0 restarted after exit code 1. Back-off 10 s."]
+
+
+def test_number_of_recreated_pods_is_not_known_after_a_handover_without_the_earlier_ones() -> None:
+    after = handed_over(History(PYTORCHJOB), earlier_pods=True)
+    failed = pod(uid="b", created=10, ended=run(20, 30), phase="Failed")
+    after.see(job(), by_uid(failed))
+    after.mark_deleted(failed)
+    again = after.see(job(), by_uid(pod(uid="c", created=40)))
+    assert described(again) == ["Master 0 restarted after exit code 1."]
+
+
+def test_handover_does_not_grow_with_the_replicas() -> None:
     history = History(PYTORCHJOB)
     workers = [pod(f"worker-{i}", restarts=2, running=120, before=run(100, 110)) for i in range(1000)]
     history.see(job(1000), by_uid(pod(running=0), *workers))
-    worst = pod("worker-700", restarts=3, running=140, before=run(120, 130))
-    history.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:]))
-    past = json.dumps(history.handover())
-    assert len(past) < 200 * MAX_HANDED_OVER_CONTAINERS
-    after = History(PYTORCHJOB, json.loads(past))
-    assert after.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:])) == []
-    again = pod("worker-700", restarts=4, running=160, before=run(140, 150))
-    assert described(after.see(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
-        "Worker 700 restarted (4th time) after exit code 1. Back-off 10 s."
-    ]
+    assert len(json.dumps(history.handover())) < 200
+    assert handed_over(history).see(job(1000), by_uid(pod(running=0), *workers)) == []
 
 
 def test_history_of_another_release_can_be_read() -> None:
     past = {"since": 1.0, "containers": {"Master 0/pytorch": {"failures": 5, "shape": "round"}}, "more": 1}
-    assert History(PYTORCHJOB, past).crash_loop(5)
+    assert History(PYTORCHJOB, past).crash_loop(1) is None, "counting starts again"
     assert History(PYTORCHJOB, {}).crash_loop(1) is None
+
+
+# which runs count
+
+
+def test_pods_that_nobody_saw_may_have_trained() -> None:
+    history = History(PYTORCHJOB)
+    for uid, created in (("a", 0), ("b", 100 + SHORT_RUN_SECONDS)):
+        history.see(job(), by_uid(pod(uid=uid, created=created, ended=run(created, created + 5), phase="Failed")))
+    assert history.crash_loop(1)
+    assert history.crash_loop(2) is None
+
+
+def test_end_of_a_preempted_pod_is_no_failure() -> None:
+    history = History(PYTORCHJOB)
+    history.see(job(), by_uid(pod(running=0)))
+    history.mark_deleted(pod(phase="Failed", reason="Preempting", ended=run(0, 9, 137)))
+    assert history.crash_loop(1) is None
+
+
+def test_next_process_counts_the_restarts_of_a_young_pod() -> None:
+    history = History(PYTORCHJOB)
+    crashes(history, 4)
+    after = handed_over(history)
+    after.see(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))
+    assert after.crash_loop(6) is None
+    after.see(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
+    assert after.crash_loop(6)
+
+
+#: by what is different: why the runs before the last one may have been long, or may not have failed by themselves
+UNPROVED: dict[str, Any] = {
+    "older pod": {"created": 1000 - SHORT_RUN_SECONDS},
+    "a pod that was not started": {"startTime": None},
+    "restarted after a success": {"policy": "Always"},
+    "policy that is not known": {"policy": None},
+}
+
+
+@pytest.mark.parametrize("case", UNPROVED)
+def test_next_process_counts_only_what_restart_count_proves(case: str) -> None:
+    history = History(PYTORCHJOB)
+    for n in range(5, 11):
+        assert history.crash_loop(6) is None
+        began = 1000 + 10 * (n - 5)
+        crashed = pod(
+            **{"created": 900, "restarts": n, "running": began + 8, "before": run(began, began + 5)} | UNPROVED[case]
+        )
+        history.see(job(), by_uid(crashed))
+    assert history.crash_loop(6)
+
+
+def test_restarts_before_the_other_replicas_ran_are_not_proved() -> None:
+    """The Worker has failed while the Master pulled its image, and nobody has seen in which of its runs that ended."""
+    history = History(PYTORCHJOB)
+    crashed = pod("worker-0", restarts=8, running=200, before=run(150, 190))
+    history.see(job(1), by_uid(pod(running=140), crashed))
+    assert history.crash_loop(2) is None
+    assert history.crash_loop(1)
+
+
+def test_restarts_while_all_workers_wait_now_are_not_proved() -> None:
+    history = History(PYTORCHJOB)
+    history.see(job(1), by_uid(waiting("worker-0"), pod(restarts=8, running=200, before=run(150, 190))))
+    assert history.crash_loop(2) is None
+    assert history.crash_loop(1)
+
+
+@pytest.mark.parametrize(("policy", "failures"), [("OnFailure", 6), ("Always", 1)])
+def test_runs_between_two_observations_count_if_only_failures_restart(policy: str, failures: int) -> None:
+    history = History(PYTORCHJOB)
+    for restarts, began in ((1, 100), (6, 175)):
+        crashed = pod(restarts=restarts, running=began + 15, before=run(began, began + 5), policy=policy)
+        history.see(job(), by_uid(crashed))
+    assert history.crash_loop(failures)
+    assert history.crash_loop(failures + 1) is None
 
 
 def test_replica_lost_between_two_followers_stops_the_count() -> None:
     """A node is lost with the triggerer and a worker: the master crashes until the worker has a node again."""
     history = History(PYTORCHJOB)
     crashes(history, 2, pod("worker-0", running=0))
-    after = History(PYTORCHJOB, json.loads(json.dumps(history.handover())))
-    waiting = pod("worker-0", uid="again", created=300)
+    after = handed_over(history)
+    waits = pod("worker-0", uid="again", created=300)
     for n in range(3, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        after.see(job(1), by_uid(crashed, waiting))
-    assert after.crash_loop(4) is None
+        after.see(job(1), by_uid(crashed, waits))
+    assert after.crash_loop(1) is None
     back = pod("worker-0", uid="again", created=300, running=1200)
     for n in range(12, 18):
         assert after.crash_loop(6) is None

@@ -544,7 +544,7 @@ async def test_recreated_pods_count_as_restarts(limits: dict[str, Any]) -> None:
 
 
 @of_each_kind
-async def test_handover_keeps_the_count_of_a_crash_loop(kind: Kind) -> None:
+async def test_next_process_counts_what_restart_count_proves(kind: Kind) -> None:
     async with staged(kind) as training:
         training.start()
         for number in range(1, 4):

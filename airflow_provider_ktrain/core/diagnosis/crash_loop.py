@@ -1,8 +1,9 @@
 """Restarts of a job's containers, each with its reason, and crash loops.
 
-In a crash loop, one container fails again and again, each time after a short run. Restarts by the kubelet and pods that
-the operator recreates (restartPolicy ExitCode, a batch Job) count alike. All times come from the cluster: `startedAt`
-and `finishedAt` of containers.
+In a crash loop, one container fails again and again, each time after a short run. A failed run counts if this process
+saw it, or if `restartCount` proves it: see `_count`. Restarts by the kubelet and pods that the operator recreates
+(restartPolicy ExitCode, a batch Job) count alike. All times come from the cluster: `startedAt` and `finishedAt` of
+containers. The next process counts from 0 again.
 
 Only the container in which the operator trains counts, if its name is known: a failing sidecar does not end a training.
 Failures count only after every replica has run at least once: until then, workers may fail because the master still
@@ -16,14 +17,14 @@ end (recordings 101d, 107, 107d: up to 3 pods a second).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.pod_failures import describe_exit_code
-from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.pods import objects
@@ -35,9 +36,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 POD_DELETED = "its pod was deleted"  #: why a replica lost its pod
 SHORT_RUN_SECONDS = 600.0  #: a failed run that took at least as long does not belong to a crash loop
 MAX_CLOCK_SKEW_SECONDS = 60.0  #: by which a node's clock may be behind the API server's
-MAX_KNOWN_OUSTED = 100  #: pods that were rejected or evicted, so that none counts twice
-#: Containers in a handover: those closest to a crash loop. The others count from 0 again.
-MAX_HANDED_OVER_CONTAINERS = 20
+NO_RUN: tuple[int, Json] = (-1, {})  #: number and terminated state before a container's first run has ended
 
 
 @dataclass(frozen=True)
@@ -109,54 +108,56 @@ class CrashLoop:
 
 @dataclass
 class _Container:
-    """The counts of one container of a replica, over all pods of that replica. Its fields are a stored format.
-
-    Pods that their node rejected or evicted count for a container without a name.
+    """One container of a replica, over all pods of that replica.
 
     :param uid: uid of the pod that is counted now.
     :param restarts: `restartCount` in that pod, as far as it was reported.
     :param earlier: restarts before that pod, its own creation included.
-    :param ended: number of that pod's last run that has ended; -1 if none has.
-    :param failures: short failed runs in a row.
-    :param last: end of the last failed run, in epoch seconds.
+    :param run: that pod's last run that has ended, with its number from 0.
+    :param failures: short failed runs in a row; for a container without a name: rejected and evicted pods.
+    :param last: end of the last of them, in epoch seconds.
     """
 
     uid: str = ""
     restarts: int = 0
     earlier: int = 0
-    ended: int = -1
+    run: tuple[int, Json] = NO_RUN
     failures: int = 0
     last: float = 0.0
 
     def move_to(self, uid: str) -> None:
         """Count in another pod from now on: its creation is a restart."""
         self.earlier += self.restarts + 1
-        self.uid, self.restarts, self.ended = uid, 0, -1
+        self.uid, self.restarts, self.run = uid, 0, NO_RUN
+
+    def add_failure(self, began: float, ended: float) -> None:
+        """Count a failure. A long run starts the count again, and so does a gap: runs may have been missed."""
+        if began - self.last >= SHORT_RUN_SECONDS:
+            self.failures = 0
+        # a negative run time: the node's clock was set back
+        self.failures = self.failures + 1 if 0 <= ended - began < SHORT_RUN_SECONDS else 0
+        self.last = ended
 
 
 class RestartHistory:
-    """The restarts of a job, as far as one process has seen them."""
+    """The restarts of a job, as far as one process has seen them.
 
-    def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
+    :param handed_over: which restarts the previous process has reported: see `handover`. Default: none.
+    :param earlier_pods: whether there were pods that no longer exist. Their restarts are not known. Default: False.
+    """
+
+    def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None, *, earlier_pods: bool = False) -> None:
         self._kind = kind
         given = handed_over or {}
-        # from when failures count, in epoch seconds: when this process knows that every replica has run
-        self._since: float | None = None
-        self._since_before: float | None = given.get("since")  # the same of the previous process
-        # end of the last run whose restart was reported, in epoch seconds
-        self._reported = float(given.get("reported") or 0.0)
-        self._reported_before = self._reported
-        self._partial = bool(given.get("partial"))  # whether a handover left out containers
-        containers = given.get("containers") or {}
-        self._inherited: dict[str, None] = dict.fromkeys(containers)
-        self._containers = {str(key): _Container(**known_fields(_Container, c)) for key, c in containers.items()}
+        # start of the last run, and creation of the last pod, that were reported as restarts
+        self._reported, self._created = float(given.get("reported") or 0.0), str(given.get("created") or "")
+        self._reported_before, self._created_before = self._reported, self._created
+        self._earlier_pods = earlier_pods
+        self._size = 0  # number of replicas; 0 if the job is elastic
+        self._containers: dict[str, _Container] = {}
         self._pods: dict[str, Json] = {}  # the current pod of each replica
-        self._running_since: dict[str, float] = {}  # by replica, in epoch seconds
-        self._lost: set[str] = set()  # replicas whose current pod was disrupted or deleted
-        self._is_elastic = False
-        self._expected = 0  # replicas; 0 if the job is elastic
-        self._ousted: dict[str, None] = {}  # uids of pods that count as rejected or evicted by their node
-        self._last_run: dict[str, tuple[int, Json]] = {}  # the last ended run of each container, with its number
+        self._ran: dict[str, float] = {}  # when each replica ran first, in epoch seconds; infinity if its pod was lost
+        self._all_ran = math.inf  # when the last replica ran first
 
     def update(self, job: Json, pods: Mapping[str, Json], removed: Iterable[str] = ()) -> list[Restart]:
         """Record changes of the pods that exist.
@@ -166,30 +167,29 @@ class RestartHistory:
         :return: restarts that were not returned before.
         """
         if wants_suspension(job) or "Suspended" in true_conditions(job):
-            self._reset()
+            for known in (self._containers, self._pods, self._ran):
+                known.clear()
             return []
         gone = set(removed)
         for pod in self._pods.values() if gone else ():
             if uid_of(pod) in gone:
                 self._note_loss(pod, gone=True)
         changed = sorted(pods.values(), key=created)
-        self._is_elastic = self._kind.scaling.is_elastic(job)
-        self._expected = 0 if self._is_elastic else self._kind.size(job)
-        for pod in changed:
-            self._count_ousted(pod)
+        self._size = 0 if self._kind.scaling.is_elastic(job) else self._kind.size(job)
         restarts = [restart for pod in changed for restart in self._replace(pod)]
         for pod in changed:
             self._note_loss(pod)
             self._note_first_run(pod)
-        self._start_counting()
+        self._all_ran = max(self._ran.values()) if 0 < self._size <= len(self._ran) else math.inf
         for pod in changed:
             restarts += self._note_runs(pod)
         return restarts
 
     def mark_deleted(self, pod: Json) -> list[Restart]:
         """Record that a pod was deleted. `pod` is its last state. Returns the new restarts that it shows."""
-        self._count_ousted(pod)
         if not self._is_current(pod):
+            if created(pod) > created(self._pods.get(self._kind.replica(pod), {})):
+                self._count_ousted(pod)
             return []
         self._note_loss(pod, gone=True)
         restarts = self._note_runs(pod)
@@ -205,34 +205,23 @@ class RestartHistory:
         return CrashLoop(replica, self._containers[key].failures, of_pods=not name)
 
     def handover(self) -> dict[str, Any]:
-        """For the next process: what the status of existing pods does not show."""
-
-        def closest(key: str) -> tuple[int, int]:
-            container = self._containers[key]
-            return -container.failures, -container.earlier - container.restarts
-
-        kept = sorted(self._containers, key=closest)[:MAX_HANDED_OVER_CONTAINERS]
-        return {
-            "since": self._since if self._since is not None else self._since_before,
-            "reported": self._reported,
-            "partial": self._partial or len(kept) < len(self._containers),
-            "containers": {key: asdict(self._containers[key]) for key in kept},
-        }
-
-    # pods
+        """For the next process: which restarts were reported."""
+        return {"reported": self._reported, "created": self._created}
 
     def _replace(self, pod: Json) -> list[Restart]:
         """Make a pod the current one of its replica if it is newer, which is a restart."""
         replica = self._kind.replica(pod)
         before = self._pods.get(replica)
+        if before is not None and created(pod) < created(before):
+            return []
+        self._count_ousted(pod)
         if before is None or uid_of(before) == uid_of(pod):
             self._pods[replica] = pod
             return []
-        if created(pod) < created(before):
-            return []
         restarts = self._note_runs(before)
         self._pods[replica] = pod
-        self._lost.discard(replica)
+        if self._ran.get(replica) == math.inf:
+            del self._ran[replica]
         if (restart := self._restart_in_new_pod(replica, before, pod)) is not None:
             restarts.append(restart)
         return restarts
@@ -242,12 +231,14 @@ class RestartHistory:
         status = before.get("status") or {}
         names = [str(container.get("name")) for container in (pod.get("spec") or {}).get("containers") or ()]
         known = [self._containers.setdefault(f"{replica}/{name}", _Container(uid_of(before))) for name in names]
-        if status.get("phase") == "Succeeded" or any(container.uid == uid_of(pod) for container in known):
+        if status.get("phase") == "Succeeded":
             return None
-        for name, container in zip(names, known, strict=True):
+        for container in known:
             container.move_to(uid_of(pod))
-            self._last_run.pop(f"{replica}/{name}", None)
-        number = None if self._partial else max((container.earlier for container in known), default=1)
+        self._created = max(self._created, created(pod))
+        if created(pod) <= self._created_before:
+            return None
+        number = None if self._earlier_pods else max((container.earlier for container in known), default=1)
         lost, at = _why_lost(before, gone=True), _may_run_on(before)
         failed = [
             (str(end.get("finishedAt")), int(c.get("restartCount") or 0), str(c.get("name")), end)
@@ -258,64 +249,36 @@ class RestartHistory:
             who = replica, "", False, name_of(before), uid_of(before)
             return Restart(*who, number, 0, {}, lost or POD_DELETED, at)
         _, run, name, end = max(failed, key=lambda found: found[:3])
-        finished = epoch_seconds(end.get("finishedAt")) or 0.0
-        self._reported = max(self._reported, finished)
-        if finished <= self._reported_before:
-            return None
         return Restart(replica, name, False, name_of(before), uid_of(before), number, run, end)
 
     def _note_loss(self, pod: Json, *, gone: bool = False) -> None:
-        """If a replica lost its pod, its peers fail too: start all counts again when it runs again.
-
-        The same may have happened while no process followed the job. So the previous process's counts continue only
-        once every replica has run in its current pod.
-        """
+        """If a replica lost its pod, its peers fail too: start all counts again when it runs again."""
         replica, why = self._kind.replica(pod), _why_lost(pod, gone=gone)
-        if not why or replica in self._lost or not self._is_current(pod):
+        if not why or self._ran.get(replica) == math.inf or not self._is_current(pod):
             return
         if why == POD_DELETED and self._kind.behavior.failure_deletes_peers:
             ends = ((end, other) for other in self._pods.values() for end in _failures(other))
             if any(not _ended_around_deletion(end, other) for end, other in ends):
                 return  # the deletion is the effect of that failure, which is counted
-        self._lost.add(replica)
-        self._running_since.pop(replica, None)
-        self._restart_counts_from(None)
+        self._ran[replica] = self._all_ran = math.inf
+        self._start_again()
 
-    def _restart_counts_from(self, since: float | None) -> None:
-        self._since, self._since_before = since, None
+    def _start_again(self) -> None:
         for key, container in self._containers.items():
             container.failures = container.failures if key.endswith("/") else 0
 
     def _note_first_run(self, pod: Json) -> None:
         replica = self._kind.replica(pod)
-        if replica in self._running_since or replica in self._lost or not self._is_current(pod):
-            return
         runs = [run for c in objects.main_containers(pod) for run in objects.runs_of(c)]
         began = [at for run in runs if (at := epoch_seconds(run.get("startedAt")))]
-        if began:
-            before = self._since_before
-            if before is not None and (objects.created_at(pod) or 0.0) <= before:  # it ran when counting began
-                began.append(before)
-            self._running_since[replica] = min(began)
-
-    def _start_counting(self) -> None:
-        if self._since is None and 0 < self._expected <= len(self._running_since):
-            self._since = max(self._running_since.values())
+        if began and replica not in self._ran and self._is_current(pod):
+            self._ran[replica] = min(began)
 
     def _is_awaited(self, pod: Json) -> bool:
         """Whether all other replicas wait for this one, so that it doesn't fail because of them."""
         init_container = self._kind.behavior.waiting_container
         waiting = {name for name, other in self._pods.items() if objects.only_waits(other, init_container)}
-        return bool(waiting) and 0 < self._expected <= len({self._kind.replica(pod), *waiting})
-
-    def _reset(self) -> None:
-        """The job is suspended: its pods are deleted, and created again when it is resumed."""
-        self._since = self._since_before = None
-        self._containers.clear()
-        self._last_run.clear()
-        self._pods.clear()
-        self._running_since.clear()
-        self._lost.clear()
+        return bool(waiting) and 0 < self._size <= len({self._kind.replica(pod), *waiting})
 
     # runs
 
@@ -323,87 +286,79 @@ class RestartHistory:
         restarts: list[Restart] = []
         for is_init, status in objects.with_init(pod) if self._is_current(pod) else ():
             key = f"{self._kind.replica(pod)}/{status.get('name')}"
-            container = self._container(key, pod, status)
-            if container is None:
+            container, ended = self._containers.get(key), list(_ended_runs(status))
+            if container is None and not ended:
                 continue
-            for number, run in _ended_runs(status):
-                if number > container.ended:
-                    container.ended = number
-                    if not is_init and self._kind.is_main_container(status.get("name")):
-                        self._count(container, pod, run)
-            if restart := self._restart_in_place(key, pod, is_init, status):
+            if container is None:
+                is_reported = _began(status) <= self._reported_before
+                reported = int(status.get("restartCount") or 0) if is_reported else 0
+                container = self._containers[key] = _Container(uid_of(pod), reported)
+            if container.uid != uid_of(pod):
+                container.move_to(uid_of(pod))
+            if restart := self._restart_in_place(container, key, pod, is_init, status):
                 restarts.append(restart)
-            self._last_run[key] = max(_ended_runs(status), key=lambda found: found[0], default=(-1, {}))
+            for number, run in ended:
+                if number > container.run[0]:
+                    if not is_init and self._kind.is_main_container(status.get("name")):
+                        self._count(container, pod, number, run)
+                    container.run = number, run
         return restarts
 
-    def _container(self, key: str, pod: Json, status: Json) -> _Container | None:
-        """The counts of a container; None if none of its runs has ended yet."""
-        known = self._containers.get(key)
-        if known is None:
-            ends = [epoch_seconds(run.get("finishedAt")) or 0.0 for _, run in _ended_runs(status)]
-            if not ends:
-                return None
-            reported = int(status.get("restartCount") or 0) if max(ends) <= self._reported_before else 0
-            known = self._containers[key] = _Container(uid_of(pod), reported)
-        elif known.uid != uid_of(pod):
-            known.move_to(uid_of(pod))
-            self._last_run.pop(key, None)
-        return known
-
-    def _restart_in_place(self, key: str, pod: Json, is_init: bool, status: Json) -> Restart | None:
+    def _restart_in_place(
+        self, container: _Container, key: str, pod: Json, is_init: bool, status: Json
+    ) -> Restart | None:
         """The latest restart, if it was not reported yet. Earlier ones between two observations are not reported."""
-        container, count = self._containers[key], int(status.get("restartCount") or 0)
+        count = int(status.get("restartCount") or 0)
         if count <= container.restarts:
             return None
         container.restarts = count
-        runs = dict([self._last_run.get(key, (-1, {})), *_ended_runs(status)])
-        run = runs.get(count - 1, {})
-        finished = epoch_seconds(run.get("finishedAt")) or 0.0
-        self._reported = max(self._reported, finished)
+        run = dict([container.run, *_ended_runs(status)]).get(count - 1, {})
+        self._reported = max(self._reported, _began(status))
         started = epoch_seconds(objects.state_of(status, "running").get("startedAt"))
+        finished = epoch_seconds(run.get("finishedAt"))
         back_off_seconds = started - finished if started and finished else None
-        number = None if self._partial and key not in self._inherited else container.earlier + count
+        number = None if self._earlier_pods else container.earlier + count
         replica, _, name = key.partition("/")
         return Restart(
             replica, name, is_init, name_of(pod), uid_of(pod), number, count - 1, run, back_off_seconds=back_off_seconds
         )
 
-    def _count(self, container: _Container, pod: Json, run: Json) -> None:
-        """Count a run that failed early. A longer run or a success resets the count."""
+    def _count(self, container: _Container, pod: Json, number: int, run: Json) -> None:
+        """Count a run that failed early. A longer run or a success starts the count again.
+
+        `restartCount` proves the runs since the last one that was seen, or since the pod started. They were short if
+        that time was (a gap starts the count again), and they failed if only failures lead to a restart.
+        """
         started, finished = epoch_seconds(run.get("startedAt")), epoch_seconds(run.get("finishedAt"))
-        since = 0.0 if self._since is None and self._is_awaited(pod) else self._since
-        if since is None or finished is None or finished < since:
+        since = 0.0 if self._all_ran == math.inf and self._is_awaited(pod) else self._all_ran
+        if finished is None or finished < since:
             return
         if objects.was_ended_by_deletion(run, pod) or _ended_around_deletion(run, pod):
             return
-        # a negative run time: the node's clock was set back
-        if not objects.run_failed(run) or started is None or not 0 <= finished - started < SHORT_RUN_SECONDS:
+        if not objects.run_failed(run) or started is None:
             container.failures = 0
             return
         if failure_patterns.first_match(failure_patterns.DISRUPTIONS, str(run.get("reason"))):  # the node restarted
-            self._restart_counts_from(finished)
+            self._start_again()
             return
-        if started - container.last >= SHORT_RUN_SECONDS:  # a gap: runs may have been missed
-            container.failures = 0
-        container.failures += 1
-        container.last = finished
+        last, before = container.run
+        if missed := number - last - 1:
+            seen = epoch_seconds(before.get("finishedAt") or (pod.get("status") or {}).get("startTime")) or 0.0
+            all_ran = self._size == 1 or self._all_ran <= seen
+            all_failed = (pod.get("spec") or {}).get("restartPolicy") == "OnFailure"
+            if all_ran and all_failed:
+                container.failures, container.last = container.failures + missed, seen
+            else:
+                container.failures = 0
+        container.add_failure(started, finished)
 
     def _count_ousted(self, pod: Json) -> None:
         """Count a pod that its node has rejected, or evicted after a short run."""
-        uid = uid_of(pod)
-        times = _ousted_at(pod)
-        if times is None or uid in self._ousted or self._is_elastic:
-            return
-        count = self._containers.setdefault(f"{self._kind.replica(pod)}/", _Container())
-        began, ended = times
-        if count.uid == uid or ended < count.last:  # counted by the process before
-            return
-        self._ousted[uid] = None
-        if len(self._ousted) > MAX_KNOWN_OUSTED:
-            del self._ousted[next(iter(self._ousted))]
-        is_short, is_next = ended - began < SHORT_RUN_SECONDS, began - count.last < SHORT_RUN_SECONDS
-        count.failures = (count.failures if is_next else 0) + 1 if is_short else 0
-        count.uid, count.last = uid, ended
+        times = _ousted_at(pod) if self._size else None
+        container = self._containers.setdefault(f"{self._kind.replica(pod)}/", _Container()) if times else None
+        if times and container and container.uid != uid_of(pod):
+            container.uid = uid_of(pod)
+            container.add_failure(*times)
 
     def _is_current(self, pod: Json) -> bool:
         return uid_of(self._pods.get(self._kind.replica(pod), {})) == uid_of(pod)
@@ -479,6 +434,12 @@ def _ended_runs(status: Json) -> Iterator[tuple[int, Json]]:
         yield (count if state.get("waiting") else count - 1), before
     if now := state.get("terminated"):
         yield count, now
+
+
+def _began(status: Json) -> float:
+    """When the last run of a container began, in epoch seconds; 0 if that isn't known."""
+    *_, last = {}, *objects.runs_of(status)
+    return epoch_seconds(last.get("startedAt")) or 0.0
 
 
 def _ordinal(number: int) -> str:

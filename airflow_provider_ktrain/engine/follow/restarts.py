@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop, Restart, RestartHistory
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -20,7 +21,10 @@ class RestartReporter:
 
     def __init__(self, context: FollowContext, evidence: EvidenceCollector) -> None:
         self._state, self._log, self._evidence = context.state, context.log, evidence
-        self._history = RestartHistory(self._state.kind, self._state.handover.pod_history.get("crashes"))
+        before = self._state.handover.pod_history
+        self._history = RestartHistory(
+            self._state.kind, mapping(before.get("crashes")), earlier_pods=bool(before.get("restarts"))
+        )
         self._unreported: list[tuple[Restart, float]] = []  # with the timing.now() at which each was seen
         self._next = 0.0  # timing.now() from which the first one is reported
 
