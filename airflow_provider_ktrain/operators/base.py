@@ -61,8 +61,8 @@ class TrainingJobOperator(JobParameters):
     :param progress_timeout: how long no replica of a running job, followed or not, may report a higher step
         (`KTRAIN_METRIC`) before the job counts as hung, in seconds or as a timedelta. This includes a job that never
         reports a step. Default: None, no limit.
-    :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode, or a restart
-        of the JobSet), over all pods. Default: None, no limit.
+    :param max_restarts: maximum number of container restarts and replaced pods (after an eviction, by restart policy
+        ExitCode, or by a restart of the JobSet), over all pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
         start, after which the job fails. Failures count once every replica has run, or waits for the Master that
         fails; elastic jobs are exempt. None means no limit. Default: 6.

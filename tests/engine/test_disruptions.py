@@ -591,6 +591,48 @@ async def test_pods_that_are_rejected_without_end_end_the_job(limits: dict[str, 
         assert NAME not in training.api.objects["pytorchjobs"]
 
 
+LOST = "after its pod wrote more to its local disk than its ephemeral-storage limit allows (Evicted)."
+EVICTED = "after its pod was evicted from its node (EvictionByEvictionAPI)."
+#: replica, reason and number of its restarts
+RESTARTS = {
+    "101-pt-ephemeral-storage-master-onfailure": ("Master 0", LOST, 4),
+    "100b-pt-evicted-exit-0-worker-onfailure": ("Worker 0", EVICTED, 1),
+    "100b-mpi-evicted-exit-0-worker": ("Worker 0", EVICTED, 1),
+}
+
+
+def restart_lines(training: Staged) -> list[str]:
+    return [line for line in training.log.messages if " restarted (" in line]
+
+
+def expected_lines(name: str) -> list[str]:
+    replica, why, number = RESTARTS[name]
+    return [f"{replica} restarted ({ordinal} time) {why}" for ordinal in ("1st", "2nd", "3rd", "4th")[:number]]
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+async def test_each_lost_pod_is_reported_once_whatever_its_exit_code(name: str) -> None:
+    """The kubelet counts a restart in pods of recording 101 that it never starts again."""
+    async with replaying(name) as (training, recorded):
+        following = asyncio.ensure_future(training.follow(OPTIONS))
+        await until(lambda: training.api.watched("pods"))
+        await recorded.go_slowly()
+        await until(lambda: len(restart_lines(training)) >= RESTARTS[name][2], 30)
+        assert restart_lines(training) == expected_lines(name)
+        following.cancel()
+        await asyncio.wait([following])
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+async def test_each_lost_pod_counts_once_for_max_restarts(name: str) -> None:
+    """The limit ends the job with the first restart that it doesn't allow."""
+    most = RESTARTS[name][2] - 1
+    async with replaying(name) as (training, recorded):
+        outcome = await followed(training, recorded, Options(drain_timeout=0.5, limits=Limits(max_restarts=most)))
+        assert f"max_restarts={most}" in (outcome.cause or {})["summary"]
+        assert restart_lines(training) == expected_lines(name)
+
+
 async def test_silent_node_is_in_the_log_at_once() -> None:
     async with replaying("104-pt-silent-node-master-onfailure") as (training, recorded):
         following = asyncio.ensure_future(training.follow(OPTIONS))

@@ -111,7 +111,7 @@ class _Container:
     """One container of a replica, over all pods of that replica.
 
     :param uid: uid of the pod that is counted now.
-    :param restarts: `restartCount` in that pod, as far as it was reported.
+    :param restarts: restarts in that pod, as far as they were reported.
     :param earlier: restarts before that pod, its own creation included.
     :param run: that pod's last run that has ended, with its number from 0.
     :param failures: short failed runs in a row; for a container without a name: rejected and evicted pods.
@@ -227,12 +227,9 @@ class RestartHistory:
         return restarts
 
     def _restart_in_new_pod(self, replica: str, before: Json, pod: Json) -> Restart | None:
-        """None if the previous pod had succeeded, or an earlier process reported the restart."""
-        status = before.get("status") or {}
+        """None if an earlier process reported the restart."""
         names = [str(container.get("name")) for container in (pod.get("spec") or {}).get("containers") or ()]
         known = [self._containers.setdefault(f"{replica}/{name}", _Container(uid_of(before))) for name in names]
-        if status.get("phase") == "Succeeded":
-            return None
         for container in known:
             container.move_to(uid_of(pod))
         self._created = max(self._created, created(pod))
@@ -241,7 +238,7 @@ class RestartHistory:
         number = None if self._earlier_pods else max((container.earlier for container in known), default=1)
         lost, at = _why_lost(before, gone=True), _may_run_on(before)
         failed = [
-            (str(end.get("finishedAt")), int(c.get("restartCount") or 0), str(c.get("name")), end)
+            (str(end.get("finishedAt")), objects.restart_count(c), str(c.get("name")), end)
             for c in objects.main_containers(before)
             if (end := objects.state_of(c, "terminated")) and objects.run_failed(end)
         ]
@@ -291,7 +288,7 @@ class RestartHistory:
                 continue
             if container is None:
                 is_reported = _began(status) <= self._reported_before
-                reported = int(status.get("restartCount") or 0) if is_reported else 0
+                reported = objects.restart_count(status) if is_reported else 0
                 container = self._containers[key] = _Container(uid_of(pod), reported)
             if container.uid != uid_of(pod):
                 container.move_to(uid_of(pod))
@@ -308,7 +305,7 @@ class RestartHistory:
         self, container: _Container, key: str, pod: Json, is_init: bool, status: Json
     ) -> Restart | None:
         """The latest restart, if it was not reported yet. Earlier ones between two observations are not reported."""
-        count = int(status.get("restartCount") or 0)
+        count = objects.restart_count(status)
         if count <= container.restarts:
             return None
         container.restarts = count
@@ -429,7 +426,7 @@ def _ended_runs(status: Json) -> Iterator[tuple[int, Json]]:
     While a container waits for its restart, `restartCount` is still that of the previous run, which is in lastState
     (recording 06-pt-onfailure-retry).
     """
-    count, state, last = int(status.get("restartCount") or 0), status.get("state") or {}, status.get("lastState") or {}
+    count, state, last = objects.restart_count(status), status.get("state") or {}, status.get("lastState") or {}
     if before := last.get("terminated"):
         yield (count if state.get("waiting") else count - 1), before
     if now := state.get("terminated"):

@@ -129,7 +129,7 @@ def _failures_of_pod(
             reason=disruption or str(last.get("reason") or ""),
             message=disruption_message or str(last.get("message") or ""),
             since=disrupted_at or parse_timestamp(first.get("finishedAt")),
-            restarts=int(container.get("restartCount") or 0),
+            restarts=objects.restart_count(container),
             tail=tail(log_key(objects.name_of(pod), name), str(last.get("message") or "")),
             is_latest=is_latest,
             has_gpus=requests_gpus(pod.get("spec") or {}),

@@ -77,6 +77,7 @@ class Closing:
         await self._observer.wait_for_explaining_pod()
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
+        self._output.restarts.report(at_once=True)
         if self._state.phase is Phase.SUCCEEDED and not self._options.conditions:
             await self._output.result.complete(self._unread, self._output.follower.earlier_report().unread)
 

@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, parse_ti
 Json = Mapping[str, Any]
 NODE_NAME = "metadata.name"  #: the only field that matchFields of a node affinity may name
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
+LOST_RUN = "ContainerStatusUnknown"  #: the kubelet's reason for the end of a run of which it finds no trace
 TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
 
@@ -154,8 +155,19 @@ def only_waits(pod: Json, init_container: str) -> bool:
 
 def restarts_of(pod: Json) -> Iterator[int]:
     """The number of restarts of each container of a pod, init containers included."""
-    for container in containers(pod):
-        yield int(container.get("restartCount") or 0)
+    return map(restart_count, containers(pod))
+
+
+def restart_count(container: Json) -> int:
+    """How often a container was started again in its pod, by its status.
+
+    If the kubelet finds no trace of a run, it counts the restart before it starts the container. In a pod that it has
+    evicted it never starts it (recording 101).
+    """
+    count, last = int(container.get("restartCount") or 0), (container.get("lastState") or {}).get("terminated") or {}
+    is_lost = state_of(container, "terminated").get("reason", LOST_RUN) == LOST_RUN
+    is_counted_early = last.get("reason") == LOST_RUN and is_lost and not state_of(container, "running")
+    return max(count - is_counted_early, 0)
 
 
 def state_of(container: Json, which: str) -> Json:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.pods.objects import created, failures_of, restarts_of
+from airflow_provider_ktrain.core.state.pods.objects import created, disruption_of, failures_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_changes import PodChanges, is_newer, with_change
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
@@ -143,7 +143,7 @@ class PodHistory:
 
     @property
     def restarts(self) -> int:
-        """Restarts of containers, plus pods that were recreated after a failure."""
+        """Restarts of containers, plus pods that were recreated after a failure or a disruption."""
         return self._dropped_restarts + self._count(self.all)
 
     def usage(
@@ -181,7 +181,7 @@ class PodHistory:
 
     def _count(self, pods: list[Pod]) -> int:
         replaced = itertools.chain.from_iterable(self._replaced(pods))
-        return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(_failed, replaced))
+        return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(_is_loss, replaced))
 
     def _drop_old_pods(self, now: datetime) -> None:
         dropped = list[Pod]()
@@ -191,7 +191,7 @@ class PodHistory:
                 del self._known[pod["metadata"]["uid"]]
                 self._changes.pop(pod["metadata"]["uid"], None)
                 self._seen_deleted.discard(pod["metadata"]["uid"])
-                self._dropped_restarts += sum(restarts_of(pod)) + _failed(pod)
+                self._dropped_restarts += sum(restarts_of(pod)) + _is_loss(pod)
                 dropped.append(pod)
         self._dropped_usage += usage(dropped, now, None, self._evicted)
 
@@ -208,6 +208,7 @@ class PodHistory:
         return f"{role} {index}" if self._kind.has_role(role) else str(pod["metadata"]["name"])
 
 
-def _failed(pod: Pod) -> bool:
-    """Whether the pod failed, and not because it was deleted."""
-    return (pod.get("status") or {}).get("phase") == "Failed" and bool(failures_of(pod))
+def _is_loss(pod: Pod) -> bool:
+    """Whether the pod failed, and not because it was deleted, or was disrupted, whatever its program's exit code."""
+    failed = (pod.get("status") or {}).get("phase") == "Failed" and failures_of(pod)
+    return bool(failed or disruption_of(pod)[0])
