@@ -43,6 +43,12 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
     return re.sub(r"<!-- generated: ([\w-]+) -->", lambda found: GENERATED[found[1]](), markdown)
 
 
+def on_page_content(html: str, page: Any, **kwargs: Any) -> str:
+    """Link the guides that docstrings name. Only they have the path of a file in docs/ as text."""
+    up = "../" * page.url.count("/")
+    return re.sub(r"Guide: docs/([\w/-]+)\.md", rf'Guide: <a href="{up}\1/">\1</a>', html)
+
+
 def commands() -> str:
     """The help of every command, as `ktrain` prints it."""
     from airflow_provider_ktrain.cli import main

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core.checks import check
@@ -81,6 +82,16 @@ def blocks(language: str) -> list[Any]:
                 found.append(pytest.param(Block(place, match[1], match[2]), id=place))
     assert found
     return found
+
+
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES.values() if issubclass(cls, BaseOperator)])
+def test_operators_have_an_example_and_a_guide(cls: type, tmp_path: pathlib.Path) -> None:
+    text = inspect.getdoc(cls) or ""
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert example.startswith(f"{cls.__name__}(")
+    test_python_runs(Block(cls.__name__, "python", example), tmp_path)
+    (guide,) = re.findall(r"Guide: (docs/[\w/-]+\.md)\.", text)
+    assert cls.__name__ in (ROOT / guide).read_text()
 
 
 def prose(page: pathlib.Path) -> str:

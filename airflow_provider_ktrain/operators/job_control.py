@@ -106,7 +106,11 @@ class JobControlOperator(ParseChecks, StorableLog, BaseOperator):
 class ScaleTrainingJobOperator(JobControlOperator):
     """Change the number of Workers of a running job, within its elastic bounds, and wait until that many Workers run.
 
-    In an MPIJob, the Launcher decides whether ranks run in them: see docs/how-to/elastic.md.
+    ```python
+    ScaleTrainingJobOperator(task_id="grow", job_name="background", workers=3)
+    ```
+
+    Guide: docs/how-to/elastic.md. In an MPIJob, the Launcher decides whether ranks run in them.
 
     :param workers: new number of Workers. Templated.
     :raises TrainingJobError: the job doesn't exist or has ended, or the Workers don't run in time.
@@ -145,6 +149,12 @@ class ScaleTrainingJobOperator(JobControlOperator):
 class SuspendTrainingJobOperator(JobControlOperator):
     """Suspend a running job and wait until its pods are gone. Its GPUs are then free; the job remains.
 
+    ```python
+    SuspendTrainingJobOperator(task_id="suspend", job_name="background", namespace="training")
+    ```
+
+    Guide: docs/how-to/sensors-and-job-control.md.
+
     :raises TrainingJobError: the job doesn't exist or has ended, or its pods aren't gone in time.
     """
 
@@ -158,6 +168,12 @@ class SuspendTrainingJobOperator(JobControlOperator):
 class ResumeTrainingJobOperator(JobControlOperator):
     """Resume a suspended job and wait until its pods appear.
 
+    ```python
+    ResumeTrainingJobOperator(task_id="resume", job_name="background", namespace="training")
+    ```
+
+    Guide: docs/how-to/sensors-and-job-control.md.
+
     :raises TrainingJobError: the job doesn't exist or has ended, or no pod appears in time.
     """
 
@@ -170,6 +186,12 @@ class ResumeTrainingJobOperator(JobControlOperator):
 
 class DeleteTrainingJobOperator(JobControlOperator):
     """Delete a job and wait until its pods are gone.
+
+    ```python
+    DeleteTrainingJobOperator(task_id="delete", job_name="background", namespace="training")
+    ```
+
+    Guide: docs/how-to/sensors-and-job-control.md.
 
     :param missing_ok: succeed if the job doesn't exist. Default: True.
     :param force: delete also an unfinished job that a task owns. That task then fails. Default: False.

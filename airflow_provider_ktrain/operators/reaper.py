@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
     """Release jobs of this deployment whose task is over: success, failed, skipped, removed or deleted.
 
+    ```python
+    ReapTrainingJobsOperator(task_id="reap", namespaces="training", dry_run=False)
+    ```
+
+    Guide: docs/how-to/reaper.md.
+
     A task releases its job itself, however it ends. The reaper releases the jobs of tasks that could not, for example
     because a worker and its node were lost together. It releases a job only if two checks, `confirm_after` apart, find
     that its task is over and that its owner hasn't changed. It never changes jobs of tasks that are running, deferred,

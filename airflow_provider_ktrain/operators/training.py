@@ -106,7 +106,11 @@ class _ReplicaSpecsOperator(TrainingJobOperator):
 class PyTorchJobOperator(_ReplicaSpecsOperator):
     """Run a PyTorchJob of the training-operator: a Master and Workers, or only Workers.
 
-    All other parameters, and the errors raised, are those of `TrainingJobOperator`.
+    ```python
+    PyTorchJobOperator(task_id="train", image="train:1", command=["python3", "train.py"], workers=3, gpus=1, retries=1)
+    ```
+
+    Guide: docs/tutorial.md. All other parameters, and the errors raised, are those of `TrainingJobOperator`.
 
     :param workers: number of Workers; the Master is not counted. Templated. Default: the manifest's.
     :param replicas: number of replicas by role, such as `{"Worker": 3}`; takes precedence over `workers`.
@@ -121,8 +125,12 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
 class MPIJobOperator(_ReplicaSpecsOperator):
     """Run an MPIJob: v1 (training-operator) or v2beta1 (mpi-operator), whichever version the cluster serves.
 
-    All other parameters, and the errors raised, are those of `TrainingJobOperator`. Without a manifest, the containers
-    are named `launcher` and `worker`: a `pod_override` then needs a template for each role.
+    ```python
+    MPIJobOperator(task_id="train", image="mpi:1", command=["mpirun", "python3", "train.py"], workers=4, retries=1)
+    ```
+
+    Guide: docs/tutorial.md. All other parameters, and the errors raised, are those of `TrainingJobOperator`. Without a
+    manifest, the containers are named `launcher` and `worker`: a `pod_override` then needs a template for each role.
 
     :param workers: number of Workers; the Launcher is not counted. Templated. Default: the manifest's.
     :param replicas: number of replicas by role, such as `{"Worker": 3}`; takes precedence over `workers`.
@@ -135,6 +143,12 @@ class MPIJobOperator(_ReplicaSpecsOperator):
 
 class TrainJobOperator(TrainingJobOperator):
     """Run a TrainJob of Kubeflow Trainer 2: nodes that run one program on a training runtime of the cluster.
+
+    ```python
+    TrainJobOperator(task_id="train", image="train:1", command=["torchrun", "train.py"], nodes=4, gpus=1, retries=1)
+    ```
+
+    Guide: docs/how-to/migrate-to-trainjob.md.
 
     All other parameters, and the errors raised, are those of `TrainingJobOperator`. What neither they nor the manifest
     set is the runtime's, to whose node selection, tolerations and affinity theirs are added. The launcher of an MPI

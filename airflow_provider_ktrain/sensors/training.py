@@ -288,19 +288,39 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
 
 class PyTorchJobSensor(TrainingJobSensor):
-    """Wait for a condition of a PyTorchJob that somebody else submitted."""
+    """Wait for a condition of a PyTorchJob that somebody else submitted.
+
+    ```python
+    PyTorchJobSensor(task_id="trained", job_name="nightly", namespace="team-b", timeout=6 * 3600)
+    ```
+
+    Guide: docs/how-to/sensors-and-job-control.md.
+    """
 
     kind = PYTORCHJOB
 
 
 class MPIJobSensor(TrainingJobSensor):
-    """Wait for a condition of an MPIJob that somebody else submitted."""
+    """Wait for a condition of an MPIJob that somebody else submitted.
+
+    ```python
+    MPIJobSensor(task_id="trained", job_name="nightly", namespace="team-b", timeout=6 * 3600)
+    ```
+
+    Guide: docs/how-to/sensors-and-job-control.md.
+    """
 
     kind = MPIJOB
 
 
 class TrainJobSensor(TrainingJobSensor):
     """Wait for a condition of a TrainJob that somebody else submitted.
+
+    ```python
+    TrainJobSensor(task_id="trained", job_name="nightly", namespace="team-b", timeout=6 * 3600)
+    ```
+
+    Guide: docs/how-to/sensors-and-job-control.md.
 
     A TrainJob has only the conditions Suspended, Succeeded (its Complete) and Failed. The others are derived from its
     status and pods.
