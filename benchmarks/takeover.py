@@ -42,7 +42,7 @@ from tests.e2e.chaos import QUICK
 
 AGE = 3600.0  # seconds since the deferral
 LINE = re.compile(rb"\[Master 0\] line (\d{8})")
-LEFT = re.compile(rb"(?:not logged again after the takeover: (?:at least )?|Missing: )([\d,]+) line")
+LEFT = re.compile(rb"(?:Missing: )?([\d,]+) lines? of \S+(?: between \S+ and \S+ are not logged again)?")
 HEAD = [
     "lines since the deferral", "jobs", "load", "end to event p50 s", "max s", "lines logged again until the end",
     "until the event", "counted as not logged", "lines repeated",

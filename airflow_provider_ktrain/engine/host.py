@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.ending import Successor
+from airflow_provider_ktrain.engine import timing
 
 REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
 
@@ -68,3 +69,7 @@ class Host:
     began_at: float | None = None
     status_sink: StatusSink | None = None
     node_seconds: float = 60.0
+
+    def began(self) -> float:
+        """When the process received the job, by `timing.now`; the beginning of time if this isn't known."""
+        return 0.0 if self.began_at is None else timing.now() - (timing.epoch() - self.began_at)

@@ -172,7 +172,7 @@ def test_cursor_survives_a_handover() -> None:
     cursor.position("u0", "main")
     for n in range(10_000):
         cursor.position("u1", "main").advance(at(n / 1000))
-    cursor.begin("u2", "main", 3).complete = True
+    cursor.positions[Cursor.key("u2", "main")] = Position(3, complete=True)
     cursor.names = {Cursor.key("u0", "main"): "train-worker-0/main", Cursor.key("u1", "main"): "train-worker-1/main"}
     other = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
     assert other.names == cursor.names
@@ -193,7 +193,8 @@ def test_first_line_is_rounded_up_to_a_millisecond() -> None:
 
 def test_only_the_run_of_a_complete_container_is_kept() -> None:
     cursor = Cursor()
-    cursor.begin("u", "main", 3).advance(at(1))
+    cursor.positions[Cursor.key("u", "main")] = Position(3)
+    cursor.position("u", "main").advance(at(1))
     cursor.position("u", "main").complete = True
     other = Cursor.from_dict(cursor.to_dict())
     assert other.position("u", "main") == Position(3, complete=True)
@@ -303,7 +304,8 @@ def test_log_with_an_invalid_date_is_read_again() -> None:
 def test_positions_of_a_thousand_slow_containers_fit(seconds_per_line: float, spread: float, restarts: int) -> None:
     rng, cursor = random.Random(1), Cursor()
     for number in range(1000):
-        position = cursor.begin(f"u{number}", "pytorch", rng.randrange(restarts))
+        position = cursor.position(f"u{number}", "pytorch")
+        position.restart = rng.randrange(restarts)
         seconds = rng.random() * spread
         for _ in range(60):
             position.advance(later(seconds))
@@ -320,7 +322,8 @@ def recorded_cursor() -> Cursor:
     for n in range(30):
         cursor.position("0b6f4c6e-6d1c-4a53-9a51-6d6c6f1b2f10", "pytorch").advance(at(n / 7))
     cursor.position("9f1d7f4e-22a4-4f0e-8f0e-2b9f1f6e7a11", "pytorch")
-    cursor.begin("9f1d7f4e-22a4-4f0e-8f0e-2b9f1f6e7a11", "init-pytorch", 2).complete = True
+    key = Cursor.key("9f1d7f4e-22a4-4f0e-8f0e-2b9f1f6e7a11", "init-pytorch")
+    cursor.positions[key] = Position(2, complete=True)
     cursor.names[Cursor.key("0b6f4c6e-6d1c-4a53-9a51-6d6c6f1b2f10", "pytorch")] = "train-1-master-0/pytorch"
     return cursor
 

@@ -52,7 +52,9 @@ for line in later:
 END
 """
 #: of a log, with the number of lines that are missing
-MISSING = re.compile(r"^Missing: ([\d,]+) lines? of |not logged again after the takeover: ([\d,]+) line", re.MULTILINE)
+MISSING = re.compile(
+    r"^Missing: ([\d,]+) lines? of |([\d,]+) lines? of \S+ between \S+ and \S+ are not logged again", re.MULTILINE
+)
 CUT = re.compile(r" \.\.\. \((\d+) bytes cut\)$")
 PART = re.compile(r" \(part (\d+) of (\d+)\)$")
 PREFIX = "[Master 0] "

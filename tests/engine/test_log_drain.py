@@ -201,7 +201,7 @@ async def test_drain_continues_while_lines_come() -> None:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(8, longest=240)
     assert sink.texts == numbered(0, 400)
-    assert (report.total.late, report.unread) == (0, [])
+    assert (report.total.unlogged, report.unread) == (0, [])
 
 
 async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> None:
@@ -214,7 +214,7 @@ async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> N
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(6)
     assert report.total.lines == len(sink.lines) < 400
-    assert report.total.lines + report.total.late == 400
+    assert report.total.lines + report.total.unlogged == 400
     assert seen == numbered(0, 400)
     assert report.unread == []
 

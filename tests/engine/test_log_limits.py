@@ -133,17 +133,19 @@ async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest
     assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
 
 
-async def test_text_without_a_time_is_not_a_late_line() -> None:
+async def test_text_without_a_time_is_not_a_line_to_log_later() -> None:
     """A kubelet may add it to one response and not to the next one."""
-    source = LogLine("p", "main", "Worker", 0, 0, "", "")
-    live = emitter.RateLimitedEmitter(lambda line: None, source, on_full=lambda position: None)
-    late = emitter.RateLimitedEmitter(lambda line: None, source, until=lambda position, time: False)
-    live.logs, late.tally, late.repays = False, live.tally, True
-    block = f"{log_time(1)} a\n{log_time(2)} b".encode()
-    await live.emit(block, Replay(Position()))
-    assert live.tally.late == 2
-    await late.emit(block + b"\nfailed to create fsnotify watcher: too many open files", Replay(Position()))
-    assert (live.tally.late, live.tally.lines) == (0, 3)
+    live = emitter.RateLimitedEmitter(lambda line: None, LogLine("p", "main", "Worker", 0, 0, "", ""))
+    at = Position()
+    live.fall_behind(at)
+    block = f"{log_time(1)} a\n{log_time(2)} b\nfailed to create fsnotify watcher: too many open files".encode()
+    await live.emit(block, Replay(at))
+    assert live.backlog is not None
+    assert live.tally.unlogged == live.backlog.total == 2
+    with pytest.raises(emitter.EndReached):
+        await live.log_again(block, Replay(live.backlog.logged))
+    assert live.has_caught_up()
+    assert (live.tally.unlogged, live.tally.lines) == (0, 2)
 
 
 @of_each_kind
@@ -159,6 +161,7 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: py
     inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
     async with following(kube, sink, kind=kind, inspector=inspector):
         await until(lambda: len(sink.lines) == 5)
+        await asyncio.sleep(2)
         # only now, because the process may stall on a loaded machine
         monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
         passes(0.3)  # the stall
@@ -179,6 +182,7 @@ async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypa
     monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
     inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
     async with following(kube, sink, inspector=inspector) as follower:
+        await asyncio.sleep(0.1)
         passes(0.3)  # the stall
         write(kube.log("p"), 0, 5)
         await until(lambda: len(seen) == 5)
@@ -186,7 +190,20 @@ async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypa
         assert socket.waiting_bytes
         assert await follower.close() == 5
     assert not socket.waiting_bytes
-    assert (follower.report().total.lines, follower.report().total.late, sink.texts) == (0, 5, [])
+    assert (follower.report().total.lines, follower.report().total.unlogged, sink.texts) == (0, 5, [])
+
+
+async def test_start_of_a_trigger_is_no_stall_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many triggers that start at once keep the loop busy."""
+    monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
+    kube, sink = PodServer(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    log_socket.log_socket().connect(lambda: 0, 100_000)
+    async with following(kube, sink):
+        passes(0.3)
+        await until(lambda: len(sink.lines) == 5)
 
 
 async def test_lines_continue_after_a_stall_without_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:

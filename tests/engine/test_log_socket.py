@@ -128,18 +128,18 @@ async def test_containers_take_turns(supervisor: Wire) -> None:
     assert supervisor.lines[1] == "[Worker 0] second"
 
 
-async def test_late_lines_come_after_all_others(supervisor: Wire) -> None:
+async def test_repeated_lines_come_after_all_others(supervisor: Wire) -> None:
     queue = queue_to(supervisor)
-    late = LineQueue(LineLogger(supervisor, PYTORCHJOB), lambda count: None, late=True)
-    for number in range(300):
-        late.add(line(f"late {number}", again=True))
+    again = LineQueue(LineLogger(supervisor, PYTORCHJOB), lambda count: None, again=True)
+    for number in range(1000):
+        again.add(line(f"again {number}", again=True))
     for number in range(300):
         queue.add(line(f"line {number}"))
-    assert not late.has_room
-    await supervisor.read_until(lambda: not queue and not late and not supervisor.unread())
+    assert not again.has_room_again
+    await supervisor.read_until(lambda: not queue and not again and not supervisor.unread())
     assert [text for text in supervisor.lines if "line" in text] == supervisor.lines[:300]
     assert "[Worker 0] (again, after a takeover)" in supervisor.lines
-    assert [text for text in supervisor.lines if "late" in text] == [f"[Worker 0] late {n}" for n in range(300)]
+    assert [text for text in supervisor.lines if "0] again" in text] == [f"[Worker 0] again {n}" for n in range(1000)]
 
 
 async def test_an_error_costs_one_line(supervisor: Wire) -> None:
@@ -347,11 +347,11 @@ async def test_odd_and_long_lines_neither_block_the_loop_nor_get_lost(supervisor
             await supervisor.read_until(lambda: not supervisor.unread(), 0.0)
         assert loop.p99 < 0.05
     total = report.total
-    assert total.lines + total.late == lines
+    assert total.lines + total.unlogged == lines
     logged = supervisor.data.decode()
     counted = Counter(number for number in range(lines) if f"[{number:05}]" in logged)
     if not goes_away:
-        assert (total.late, counted.total()) == (0, lines)
+        assert (total.unlogged, counted.total()) == (0, lines)
     assert all(logged.count(f"[{number:05}]") <= 1 for number in range(lines))
 
 
@@ -379,13 +379,13 @@ async def test_reading_does_not_wait_for_a_log_that_is_not_read(
     ):
         await until(lambda: seen[0] == MANY)
         await turns(loop, 50)
-        assert follower.report().total.late > 1000
+        assert follower.report().total.unlogged > 1000
         await supervisor.read_until(lambda: f"[Worker 0] line {MANY - 1}" in supervisor.lines[-1:])
         write(kube.log("p"), MANY, MANY + 10, begin=60)
         await supervisor.read_until(lambda: f"[Worker 0] line {MANY + 9}" in supervisor.lines[-1:])
         report = follower.report()
     assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, MANY + 10)]
-    assert (report.total.lines, report.total.late) == (MANY + 10, 0)
+    assert (report.total.lines, report.total.unlogged) == (MANY + 10, 0)
     assert seen == [MANY + 10]
 
 
@@ -402,7 +402,7 @@ async def test_lines_that_are_not_logged_in_time_are_counted(supervisor: Wire, m
         report = await follower.log_rest(0.3, 240, 240)
     await supervisor.read_until(lambda: not supervisor.unread())
     assert report.total.lines == len(supervisor.lines) < MANY
-    assert report.total.lines + report.total.late == MANY
+    assert report.total.lines + report.total.unlogged == MANY
 
 
 @pytest.mark.parametrize("stuck", [True, False], ids=["are counted", "are waited for"])
@@ -421,7 +421,7 @@ async def test_waiting_lines_of_a_deleted_pod(supervisor: Wire, stuck: bool) -> 
         report = await follower.log_rest(0.3 if stuck else 240, 240, 240)
         assert not log_socket().waiting_bytes
         reading.cancel()
-    assert (report.total.lines, report.total.late) == ((0, 50) if stuck else (50, 0))
+    assert (report.total.lines, report.total.unlogged) == ((0, 50) if stuck else (50, 0))
     assert bool(report.containers) == stuck, "a log without gaps is forgotten"
 
 
@@ -433,11 +433,49 @@ async def test_container_that_restarts_while_its_lines_wait(supervisor: Wire, mo
     supervisor.connect()
     supervisor.fill()
     async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
-        await until(lambda: follower.report().total.late > 500)
+        await until(lambda: follower.report().total.unlogged > 500)
         kube.log("p").end()
         follower.observe(kube.pod("p", restart=1))
         write(kube.log("p", restart=1), MANY, MANY + 500, begin=100)
         await supervisor.read_until(lambda: f"[Worker 0] line {MANY + 499}" in supervisor.lines[-1:])
         report = follower.report()
     assert supervisor.lines == [f"[Worker 0] {text}" for text in numbered(0, MANY + 500)]
-    assert report.total.late == 0
+    assert report.total.unlogged == 0
+
+
+@pytest.mark.parametrize(("what", "why"), [("rotates", "the node removed them"), ("deletes", "the pod was deleted")])
+async def test_lines_that_are_removed_before_there_is_room_are_counted(
+    supervisor: Wire, monkeypatch: pytest.MonkeyPatch, what: str, why: str
+) -> None:
+    """All are inspected; the log names the two times between which they are missing, and their number."""
+    monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
+    kube = PodServer()
+    kube.pod("p")
+    write(kube.log("p"), 0, MANY)
+    supervisor.connect()
+    supervisor.fill()
+    async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
+        await until(lambda: follower.report().total.lines + follower.report().total.unlogged == MANY)
+        if what == "rotates":
+            kube.log("p").rotate()
+            write(kube.log("p"), MANY, MANY + 10, begin=200)
+            await until(lambda: follower.report().total.lines + follower.report().total.unlogged == MANY + 10)
+        else:
+            kube.log("p").end()
+            follower.observe(kube.delete_pod("p"), deleted=True)
+
+        def logged() -> list[str]:
+            return [line for line in supervisor.lines if line.startswith("[Worker 0] line ")]
+
+        def accounted_for() -> bool:
+            total = follower.report().total
+            return not total.unlogged and len(logged()) == total.lines
+
+        await supervisor.read_until(accounted_for)
+        report = follower.report()
+    (gap,) = report.containers["p", "main"].gaps
+    new = 10 * (what == "rotates")
+    before = len(logged()) - new
+    assert logged() == [f"[Worker 0] line {n}" for n in (*range(before), *range(MANY, MANY + new))]
+    assert gap.startswith(f"{MANY - before:,} lines between {log_time((before - 1) / 100)} and ")
+    assert why in gap

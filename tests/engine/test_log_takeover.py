@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.logs import follower as module
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
 from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
@@ -119,8 +120,8 @@ async def test_end_does_not_wait_for_earlier_lines(kube: PodServer) -> None:
         report = await taken.follower.log_rest(3, 60, 2)
         earlier = taken.follower.earlier_report()
     assert taken.sink.lines == []
-    assert (report.total.lines, report.total.late) == (0, 100)
-    assert (earlier.total.lines, earlier.total.late, earlier.unread) == (0, 590, [])
+    assert (report.total.lines, report.total.unlogged) == (0, 100)
+    assert (earlier.total.lines, earlier.total.unlogged, earlier.unread) == (0, 590, [])
     assert taken.earlier.texts == BEFORE[10:], "what they report is read all the same"
 
 
@@ -177,8 +178,42 @@ async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: PodServer) -> 
         await taken.follower.drain(60)
         await taken.follower.log_rest(0.2, 60, 60)
         earlier = taken.follower.earlier_report()
-    assert earlier.total.lines + earlier.total.late <= 590
-    assert earlier.total.late > 0
+    assert earlier.total.lines + earlier.total.unlogged <= 590
+    assert earlier.total.unlogged > 0
+
+
+@pytest.mark.parametrize("pods", [("p",), ("p", "q")])
+async def test_only_the_last_lines_of_the_job_are_logged_again(
+    pods: tuple[str, ...], kube: PodServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are inspected, and the others are counted."""
+    monkeypatch.setattr(module, "AGAIN_LINES", 200)
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 600, rate=10)
+    for pod in pods[1:]:
+        kube.pod(pod)
+        write(kube.log(pod), 0, 600, rate=10)
+    async with taken_over(kube, cursor) as taken:
+        await until(lambda: not taken.follower.earlier_report().unread)
+        await until(lambda: len(taken.again) == 200)
+        earlier = taken.follower.earlier_report()
+    written = 600 * len(pods) - 10
+    assert len(taken.earlier.texts) == written
+    assert (earlier.total.lines, earlier.total.unlogged) == (200, written - 200)
+    assert set(taken.again) == set(numbered(600 - 200 // len(pods), 600))
+
+
+async def test_lines_are_logged_again_for_some_seconds(kube: PodServer) -> None:
+    """The supervisor has no room for them. New lines have it all; the others are counted."""
+    cursor = await handed_over(kube)
+    for number in range(10, 10_000):
+        kube.log("p").write(log_time(number / 200), f"line {number} {'x' * 1000}")
+    async with taken_over(kube, cursor, unread=200_000) as taken:
+        await asyncio.sleep(module.AGAIN_SECONDS + 1)
+        earlier = taken.follower.earlier_report()
+    assert earlier.unread == []
+    assert 100 < earlier.total.lines < 5000
+    assert earlier.total.lines + earlier.total.unlogged == 10_000 - 10
 
 
 async def test_worker_that_resumes_repeats_nothing(kube: PodServer) -> None:

@@ -96,10 +96,15 @@ class Position:
         """The sinceTime to resume from, in whole seconds; None for the beginning."""
         return f"{self.base.second}Z" if self.last else None
 
-    def is_at(self, other: Position) -> bool:
-        """Whether both stand after the same line, if one is a copy of the other that was moved on."""
-        mine, others = (self.restart, self.last, self.at_last), (other.restart, other.last, other.at_last)
-        return mine == others and self.base == other.base and self.newest == other.newest
+    def has_reached(self, other: Position) -> bool:
+        """Whether this position, which was a copy of an earlier state of `other`, stands after the same line now.
+
+        After a rotation, the windows of the two differ; then the times decide.
+        """
+        if (self.restart, self.last, self.at_last) != (other.restart, other.last, other.at_last):
+            return False
+        comparable = (self.base.first, self.newest.first) == (other.base.first, other.newest.first)
+        return not comparable or (self.base, self.newest) == (other.base, other.newest)
 
     def rebase(self) -> None:
         """Forget the windows: the next line may not directly follow the last one in the file."""
@@ -146,6 +151,13 @@ class Replay:
         self.gap: tuple[str, str] | None = None  #: lines may be missing between these times: the log was rotated
         self._skip = -1  # known lines left to skip; -1: unknown before the first line
         self._again = position.at_last
+
+    @classmethod
+    def after(cls, position: Position) -> Replay:
+        """Of text that certainly follows the position."""
+        replay = cls(position)
+        replay.live = True
+        return replay
 
     def follows(self, time: str | None) -> bool:
         """Whether a response whose first line has that time, or none, continues the file that was read.
@@ -252,12 +264,13 @@ def _position(row: _Row) -> Position:
 
 @dataclass
 class Cursor:
-    """The positions of a job's containers, by `Cursor.key` of pod uid and container name.
+    """The positions up to which lines of a job's containers are logged, by `Cursor.key` of pod uid and container name.
 
     A trigger's arguments contain it, in at most MAX_SIZE bytes: docs/reference/log-cursor.md describes the format.
     1,000 containers fit. If there are more, those whose logs are furthest behind keep exact positions; all others are
     read again from one common time.
 
+    :param inspected: up to where lines are inspected, for containers whose log is behind. It is not handed over.
     :param names: `pod/container` of each key, for messages; may be incomplete.
     :param since: the common time from which containers without a position are read; "" for the beginning.
     :param omitted: number of containers whose position didn't fit.
@@ -265,6 +278,7 @@ class Cursor:
     """
 
     positions: dict[int, Position] = field(default_factory=dict)
+    inspected: dict[int, Position] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     since: str = ""
     omitted: int = 0
@@ -280,13 +294,10 @@ class Cursor:
         return self.positions.setdefault(self.key(uid, container), Position())
 
     def has(self, uid: str, container: str) -> bool:
-        """Whether lines of a container were read, in this process or before a handover."""
-        return bool((at := self.positions.get(self.key(uid, container))) and (at.last or at.complete))
-
-    def begin(self, uid: str, container: str, restart: int) -> Position:
-        """Replace a container's position with the beginning of another run."""
-        position = self.positions[self.key(uid, container)] = Position(restart)
-        return position
+        """Whether lines of a container were inspected, in this process or before a handover."""
+        key = self.key(uid, container)
+        at = self.inspected.get(key) or self.positions.get(key)
+        return at is not None and bool(at.last or at.complete)
 
     def resume(self, uid: str, container: str, restart: int, started: str) -> None:
         """Set the position of a container without one to the common time, if there is one.
@@ -307,6 +318,7 @@ class Cursor:
         """Remove a container whose pod was deleted."""
         key = self.key(uid, container)
         self.positions.pop(key, None)
+        self.inspected.pop(key, None)
         self.names.pop(key, None)
 
     def to_dict(self, limit: int = MAX_SIZE) -> dict[str, Any]:

@@ -184,11 +184,11 @@ class Closing:
         report = await follower.log_rest(timeout, longest, min(timeout, SHORT_DRAIN_SECONDS))
         seconds = timing.now() - began
         self._warn_about_missing_lines(report, seconds)
-        late = {key: tally.late for key, tally in report.containers.items() if tally.late}
-        if late:
+        unlogged = {key: tally.unlogged for key, tally in report.containers.items() if tally.unlogged}
+        if unlogged:
             self._log.warning(
                 f"Logs are incomplete: Airflow did not take all lines within {seconds:.0f} s.\n"
-                f"Missing: {counted(sum(late.values()), 'line')} of {_names(late)}."
+                f"Missing: {counted(sum(unlogged.values()), 'line')} of {_names(unlogged)}."
             )
         self._warn_about_earlier_lines(follower.earlier_report())
 
@@ -200,11 +200,12 @@ class Closing:
         )
         for key, tally in report.containers.items():
             self._warn_about_gaps(key, tally, Tally())
-            if tally.late or not tally.complete:
-                number = f"{'' if tally.complete else 'at least '}{counted(tally.late, 'line')}"
+            if tally.unlogged or not tally.complete:
+                number = f"{'' if tally.complete else 'at least '}{counted(tally.unlogged, 'line')}"
                 self._log.warning(
-                    f"Lines of {_names([key])} are not logged again after the takeover: "
-                    f"{number if tally.late else 'some'} between {since:%H:%M:%S} and {until:%H:%M:%S}."
+                    f"{number if tally.unlogged else 'Some lines'} of {_names([key])} between {since:%H:%M:%S} and "
+                    f"{until:%H:%M:%S} are not logged again.\nIf the log of the earlier process is lost, only "
+                    "`kubectl logs` has them until the release."
                 )
 
     async def _drain(self, timeout: float, longest: float | None = None) -> None:

@@ -112,7 +112,7 @@ class Following:
         while True:
             if self._host.shared:
                 # a triggerer that stalled lost its triggers to another one, which logs the same lines
-                await log_socket().awake()
+                await log_socket().awake(self._host.began())
             if await self._observer.update():
                 self._startup.phase_changed()
             if (noticed := await self._notice()) is not None:

@@ -66,10 +66,10 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         await follower.drain(DRAIN_SECONDS)
         report = await follower.log_rest(DRAIN_SECONDS, DRAIN_SECONDS, DRAIN_SECONDS)
         total = report.total
-        if lines := total.lines + total.dropped + total.late:
+        if lines := total.lines + total.dropped + total.unlogged:
             log.info(f"The pods wrote {counted(lines, 'line')} between the kill and their end.")
-        late = [key for key, tally in report.containers.items() if tally.late]
-        if missing := dict.fromkeys([*report.unread, *late]):
+        unlogged = [key for key, tally in report.containers.items() if tally.unlogged]
+        if missing := dict.fromkeys([*report.unread, *unlogged]):
             names = ", ".join(f"{pod}/{container}" for pod, container in missing)
             log.warning(f"Lines after the kill are missing: some logs were not read or logged to their end.\n{names}")
     finally:

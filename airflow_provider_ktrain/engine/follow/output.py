@@ -21,7 +21,7 @@ from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCol
 from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
-from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
+from airflow_provider_ktrain.engine.logs.follower import AGAIN_LINES, LogFollower, Takeover
 from airflow_provider_ktrain.engine.logs.line_logger import AGAIN, LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
@@ -57,6 +57,7 @@ class JobOutput:
             inspector=self._inspector,
             takeover=self._takeover(),
             job=lambda: self._state.known_job,
+            began=context.host.began(),
         )
         self.result = PrimaryResult(context, self.follower.budget)
 
@@ -139,8 +140,8 @@ class JobOutput:
         if self.taken_over_at is not None:
             since = datetime.datetime.fromtimestamp(self._state.handover.handed_over_at, datetime.UTC)
             log.warning(
-                f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this trigger started "
-                f"late.\nThe earlier lines come beside the new ones, in blocks that begin with {AGAIN!r}."
+                f"Up to {AGAIN_LINES:,} lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or "
+                f"this trigger started late.\nThey come beside the new ones, in blocks that begin with {AGAIN!r}."
             )
         if self.cursor.unreadable:
             log.warning("The log positions that were handed over can't be read: all lines are repeated.")

@@ -16,20 +16,23 @@ How the log of one container is read:
   again: either there is a new run, or the node rotated the log (`_await_new_run`).
 - A pod of the same name can be another pod. Whenever a request fails, the pod is read and its uid compared.
 - When nothing is left to read, or the final drain has read what there is up to now, the follower is DONE.
+
+Reading never waits for Airflow's log. If that has no room, lines are only inspected, and `log_backlog` requests them
+again from where the log stopped. The cursor has the position up to which lines are logged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
+from airflow_provider_ktrain.core.logs.backlog import Backlog
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
-from airflow_provider_ktrain.core.text.output import clipped, shown_log
+from airflow_provider_ktrain.core.text.output import clipped, counted, shown_log
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import AbsentError, ApiStatusError, ApiUnavailable, pause_after
@@ -60,15 +63,15 @@ STATUS_LAG_SECONDS = 5.0
 ENDED_STATUS_LAG_SECONDS = 30.0  #: likewise if the stream had ended: a loaded node reports restarts 10 to 20 s late
 ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
 TIMESTAMP_BYTES = 64  #: enough for the timestamp of a line
+BACKLOG_SILENCE_SECONDS = 10.0  #: without a byte until a request for lines that were inspected before is repeated
+BACKLOG_NOTE_SECONDS = 60.0  #: between two notes about how far the log is behind
 
 
 class ContainerFollower:
     """Follows one container of one pod in a task of its own.
 
     :param forget: called when the pod of the container is gone and its log was read.
-    :param on_full: called with this follower and its position when Airflow's log has no room for its lines: from there
-        on, they are only inspected. Default: None, as for the next one.
-    :param until: makes it a late one, which waits for room: see `RateLimitedEmitter`. Default: None.
+    :param behind: called with this follower when the log falls behind: `log_backlog` is to be called.
     """
 
     def __init__(
@@ -77,32 +80,47 @@ class ContainerFollower:
         pod: Pod,
         name: str,
         forget: Callable[[ContainerFollower], None],
-        *,
-        on_full: Callable[[ContainerFollower, Position], None] | None = None,
-        until: Callable[[Position, str], bool] | None = None,
+        behind: Callable[[ContainerFollower], None],
     ) -> None:
-        meta, self.source_pod = pod["metadata"], pod
+        meta = pod["metadata"]
         self.pod: str = meta["name"]
         self.name = name
         self.uid: str = meta["uid"]
-        self._job, self._forget = job, forget
-        key = Cursor.key(self.uid, name)
+        self._job, self._forget, self._behind = job, forget, behind
+        self._key = key = Cursor.key(self.uid, name)
         job.cursor.names[key] = f"{self.pod}/{name}"
         known = job.cursor.positions.get(key)
         self._resumed = known is not None and bool(known.last)  # its run may have ended since
         self._position = job.cursor.position(self.uid, name)
         self._progress = RunProgress()
-        self._observed = ObservedContainer()
+        self.observed = ObservedContainer()
         self._news = asyncio.Event()
-        self._path = api_paths.core(meta["namespace"], "pods", self.pod)
+        self.path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
         init = is_init_container(pod, name)
-        source = LogLine(self.pod, name, role, index, 0, "", "", init=init, pod_uid=self.uid, again=job.again)
-        full = None if on_full is None else partial(on_full, self)
+        source = LogLine(self.pod, name, role, index, 0, "", "", init=init, pod_uid=self.uid)
         self.emitter = RateLimitedEmitter(
-            job.sink, source, job.inspector(source), on_full=full, until=until, job=job.known_job
+            job.sink,
+            source,
+            job.inspector(source),
+            set_logged=self._set_logged,
+            job=job.known_job,
+            began=job.began,
         )
-        self._reader = LogReader(job, self._path, name, self.emitter, self._observed)
+        self._reader = LogReader(job, self.path, name, self.emitter, self.observed)
+        self._backlog_reader = LogReader(
+            job,
+            self.path,
+            name,
+            self.emitter,
+            self.observed,
+            emit=self.emitter.log_again,
+            silence=BACKLOG_SILENCE_SECONDS,
+        )
+        self._backlog_rests_until = 0.0  # by the loop's time
+        self._backlog_misses = 0  # requests in a row that brought no line of the backlog
+        self._backlog_noted_at = 0.0
+        self.source = source
         self._failures = 0
         self._finished = False  # the log is read as far as it goes
         self._drained = False
@@ -119,7 +137,7 @@ class ContainerFollower:
 
     def observe(self, run: Run, *, deleted: bool = False) -> None:
         """Take note of the container's newest run, and of the deletion of its pod."""
-        observed = self._observed
+        observed = self.observed
         if run.restart >= observed.run.restart:  # a watch can be behind what was read here
             observed.run = run
         observed.deletion_reported = observed.deletion_reported or deleted
@@ -130,14 +148,14 @@ class ContainerFollower:
 
     def mark_deleted(self) -> None:
         """Take note of the deletion of the pod."""
-        self.observe(self._observed.run, deleted=True)
+        self.observe(self.observed.run, deleted=True)
 
     def drain(self) -> None:
         """Read what there is up to now, and stop."""
         self.caught_up = False
-        self._observed.draining_since = asyncio.get_running_loop().time()
+        self.observed.draining_since = asyncio.get_running_loop().time()
         self._news.set()
-        if not self._observed.stream_ends_by_itself:
+        if not self.observed.stream_ends_by_itself:
             self._reader.stop_following()
 
     async def catch_up(self) -> None:
@@ -164,19 +182,9 @@ class ContainerFollower:
         return replace(self.emitter.tally, complete=self._finished or self._position.complete or self.caught_up)
 
     @property
-    def run(self) -> Run:
-        """The newest run, as far as is known."""
-        return self._observed.run
-
-    @property
-    def position(self) -> Position:
-        """Where its log stands."""
-        return self._position
-
-    @property
     def runs(self) -> bool:
         """Whether the container may write, as far as is known."""
-        return self._observed.run.started and not self._observed.stream_ends_by_itself
+        return self.observed.run.started and not self.observed.stream_ends_by_itself
 
     def read_span(self, restart: int) -> tuple[float, float]:
         """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read."""
@@ -186,6 +194,89 @@ class ContainerFollower:
         first = max(position.first, self.emitter.gap_until)
         return epoch_seconds(first) or 0.0, epoch_seconds(position.last) or 0.0
 
+    # lines that are logged later than they were inspected
+
+    def _set_logged(self, position: Position) -> None:
+        cursor = self._job.cursor
+        cursor.positions[self._key] = position
+        if self.emitter.backlog is None:
+            cursor.inspected.pop(self._key, None)
+        else:
+            cursor.inspected[self._key] = self._position
+            self._behind(self)
+
+    @property
+    def can_log_backlog(self) -> bool:
+        """Whether there is so much room in the log that a request is worth while, and the last one has not failed."""
+        return self.emitter.queue.is_low and asyncio.get_running_loop().time() >= self._backlog_rests_until
+
+    async def log_backlog(self) -> None:
+        """Make one request for the lines that are inspected and not logged. It ends when there is no more room."""
+        backlog = self.emitter.backlog
+        if backlog is None or self.emitter.has_caught_up():
+            return
+        self._note_backlog(backlog)
+        run, ended = self.observed.run, False
+        query = self.query_of(backlog.logged.restart)
+        if query is None or self.observed.deleted:
+            gone = "the pod was deleted" if self.observed.deleted else "the kubelet no longer has this log"
+            self._give_up_backlog(f"{gone} before there was room in Airflow's log")
+            return
+        # an open stream shows that this is still the log of the same run
+        same_run = self._reader.is_following and backlog.inspected.restart == backlog.logged.restart
+        patience = MAX_MISMATCHED_READS if same_run else ENDED_STATUS_LAG_SECONDS
+        any_start = run.final or self._backlog_misses >= patience
+        moved = backlog.logged.last, backlog.logged.at_last, backlog.logged.base.count
+        try:
+            response = await self._backlog_reader.read(backlog.logged, query, any_start=any_start)
+            ended = response.end is ResponseEnd.COMPLETE
+            if ended and response.caught_up and response.unended_line:
+                await self.emitter.log_again(response.unended_line, Replay.after(backlog.logged))
+        except EndReached:
+            self._backlog_misses = 0
+            return
+        except ApiStatusError as error:
+            self._give_up_backlog(f"the log can't be read.\n{error}")
+            return
+        if self.emitter.has_caught_up() or response.end is ResponseEnd.STOPPED:
+            return
+        if moved != (backlog.logged.last, backlog.logged.at_last, backlog.logged.base.count):
+            self._backlog_misses = 0
+            return
+        self._backlog_misses += 1
+        self._backlog_rests_until = asyncio.get_running_loop().time() + 1.0
+        if response.end is ResponseEnd.CUT:
+            await self._read_pod()
+        elif (ended or response.end is ResponseEnd.NO_LOG) and self._backlog_misses > MAX_MISMATCHED_READS:
+            self._give_up_backlog("the node removed them before there was room in Airflow's log")
+
+    def _give_up_backlog(self, why: str) -> None:
+        self._backlog_misses = 0
+        self.emitter.give_up_run(why)
+        self.emitter.has_caught_up()
+
+    def _note_backlog(self, backlog: Backlog) -> None:
+        """Say once in a while how far the log is behind."""
+        now = asyncio.get_running_loop().time()
+        if not self._backlog_noted_at:
+            self._backlog_noted_at = now
+        elif now - self._backlog_noted_at >= BACKLOG_NOTE_SECONDS:
+            self._backlog_noted_at = now
+            self.emitter.note(
+                f"The log is {counted(backlog.total, 'line')} behind: they have been read and checked for results and "
+                f"errors until {backlog.inspected.last[11:19]}, and are logged until {backlog.logged.last[11:19]}.",
+                backlog.logged,
+            )
+
+    def query_of(self, restart: int) -> Mapping[str, str] | None:
+        """What requests the log of a run; None: the kubelet keeps two of them, and not this one any more."""
+        run = self.observed.run
+        if restart == run.restart and not run.backing_off:
+            return {"follow": "true"} if self.runs and not self.observed.draining else {}
+        if restart == run.restart or (restart == run.restart - 1 and not run.backing_off):
+            return {"previous": "true"}
+        return None
+
     # the states
 
     async def _run(self) -> None:
@@ -193,7 +284,7 @@ class ContainerFollower:
             await self._read_runs()
         finally:
             self.emitter.report_dropped(self._position)
-        if self._observed.deletion_reported:
+        if self.observed.deletion_reported:
             self._forget(self)
 
     async def _read_runs(self) -> None:
@@ -201,24 +292,21 @@ class ContainerFollower:
         try:
             while (state := self._next_state()) is not State.DONE:
                 await self._steps[state]()  # one request, or one wait
-                self.emitter.end_at(self._position, "")
             await self._finish()
-        except EndReached:
-            self._finished = True
         except ApiStatusError as error:
             self.emitter.gap(f"the log can't be read.\n{error}", self._position)
         except Exception:
             log.exception("The log of %s/%s can't be followed any longer", self.pod, self.name)
 
     def _next_state(self) -> State:
-        return next_state(self._observed, self._position, resumed=self._resumed, drained=self._drained)
+        return next_state(self.observed, self._position, resumed=self._resumed, drained=self._drained)
 
     async def _resume(self) -> None:
         self._resumed = False
         await self._read_pod()
 
     async def _follow(self) -> None:
-        run = self._observed.run
+        run = self.observed.run
         response = await self._request(follow="true")
         self._finished = response.end is ResponseEnd.COMPLETE
         self._progress.unended_line = response.unended_line if self._finished else None
@@ -226,10 +314,10 @@ class ContainerFollower:
             await self._expect_change(run, 1)
 
     async def _await_restart(self) -> None:
-        await self._expect_change(self._observed.run, 5)
+        await self._expect_change(self.observed.run, 5)
 
     async def _settle(self) -> None:
-        run, position = self._observed.run, self._position
+        run, position = self.observed.run, self._position
         query = {"previous": "true"} if run.backing_off else {}
         if not (run.ended and await self._tail_is_known(**query)):
             response = await self._request(**query)
@@ -242,7 +330,7 @@ class ContainerFollower:
 
     async def _read_previous(self) -> None:
         """The container has restarted: read the rest of the run before the newest one, then begin the newest one."""
-        run, position = self._observed.run, self._position
+        run, position = self.observed.run, self._position
         previous = run.restart - 1
         if position.restart < previous:
             if not position.complete or position.restart + 1 < previous:
@@ -271,15 +359,19 @@ class ContainerFollower:
         return True
 
     def _begin(self, restart: int) -> None:
-        self._position = self._job.cursor.begin(self.uid, self.name, restart)
-        self._progress = RunProgress()
+        self._position, self._progress = Position(restart), RunProgress()
+        if self.emitter.backlog is None:
+            self._job.cursor.positions[self._key] = self._position
+        else:
+            self.emitter.backlog.begin(self._position)
+            self._job.cursor.inspected[self._key] = self._position
 
     async def _finish(self) -> None:
         """Nothing is left to read: the run has ended, or the pod was deleted."""
         position = self._position
-        if not self._observed.deleted or self._drained:
+        if not self.observed.deleted or self._drained:
             self._finished = True
-        elif self._observed.run.started and not (position.complete or self._finished):
+        elif self.observed.run.started and not (position.complete or self._finished):
             self.emitter.gap("the pod was deleted before its log was read to the end", position)
         elif not position.complete:
             await self._emit_unended_line()
@@ -342,9 +434,7 @@ class ContainerFollower:
 
     async def _emit_unended_line(self) -> None:
         if self._progress.unended_line:
-            replay = Replay(self._position)
-            replay.live = True
-            await self.emitter.emit(self._progress.unended_line, replay)
+            await self.emitter.emit(self._progress.unended_line, Replay.after(self._position))
 
     # requests and waits
 
@@ -363,10 +453,10 @@ class ContainerFollower:
         progress.unreadable = progress.unreadable + 1 if response.end is ResponseEnd.UNREADABLE else 0
         if response.end in (ResponseEnd.CUT, ResponseEnd.UNREADABLE):
             self._failures += 1
-            if self._reader.retries_slowly and not self._observed.draining:
+            if self._reader.retries_slowly and not self.observed.draining:
                 await self._wait_for_news(FORBIDDEN_PAUSE_SECONDS)
             elif self._failures > 1:
-                draining = self._observed.draining
+                draining = self.observed.draining
                 await self._back_off(MAX_DRAIN_RETRY_PAUSE_SECONDS if draining else MAX_RETRY_PAUSE_SECONDS)
             await self._read_pod()
         return response
@@ -380,29 +470,29 @@ class ContainerFollower:
         Either it is the log of another run, which the pod's status doesn't show yet, or the node rotated the log. If no
         other run shows in time, the log was rotated, and the next response is accepted.
         """
-        run, loop = self._observed.run, asyncio.get_running_loop()
+        run, loop = self.observed.run, asyncio.get_running_loop()
         until = loop.time() + (ENDED_STATUS_LAG_SECONDS if self._finished else STATUS_LAG_SECONDS)
-        while self._observed.run == run and not self._observed.deleted and loop.time() < until:
+        while self.observed.run == run and not self.observed.deleted and loop.time() < until:
             await self._read_pod()
-            if self._observed.run == run:
+            if self.observed.run == run:
                 await self._wait_for_news(1)
-        self._progress.any_start = self._observed.run == run
+        self._progress.any_start = self.observed.run == run
 
     async def _read_pod(self) -> None:
         """Read the pod: is it still the one that is followed, and which run is its newest?"""
-        while not self._observed.deleted:
+        while not self.observed.deleted:
             try:
-                pod = await self._job.api.request("GET", self._path)
+                pod = await self._job.api.request("GET", self.path)
             except AbsentError:
-                self._observed.deleted = True
+                self.observed.deleted = True
             except ApiStatusError as error:
                 if not error.transient and error.status != 401:
                     return  # no right to read pods: the watch must do
             except ApiUnavailable:
                 pass
             else:
-                self._observed.deleted = pod["metadata"]["uid"] != self.uid
-                if not self._observed.deleted:
+                self.observed.deleted = pod["metadata"]["uid"] != self.uid
+                if not self.observed.deleted:
                     self.observe(run_of(pod, self.name))
                 return
             self._failures += 1
@@ -410,9 +500,9 @@ class ContainerFollower:
 
     async def _expect_change(self, run: Run, seconds: float) -> None:
         """Wait for another status of a run that has probably changed; if none is observed in time, read the pod."""
-        if self._observed.run == run:
+        if self.observed.run == run:
             await self._wait_for_news(seconds)
-        if self._observed.run == run:
+        if self.observed.run == run:
             await self._read_pod()
 
     async def _wait_for_news(self, seconds: float | None = None) -> None:

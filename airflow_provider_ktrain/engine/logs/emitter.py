@@ -1,4 +1,4 @@
-"""From the bytes of a log stream to lines in the task's log: split, deduplicated, rate-limited and counted.
+"""From the bytes of a log stream to lines in the task's log: split, deduplicated, inspected, rate-limited and counted.
 
 Stacks that a container prints when it is stopped are no lines: they are left out.
 
@@ -7,6 +7,9 @@ lines, and don't wait for Airflow's log. Then the rate limit decides whether it 
 bytes: a container may write a burst, and regains its allowance over time. Once it has used it up, all lines are dropped
 until it has regained the allowance of some time. So a flood causes few long gaps, each with one note that counts its
 lines, and not a note after every line. An init container's limit is low: one that waits repeats the same few lines.
+
+If the log has no room, lines are only inspected and counted from there on: there is a backlog. `log_again` logs its
+lines when they are read once more.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import copy
 import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from airflow_provider_ktrain.core.logs.backlog import Backlog
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.core.logs.exec_trace import KnownJob, masked_trace
 from airflow_provider_ktrain.core.logs.stacks import own_text
@@ -42,7 +47,7 @@ class Tally:
     :param dropped_bytes: bytes of these lines, and bytes cut off lines over MAX_LINE_BYTES.
     :param gaps: where lines may be missing, and why.
     :param complete: whether everything that the server had was read.
-    :param late: lines that were read but not logged. A late reader may still log them.
+    :param unlogged: lines that were inspected and are not logged; those of a backlog may still be.
     """
 
     lines: int = 0
@@ -51,7 +56,7 @@ class Tally:
     dropped_bytes: int = 0
     gaps: tuple[str, ...] = ()
     complete: bool = False
-    late: int = 0
+    unlogged: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -61,7 +66,7 @@ class Tally:
             self.dropped_bytes + other.dropped_bytes,
             (self.gaps + other.gaps)[:MAX_GAPS],
             self.complete and other.complete,
-            self.late + other.late,
+            self.unlogged + other.unlogged,
         )
 
 
@@ -105,17 +110,32 @@ class LineSplitter:
 
 
 class EndReached(Exception):
-    """A late reader has logged what it was to log."""
+    """Nothing more of this response is to be read: all lines are logged, or there is no room for more."""
+
+
+class _Steps(NamedTuple):
+    """What happens with the lines of a response.
+
+    :param before: called with the position and the line's time before a line with a timestamp, maybe a known one.
+    :param gap: called with the position and two times: lines may be missing between them.
+    :param take: called with the position, the time and the text of a new line.
+    :param without_time: whether texts of the kubelet, which have no timestamp, are taken too.
+    """
+
+    before: Callable[[Position, str], None]
+    gap: Callable[[Position, str, str], None]
+    take: Callable[[Position, str, str], None]
+    without_time: bool
 
 
 class RateLimitedEmitter:
-    """Passes on the new lines of one container, within its rate limit and in short slices of time.
+    """Inspects and logs the lines of one container, within its rate limit and in short slices of time.
 
-    :param on_full: called with the position when no further line can be passed on; `logs` is False from then on.
-        Default: None, lines wait for room.
-    :param until: called before each line with the position and the line's time, and after them with "": whether to
-        end there, with `EndReached`. Default: None, never.
+    :param set_logged: called with the position up to which the log is complete, whenever it is another one than before;
+        it then moves on by itself. Default: nothing.
     :param job: called for the job, as far as it is known. Default: nothing is.
+    :param again: whether the lines come after those of all other containers. Default: False.
+    :param began: when the trigger began, by the loop's time. Default: now.
     """
 
     def __init__(
@@ -124,18 +144,18 @@ class RateLimitedEmitter:
         source: LogLine,
         inspect: Inspect = ignore,
         *,
-        on_full: Callable[[Position], None] | None = None,
-        until: Callable[[Position, str], bool] | None = None,
+        set_logged: Callable[[Position], None] = lambda position: None,
         job: KnownJob = dict,
+        again: bool = False,
+        began: float | None = None,
     ) -> None:
         self.tally = Tally()
         self.read = 0  #: lines, including repeated ones: it grows while there is progress
-        self.logs = True  #: whether lines are logged; otherwise they are inspected and counted as late
-        self.repays = False  #: whether the lines were counted as late before
+        self.backlog: Backlog | None = None  #: None: what was inspected is logged
+        self.only_counts = False  #: whether no further line is logged
         self.gap_until = ""  #: time of the first line after the last gap that a rotation left
-        self.queue = LineQueue(sink, self._lose, late=until is not None)
-        self._inspect, self._source = inspect, source
-        self._on_full, self._until, self._job = on_full, until, job
+        self.queue = LineQueue(sink, self._lose, again=again, began=began)
+        self._inspect, self._source, self._set_logged, self._job = inspect, source, set_logged, job
         self._replica = (source.pod, source.container, source.role, source.index)
         limit = BYTES_PER_SECOND, BURST_BYTES, PAUSE_SECONDS
         self._limit = (INIT_BYTES_PER_SECOND, INIT_BURST_BYTES, INIT_PAUSE_SECONDS) if source.init else limit
@@ -143,72 +163,151 @@ class RateLimitedEmitter:
         self._allowed_at = timing.now()
         self._flooded = False
         self._unreported = self._unreported_bytes = 0
+        self._steps = _Steps(self._before, self._missing, self._take, without_time=True)
+        self._steps_again = _Steps(self._before_again, self._removed, self._take_again, without_time=False)
 
     async def emit(self, block: bytes, replay: Replay) -> int:
-        """Emit the new lines of a block; returns their number.
+        """Inspect the new lines of a block, and log them if there is room; returns their number.
 
         If this is canceled, the position stands after the last line that was emitted.
         """
+        return await self._emit(block, replay, self._steps)
+
+    async def log_again(self, block: bytes, replay: Replay) -> int:
+        """Log lines of the backlog; returns their number. EndReached where they end, or where there is no room."""
+        return await self._emit(block, replay, self._steps_again)
+
+    def fall_behind(self, position: Position) -> None:
+        """From this position on, lines are only inspected."""
+        if self.backlog is None:
+            self.backlog = Backlog(copy.deepcopy(position), position)
+            self._set_logged(self.backlog.logged)
+
+    def has_caught_up(self) -> bool:
+        """Whether the log has reached the place where inspecting is; where a run ends, it goes on with the next one."""
+        while (backlog := self.backlog) is not None and backlog.end_is_reached:
+            self._report_removed(backlog, "the node removed them before there was room in Airflow's log")
+            if backlog.next_run():
+                self._set_logged(backlog.logged)
+            else:
+                self._end_backlog(backlog)
+        return self.backlog is None
+
+    def give_up_run(self, why: str) -> None:
+        """The lines of the backlog's run can't be read any more; has_caught_up is to be called next."""
+        backlog = self.backlog
+        if backlog is None:
+            return
+        end = backlog.ends.get(backlog.logged.restart, backlog.inspected)
+        backlog.removed = backlog.removed or (backlog.logged.last or "its beginning", end.last)
+        self._report_removed(backlog, why)
+        backlog.logged = copy.deepcopy(end)
+        self._set_logged(backlog.logged)
+
+    def _report_removed(self, backlog: Backlog, why: str) -> None:
+        """Report lines of the run that were not found when they were to be logged."""
+        lines = backlog.lines.pop(backlog.logged.restart, 0)
+        if lines <= 0:
+            return
+        after, until = backlog.removed or ("its beginning", backlog.logged.last)
+        self.tally.unlogged -= lines
+        self.gap(f"{counted(lines, 'line')} between {after} and {until} are missing: {why}", backlog.logged)
+
+    def _end_backlog(self, backlog: Backlog) -> None:
+        self.backlog = None
+        self._set_logged(backlog.inspected)
+
+    async def _emit(self, block: bytes, replay: Replay, steps: _Steps) -> int:
         lines = block.decode("utf-8", "replace").split("\n")
         done = fresh = 0
         while done < len(lines):
-            if self._on_full is None and self.logs:
-                await self.queue.room()
             async with log_socket().turn:
-                until, new = self._slice(lines, done, replay)
+                until, new = self._slice(lines, done, replay, steps)
             self.read += until - done
             done, fresh = until, fresh + new
             if done < len(lines):
                 await asyncio.sleep(0)
-        self.end_at(replay.position, "")
         return fresh
 
-    def end_at(self, position: Position, time: str) -> None:
-        """Raise EndReached if `until` says so."""
-        if self._until is not None and self._until(position, time):
-            raise EndReached
-
-    def _slice(self, lines: list[str], start: int, replay: Replay) -> tuple[int, int]:
+    def _slice(self, lines: list[str], start: int, replay: Replay, steps: _Steps) -> tuple[int, int]:
         """Emit lines until the slice is over; returns where to continue, and the number of new lines."""
         began = clock.monotonic()  # noqa: TID251  # CPU time of a slice
         self._refill(timing.now())
         position, fresh = replay.position, 0
+        before, gap, take, without_time = steps
         for number in range(start, len(lines)):
-            if self.logs and self._on_full is not None and not self.queue.has_room:
-                self.logs = False
-                self._on_full(copy.deepcopy(position))
             stamp, _, text = lines[number].partition(" ")
             time = normal_time(stamp)
             if time is None:  # a message of the kubelet, or the end of a line that began before sinceTime
-                if replay.live and lines[number]:
-                    self._emit_line(position, position.last, lines[number], counts=False)
+                if without_time and replay.live and lines[number]:
+                    self._take(position, position.last, lines[number], timed=False)
                 continue
-            self.end_at(position, time)
+            before(position, time)
             if replay.live:
                 position.advance(time)
             elif not replay.fresh(time):
                 continue
             fresh += 1
             if replay.gap is not None:
-                (after, self.gap_until), replay.gap = replay.gap, None
-                self.gap(f"lines between {after} and {time} may be missing: the node rotated the log", position)
+                (after, _), replay.gap = replay.gap, None
+                gap(position, after, time)
             if (own := own_text(text)) is not None:
-                self._emit_line(position, time, own)
+                take(position, time, own)
             if clock.monotonic() - began > SLICE_SECONDS:  # noqa: TID251  # CPU time of a slice
                 return number + 1, fresh
         return len(lines), fresh
 
-    def _emit_line(self, position: Position, time: str, text: str, *, counts: bool = True) -> None:
+    # lines that come for the first time
+
+    def _before(self, position: Position, _: str) -> None:
+        if self.backlog is None and not self.queue.has_room:
+            self.fall_behind(position)
+
+    def _missing(self, position: Position, after: str, time: str) -> None:
+        """A response begins after the last line that was read: the node has removed what was between."""
+        self.gap_until = time
+        self.gap(f"lines between {after} and {time} may be missing: the node rotated the log", position)
+
+    def _take(self, position: Position, time: str, text: str, *, timed: bool = True) -> None:
         """Inspect a line, and log it if it may be logged.
 
-        :param counts: whether each response has the line, so that a late reader finds it again. Default: True.
+        :param timed: whether it has a timestamp: only then, each response has it, and it can be logged later.
         """
         text = masked_trace(text, self._source.role, self._job)
         self._inspect(text, time, position.restart)
-        if not self.logs:
-            self.tally.late += counts and not self.repays
+        if self.backlog is None and not self.only_counts:
+            self._log(position, time, text)
+        elif timed:
+            self.tally.unlogged += 1
+            if self.backlog is not None:
+                self.backlog.add(1)
+
+    # lines that were inspected before
+
+    def _before_again(self, position: Position, _: str) -> None:
+        backlog = self.backlog
+        if backlog is None or backlog.logged is not position or self.only_counts or not self.queue.has_room_again:
+            raise EndReached
+        if backlog.end_is_reached:
+            self.has_caught_up()
+            raise EndReached
+
+    def _removed(self, position: Position, after: str, time: str) -> None:
+        if self.backlog is not None:
+            self.backlog.removed = after, time
+
+    def _take_again(self, position: Position, time: str, text: str) -> None:
+        if self.backlog is None:
             return
-        self.tally.late -= counts and self.repays
+        self.backlog.take()
+        self.tally.unlogged -= 1
+        self._log(position, time, masked_trace(text, self._source.role, self._job))
+        if self.backlog.end_is_reached:  # before another task moves a position on
+            self.has_caught_up()
+            raise EndReached
+
+    def _log(self, position: Position, time: str, text: str) -> None:
+        """Log a line, unless it is over the limit."""
         size = len(text) + 1
         if self._flooded or size > self._allowance:
             self._flooded = True
@@ -226,7 +325,7 @@ class RateLimitedEmitter:
 
     def _lose(self, lines: int) -> None:
         self.tally.lines -= lines
-        self.tally.late += lines
+        self.tally.unlogged += lines
 
     def _refill(self, now: float) -> None:
         """Regain allowance for the time that has passed; a flood is over with the allowance of the pause."""
@@ -256,3 +355,44 @@ class RateLimitedEmitter:
         """Log a message about this place in the container's log."""
         restart, time = position.restart, position.last
         self.queue.add(replace(self._source, restart=restart, time=time, text=text, note=True, lines=0))
+
+
+class EarlierEmitter(RateLimitedEmitter):
+    """Inspects the lines of one container up to a takeover, logs the last ones again, and counts all others.
+
+    :param until: the time of the takeover.
+    :param restart: the run that the container had then.
+    """
+
+    def __init__(
+        self,
+        sink: Callable[[LogLine], None],
+        source: LogLine,
+        inspect: Inspect,
+        *,
+        until: str,
+        restart: int,
+        job: KnownJob,
+        began: float,
+    ) -> None:
+        super().__init__(sink, source, inspect, job=job, again=True, began=began)
+        self.again_from = until  #: the time from which lines are logged again
+        self.ended = False  #: whether all lines up to the takeover were read
+        self._until, self._restart = until, restart
+
+    def _before(self, position: Position, time: str) -> None:
+        if position.restart == self._restart and time >= self._until:
+            self.ended = True
+            raise EndReached
+        self.only_counts = time < self.again_from
+        if not (self.only_counts or self.queue.has_room_again):
+            raise EndReached
+
+    @property
+    def logs(self) -> bool:
+        """Whether some of the lines are logged again."""
+        return self.again_from < self._until
+
+    def stop_logging(self) -> None:
+        """From now on, lines are only counted."""
+        self.again_from = self._until

@@ -1,35 +1,41 @@
 """Follows the logs of a job: each wanted container live, each line once and in order.
 
-One asyncio task per container reads its runs one after the other: see `container_follower`. It never waits for
-Airflow's log. A second one, a late one, logs what the first can't:
+One asyncio task per container reads its runs one after the other: see `container_follower`. It inspects the lines and
+never waits for Airflow's log. One further task of the job logs what they can't, with one request at a time, which ends
+when the log has no more room:
 
-- Lines for which the log has no room. From there on, the first one only inspects the lines, until the late one has
-  caught up with it.
-- After a takeover, lines since the handover. The first one begins where the takeover was, and the late one ends there.
-  Another triggerer may have logged these lines before.
+- Lines for which the log had no room, from where the log stopped.
+- After a takeover, lines since the handover, which another triggerer may have logged. The containers' tasks begin where
+  the takeover was. The last AGAIN_LINES of the job are logged again, for AGAIN_SECONDS at most; all others are counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, normal_time
 from airflow_provider_ktrain.core.logs.exec_trace import KnownJob
+from airflow_provider_ktrain.core.text.output import shown_log
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, Tally, ignore
+from airflow_provider_ktrain.engine.logs.earlier_lines import EarlierLines
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, RateLimitedEmitter, Tally, ignore
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.logs.reader import JobLogs
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
+log = shown_log(__name__)
+
 WHOLE = Tally(complete=True)  #: of no container; one object for all jobs
 COUNT_SECONDS = 5.0  #: at the end of a drain in which lines are only inspected and counted, at most
-LOOK_SECONDS = 0.05  #: until it is looked again whether all lines are logged
+LOOK_SECONDS = 0.05  #: until it is looked again whether there is room in the log, or all lines are logged
+AGAIN_LINES = 10_000  #: of a job that are logged again after a takeover
+AGAIN_SECONDS = 15.0  #: from the takeover on, in which they are
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,6 @@ class Takeover:
     cursor: Cursor
     at: str
     inspector: Callable[[LogLine], Inspect]
-
-    def ends(self, restart: int) -> Callable[[Position, str], bool]:
-        """Whether a late reader has read a container up to the takeover, in which it had that run."""
-        return lambda position, time: (
-            position.restart > restart or (position.restart == restart and (position.complete or time >= self.at))
-        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class LogFollower:
         time and run of every new line before the rate limit drops any. Default: lines aren't inspected.
     :param takeover: if there was one; then `cursor` is empty. Default: None.
     :param job: called for the job, as far as it is known. Default: nothing is.
+    :param began: when the trigger began, by the loop's time. Default: now.
     """
 
     def __init__(
@@ -101,18 +102,18 @@ class LogFollower:
         inspector: Callable[[LogLine], Inspect] = lambda source: ignore,
         takeover: Takeover | None = None,
         job: KnownJob = dict,
+        began: float | None = None,
     ) -> None:
+        self._began = asyncio.get_running_loop().time() if began is None else began
         self.cursor = Cursor() if cursor is None else cursor
         self.budget = process_budget()
         log_socket().watch_for_stalls()
-        self._job = JobLogs(api, sink, kind, self.cursor, self.budget, inspector, job)
-        self._overflow = JobLogs(api, sink, kind, Cursor(), self.budget.late, lambda source: ignore, job)
-        self._takeover, self._earlier = takeover, self._overflow
-        if takeover is not None:
-            logs = replace(self._overflow, cursor=takeover.cursor, inspector=takeover.inspector, again=True)
-            self._earlier = logs
-        self._late: list[ContainerFollower] = []
-        self._again: list[ContainerFollower] = []  # those of the takeover among them, also when they have ended
+        self._job = JobLogs(api, sink, kind, self.cursor, self.budget, inspector, job, self._began)
+        self._takeover = takeover
+        self._behind: dict[ContainerFollower, None] = {}  # with lines that are inspected and not logged
+        self._earlier: list[EarlierLines] = []  # also those that are done
+        self._stop_again_at = asyncio.get_running_loop().time() + AGAIN_SECONDS
+        self._logging_later: asyncio.Task[None] | None = None
         self._chosen = chosen
         self._followed: dict[tuple[str, str], ContainerFollower] = {}
         self._observed: dict[str, Pod] = {}  # by uid, as last observed
@@ -148,63 +149,83 @@ class LogFollower:
                     if deleted:
                         self.cursor.forget(*key)
                     continue
-                self._begin(pod, container["name"], run)
-                followed = ContainerFollower(self._job, pod, container["name"], self._forget, on_full=self._fall_behind)
+                followed = self._begin(pod, container["name"], run)
                 self._followed[key] = followed
-            for reader in (followed, *self._late_of(followed)):
-                reader.observe(run, deleted=deleted)
+            followed.observe(run, deleted=deleted)
             if deleted and followed.task.done():
                 self._forget(followed)
 
-    def _begin(self, pod: Pod, container: str, run: Run) -> None:
-        uid, started = pod["metadata"]["uid"], run.started_at
-        takeover = self._takeover
+    def _begin(self, pod: Pod, container: str, run: Run) -> ContainerFollower:
+        uid, started, takeover = pod["metadata"]["uid"], run.started_at, self._takeover
         if takeover is None:
             self.cursor.resume(uid, container, run.restart, started)
-            return
+            return self._follow(pod, container)
         takeover.cursor.resume(uid, container, run.restart, started)
-        known = takeover.cursor.position(uid, container)
+        known, key = takeover.cursor.position(uid, container), Cursor.key(uid, container)
         if known.restart == run.restart and (known.complete or (normal_time(started) or "") >= takeover.at):
-            self.cursor.positions[Cursor.key(uid, container)] = known
-            return
-        self.cursor.positions[Cursor.key(uid, container)] = Position.at(run.restart, takeover.at)
-        self._again.append(self._read_late(self._earlier, pod, container, takeover.ends(run.restart)))
+            self.cursor.positions[key] = known
+            return self._follow(pod, container)
+        self.cursor.positions[key] = Position.at(run.restart, takeover.at)
+        followed = self._follow(pod, container)
+        inspect = takeover.inspector(followed.source)
+        self._earlier.append(EarlierLines(self._job, followed, inspect, known, run.restart, takeover.at))
+        self._log_later()
+        return followed
 
-    def _read_late(
-        self, logs: JobLogs, pod: Pod, container: str, until: Callable[[Position, str], bool]
-    ) -> ContainerFollower:
-        late = ContainerFollower(logs, pod, container, lambda _: None, until=until)
-        self._late.append(late)
-        late.task.add_done_callback(lambda _: self._late.remove(late))
-        return late
+    def _follow(self, pod: Pod, container: str) -> ContainerFollower:
+        return ContainerFollower(self._job, pod, container, self._forget, self._fall_behind)
 
-    def _late_of(self, container: ContainerFollower) -> list[ContainerFollower]:
-        return [late for late in self._late if (late.uid, late.name) == (container.uid, container.name)]
+    def _fall_behind(self, container: ContainerFollower) -> None:
+        self._behind[container] = None
+        self._log_later()
 
-    def _fall_behind(self, live: ContainerFollower, at: Position) -> None:
-        """Let a late reader log the lines of a container from a position on, until it has caught up."""
-        self._overflow.cursor.positions[Cursor.key(live.uid, live.name)] = at
+    # lines that the containers' tasks can't log
 
-        def caught_up(position: Position, _: str) -> bool:
-            if position.is_at(live.position):
-                log_again()
-            return live.emitter.logs
+    def _log_later(self) -> None:
+        if self._logging_later is None or self._logging_later.done():
+            self._logging_later = asyncio.get_running_loop().create_task(self._log_rest_of_lines())
 
-        def log_again(_: object = None) -> None:
-            if not live.emitter.logs:
-                live.emitter.logs = True
-                late.emitter.queue.put_after(live.emitter.queue)
+    async def _log_rest_of_lines(self) -> None:
+        """Make one request after the other, as long as there are lines to log or to count."""
+        while self._behind or self._unread_earlier:
+            new = next((lines for lines in self._unread_earlier if not lines.is_started), None)
+            behind = next((container for container in self._behind if container.can_log_backlog), None)
+            earlier = next((lines for lines in self._unread_earlier if lines.can_read), None)
+            if asyncio.get_running_loop().time() >= self._stop_again_at:
+                for lines in self._unread_earlier:
+                    lines.emitter.stop_logging()
+            if new is not None:
+                await new.start(max(AGAIN_LINES // len(self._earlier), 1))
+            elif behind is not None:
+                await self._log_backlog(behind)
+            elif earlier is not None:
+                await earlier.read()
+            else:
+                await asyncio.sleep(LOOK_SECONDS)
 
-        late = self._read_late(self._overflow, live.source_pod, live.name, caught_up)
-        late.emitter.tally, late.emitter.repays = live.emitter.tally, True
-        late.task.add_done_callback(log_again)
-        late.observe(live.run)
+    @property
+    def _unread_earlier(self) -> list[EarlierLines]:
+        return [lines for lines in self._earlier if not lines.is_done]
+
+    async def _log_backlog(self, container: ContainerFollower) -> None:
+        """Make a request for lines of one container. An unexpected error costs the rest of them."""
+        del self._behind[container]
+        if not container.emitter.only_counts:
+            try:
+                await container.log_backlog()
+            except Exception:
+                container.emitter.only_counts = True
+                log.exception("Lines of %s/%s can't be logged any longer", container.pod, container.name)
+            if container.emitter.backlog is not None and not container.emitter.only_counts:
+                self._behind[container] = None  # after the others
+                return
+        if container.task.done() and container.observed.deletion_reported:
+            self._forget(container)
 
     def _forget(self, container: ContainerFollower) -> None:
         """Keep only the tally of a container whose pod was deleted and whose log was read, once no line waits."""
-        if late := self._late_of(container):
-            late[-1].task.add_done_callback(lambda _: self._forget(container))
-            return
+        if container.emitter.backlog is not None and not container.emitter.only_counts:
+            return  # this is called again when it has ended
         if container.emitter.queue:
             container.emitter.queue.when_empty(lambda: self._forget(container))
             return
@@ -212,7 +233,7 @@ class LogFollower:
             return
         key, tally = (container.pod, container.name), container.tally()
         self.cursor.forget(container.uid, container.name)
-        if tally.complete and not tally.gaps and not tally.dropped and not tally.late:
+        if tally.complete and not tally.gaps and not tally.dropped and not tally.unlogged:
             self._gone_whole += tally
         else:
             self._gone[key] = self._gone[key] + tally if key in self._gone else tally
@@ -222,7 +243,7 @@ class LogFollower:
 
         Containers that still run are read up to now. In the last seconds (COUNT_SECONDS, at most a quarter of the
         time), lines are only inspected and counted, because inspecting is much faster than logging. This doesn't wait
-        for lines that were read and are not logged: see `log_rest`.
+        for lines that are inspected and not logged: see `log_rest`.
 
         :param timeout: seconds without progress after which this ends.
         :param longest: seconds after which it ends in any case. Default: `timeout`.
@@ -249,7 +270,7 @@ class LogFollower:
             for container in late:
                 container.drain()
             for container in (*drained, *late):
-                container.emitter.logs = False
+                container.emitter.only_counts = True
             await asyncio.wait(rest, timeout=counting)
         await _cancel(rest)
         return self.report()
@@ -284,7 +305,7 @@ class LogFollower:
         return self._gone_whole.lines + sum(container.emitter.read for container in behind)
 
     async def log_rest(self, timeout: float, longest: float, earlier: float) -> DrainReport:
-        """Wait until what was read is logged. Late readers end then, and what is left is counted.
+        """Wait until what was inspected is logged; what is left then is counted.
 
         :param timeout: seconds after which this ends if no line was logged.
         :param longest: seconds after which it ends in any case.
@@ -294,43 +315,53 @@ class LogFollower:
         loop = asyncio.get_running_loop()
         began = last = loop.time()
         logged, counting = 0, min(COUNT_SECONDS, earlier / 2)
-        while self._late or any(container.emitter.queue for container in self._readers()):
-            now, written = loop.time(), sum(container.emitter.queue.written for container in self._readers())
+        while self._behind or self._unread_earlier or any(emitter.queue for emitter in self._emitters()):
+            now, written = loop.time(), sum(emitter.queue.written for emitter in self._emitters())
             last, logged = now if written != logged else last, written
             if now - began >= earlier - counting:
-                await self._count_earlier(counting)
+                self._count_earlier()
+            if now - began >= earlier and self._unread_earlier:
+                await self._stop_logging_later(keep_backlogs=True)
             if now - began >= longest or now - last >= timeout:
                 break
             await asyncio.sleep(LOOK_SECONDS)
-        await _cancel([late.task for late in self._late])
+        await self._stop_logging_later()
         self._discard()
         return self.report()
 
-    async def _count_earlier(self, seconds: float) -> None:
-        """End late readers of lines since the handover; what is left is only counted."""
-        reading = [late for late in self._again if not late.task.done()]
-        for late in self._again:
-            late.emitter.logs = False
-            late.emitter.queue.discard()
-        if reading:
-            await asyncio.wait([late.task for late in reading], timeout=seconds)
-        await _cancel([late.task for late in reading])
+    def _count_earlier(self) -> None:
+        """Lines since the handover are only counted from now on."""
+        for lines in self._earlier:
+            lines.emitter.stop_logging()
+            lines.emitter.queue.discard()
+
+    async def _stop_logging_later(self, *, keep_backlogs: bool = False) -> None:
+        """End the task that logs lines later.
+
+        :param keep_backlogs: whether lines for which the log had no room are still logged. Default: False.
+        """
+        if self._logging_later is not None:
+            await _cancel([self._logging_later])
+        for lines in self._earlier:
+            lines.is_done = True
+        if keep_backlogs:
+            self._log_later()
+        else:
+            self._behind.clear()
 
     def _discard(self) -> None:
-        for container in list(self._readers()):  # those of deleted pods are forgotten
-            container.emitter.queue.discard()
+        for emitter in list(self._emitters()):  # those of deleted pods are forgotten
+            emitter.queue.discard()
 
-    def _readers(self) -> Iterator[ContainerFollower]:
-        yield from self._followed.values()
-        yield from self._late
-        yield from self._again
+    def _emitters(self) -> Iterator[RateLimitedEmitter]:
+        yield from (container.emitter for container in self._followed.values())
+        yield from (lines.emitter for lines in self._earlier)
 
     def earlier_report(self) -> DrainReport:
         """What became of the lines since the handover, after a takeover."""
         found: dict[tuple[str, str], Tally] = {}
-        for late in self._again:
-            key = late.pod, late.name
-            found[key] = found.get(key, WHOLE) + late.tally()
+        for lines in self._earlier:
+            found[lines.key] = found.get(lines.key, WHOLE) + lines.tally()
         return DrainReport(found)
 
     def read_span(self, uid: str, container: str, restart: int) -> tuple[float, float]:
@@ -359,14 +390,12 @@ class LogFollower:
 
         :return: number of lines that are therefore discarded.
         """
-        repaying = [reader for reader in self._late if reader.emitter.repays]
-        await _cancel([container.task for container in (*self._followed.values(), *self._late)])
-        for reader in repaying:
-            self.cursor.positions[Cursor.key(reader.uid, reader.name)] = reader.position
-        late = self.report().total.late
-        if log_socket().settling_seconds():
+        await _cancel([container.task for container in self._followed.values()])
+        await self._stop_logging_later()
+        unlogged = self.report().total.unlogged
+        if log_socket().settling_seconds(self._began):
             self._discard()
-        return self.report().total.late - late
+        return self.report().total.unlogged - unlogged
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

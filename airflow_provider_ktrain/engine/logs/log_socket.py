@@ -9,12 +9,14 @@ Cost: the supervisor reads at most 4 KiB at a time, and sends several queries to
 again. So after a burst of few, short lines, the next lines wait for a quarter of a second. While much is unread, lines
 of one container are joined in one record. A text that is too long for a record is split into parts.
 
-Full queues: a reader of a log doesn't wait. It reads on, and another reader, a late one, reads these lines again and
-waits for room (`engine.logs.follower`). Late lines come after all others.
+Full queues: a reader of a log doesn't wait. It inspects on, and the lines are read again when there is room
+(`engine.logs.follower`). Lines that are repeated after a takeover come after all others.
 
 Stalls: a triggerer whose process is stalled (suspended, or without CPU) misses heartbeats, and Airflow assigns its
 triggers to another triggerer, which logs the same lines. When the process resumes, it can't detect this. So after a
 stall, nothing of the queues is written for some seconds, in which Airflow cancels the triggers that were reassigned.
+A trigger that has started since the stall began was assigned to this process in it, and doesn't wait: the start of many
+triggers can itself keep the loop busy for that long.
 
 Loggers of the standard library, Airflow's and ours, write to the same socket at once: they have the other half of it.
 
@@ -56,7 +58,8 @@ BURST_INTERVAL = 0.25  #: seconds between a smaller burst and the next one
 LINE_BYTES = 256  #: of memory that a line in a queue takes beside its text
 QUEUE_BYTES, ALL_QUEUES_BYTES = 1024 * 1024, 32 * 1024 * 1024  #: of lines that wait: of one container, and of all
 MESSAGES_BYTES = 8 * 1024 * 1024  #: of messages that wait, of all triggers
-LATE_QUEUE_BYTES = 64 * 1024  #: of a late reader, which waits for room
+BACKLOG_BYTES = 4 * 1024 * 1024  #: that may wait of a container whose lines are read again: each time is one request
+AGAIN_QUEUE_BYTES = 256 * 1024  #: likewise of lines that are repeated after a takeover
 
 Record = Callable[[], object]
 
@@ -96,18 +99,26 @@ class LineQueue:
 
     :param write: logs a line, or several with line breaks between them.
     :param lost: called with the number of lines that could not be written, or were discarded.
-    :param late: whether the lines come after those of all other queues.
+    :param again: whether the lines come after those of all other queues. Default: False.
+    :param began: when the trigger began, by the loop's time. Default: now.
     """
 
-    def __init__(self, write: Callable[[LogLine], None], lost: Callable[[int], None], *, late: bool = False) -> None:
-        self.late = late
+    def __init__(
+        self,
+        write: Callable[[LogLine], None],
+        lost: Callable[[int], None],
+        *,
+        again: bool = False,
+        began: float | None = None,
+    ) -> None:
+        self.again = again
+        self.began = asyncio.get_running_loop().time() if began is None else began
         self.is_served = False  #: whether the socket will take the next lines
         self.written = 0  #: lines; it grows while there is progress
         self._socket, self._write, self._lost = log_socket(), write, lost
         self._context = copy_context()
         self._lines: deque[LogLine] = deque()
         self._bytes = 0
-        self._popped = asyncio.Event()
         self._on_empty: Callable[[], None] | None = None
 
     def __bool__(self) -> bool:
@@ -116,15 +127,21 @@ class LineQueue:
     @property
     def has_room(self) -> bool:
         """Whether another line may wait here."""
-        if self.late:
-            return self._bytes < LATE_QUEUE_BYTES
         return self._bytes < QUEUE_BYTES and self._socket.waiting_bytes < ALL_QUEUES_BYTES
 
-    async def room(self) -> None:
-        """Wait until another line may wait here."""
-        while not self.has_room:
-            self._popped.clear()
-            await self._popped.wait()
+    @property
+    def has_room_again(self) -> bool:
+        """Whether another line that is read again may wait here; there is always room for those of all others."""
+        if self.again:
+            return self._bytes < AGAIN_QUEUE_BYTES
+        return self._bytes < BACKLOG_BYTES and self._socket.waiting_bytes < ALL_QUEUES_BYTES // 2
+
+    @property
+    def is_low(self) -> bool:
+        """Whether there is so much room that a request for lines is worth while."""
+        if self.again:
+            return self._bytes < AGAIN_QUEUE_BYTES // 4
+        return self._bytes < QUEUE_BYTES and self._socket.waiting_bytes < ALL_QUEUES_BYTES // 2
 
     def add(self, line: LogLine) -> None:
         """Write a line when there is room, in a worker at once."""
@@ -134,15 +151,6 @@ class LineQueue:
         self._lines.append(line)
         self._count(len(line.text) + LINE_BYTES)
         self._socket.serve(self)
-
-    def put_after(self, earlier: LineQueue) -> None:
-        """Move all lines into another queue of the same container, after its own, which are older."""
-        earlier._lines.extend(self._lines)
-        earlier._count(self._bytes)
-        if self._lines:
-            self._socket.serve(earlier)
-        self._lines.clear()
-        self._count(-self._bytes)
 
     def when_empty(self, act: Callable[[], None]) -> None:
         """Call a function when all lines are written or discarded, in place of one that was set before."""
@@ -183,7 +191,6 @@ class LineQueue:
             self._count(-len(texts[-1]) - LINE_BYTES)
         if len(texts) > 1:
             first = replace(first, text="\n".join(texts), lines=len(texts))
-        self._popped.set()
         return partial(self._context.run, self._try, first, first.lines), first.lines, size
 
     def _try(self, line: LogLine, lines: int) -> None:
@@ -197,9 +204,8 @@ class LineQueue:
 
     def _count(self, size: int) -> None:
         self._bytes += size
-        if not self.late:
+        if not self.again:
             self._socket.waiting_bytes += size
-        self._popped.set()
 
 
 def _of_one_record(first: LogLine, line: LogLine) -> bool:
@@ -212,20 +218,20 @@ class LogSocket:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()  #: of the one stream whose lines are inspected
-        self.waiting_bytes = 0  #: of lines in all queues but the late ones
+        self.waiting_bytes = 0  #: of lines in all queues but those of repeated ones
         self._unread: Callable[[], int] | None = None
         self._limit = self._piece = 0
         self._messages: deque[tuple[Record, int]] = deque()  # each with the bytes of its text
         self._message_bytes = self._lost_messages = 0
         self._queues: deque[LineQueue] = deque()  # that have lines
-        self._late: deque[LineQueue] = deque()
+        self._again: deque[LineQueue] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._writing = False
         self._passed = 0  # bytes that were written; unread ones among them are the last ones
         self._lines = self._bytes = 0  # of the present burst
         self._next_burst = 0.0  # when it may begin
         self._ticked: float | None = None  # when the loop last ran
-        self._settled = 0.0  # when lines may be written again after a stall
+        self._stalled = self._settled = 0.0  # when the last stall began, and when lines may be written again after it
 
     def connect(self, unread: Callable[[], int], size: int) -> None:
         """Write to a socket that must not become full.
@@ -249,7 +255,7 @@ class LogSocket:
         """Write a queue's lines when it is its turn."""
         if not queue.is_served:
             queue.is_served = True
-            (self._late if queue.late else self._queues).append(queue)
+            (self._again if queue.again else self._queues).append(queue)
             self._arm(max(self._next_burst - asyncio.get_running_loop().time(), 0.0))
 
     def admit(self, method: Callable[..., Any], text: str, kw: dict[str, Any]) -> bool:
@@ -279,7 +285,7 @@ class LogSocket:
         method(f"{lost} of triggers in this process are missing here: Airflow did not read the log in time.")
 
     async def read(self, patience: float, *, lines: bool = True) -> bool:
-        """Wait until the supervisor has read what was logged until now, except for late lines.
+        """Wait until the supervisor has read what was logged until now, except for repeated lines.
 
         :param lines: whether lines that wait in queues, of any job, are waited for. Default: True.
         """
@@ -309,14 +315,14 @@ class LogSocket:
     def _pump(self) -> None:
         """Write for SLICE_SECONDS at most, and go on later, whatever happens."""
         loop, self._timer = asyncio.get_running_loop(), None
-        pause = self.settling_seconds()
-        end, self._writing = time.monotonic() + SLICE_SECONDS, True  # noqa: TID251  # CPU time of a slice
+        self._note_stall()
+        end, self._writing, pause = time.monotonic() + SLICE_SECONDS, True, 0.0  # noqa: TID251  # CPU time of a slice
         try:
             while pause <= 0 and time.monotonic() < end:  # noqa: TID251  # CPU time of a slice
                 pause = self._write_record()
         finally:
             self._writing = False
-            if self._messages or self._queues or self._late:
+            if self._messages or self._queues or self._again:
                 self._arm(max(pause, 0.0))
             elif self._lines:
                 small = self._lines < MIN_BURST_LINES and self._bytes < MIN_BURST_BYTES
@@ -333,13 +339,13 @@ class LogSocket:
             self._message_bytes -= size
             self._write(record)
             return 0.0
-        queues, share = (self._queues, 1) if self._queues else (self._late, 2)
-        if not queues or not self._fits(record_cost(self._piece + RECORD_BYTES), share):
+        queues, share = (self._queues, 1) if self._may_write(self._queues) else (self._again, 2)
+        if not self._may_write(queues) or not self._fits(record_cost(self._piece + RECORD_BYTES), share):
             return UNREAD_INTERVAL
         queue = queues.popleft()
         try:
             if queue:
-                record, lines, size = queue.take(queue.late or self.unread() > self._limit // 4, self._piece)
+                record, lines, size = queue.take(queue.again or self.unread() > self._limit // 4, self._piece)
                 self._write(record)
                 self._lines += lines
                 self._bytes += size
@@ -348,6 +354,16 @@ class LogSocket:
             if queue:
                 queues.append(queue)
         return 0.0
+
+    def _may_write(self, queues: deque[LineQueue]) -> bool:
+        """Whether there is a queue that may be written now; it comes first."""
+        if self._settled <= asyncio.get_running_loop().time():
+            return bool(queues)
+        for _ in range(len(queues)):
+            if not self.settling_seconds(queues[0].began):
+                return True
+            queues.rotate(-1)
+        return False
 
     def _write(self, record: Record) -> None:
         before = self.unread()
@@ -370,17 +386,22 @@ class LogSocket:
     def _note_stall(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._ticked is not None and now - self._ticked > STALL_SECONDS:
-            self._settled = now + SETTLE_SECONDS
+            self._stalled, self._settled = self._ticked, now + SETTLE_SECONDS
         self._ticked = now
 
-    def settling_seconds(self) -> float:
-        """Seconds in which Airflow may still cancel triggers that it reassigned during a stall; 0 without one."""
+    def settling_seconds(self, began: float) -> float:
+        """Seconds in which Airflow may still cancel a trigger that it reassigned during a stall; 0 without one.
+
+        :param began: when the trigger began, by the loop's time.
+        """
         self._note_stall()
+        if began >= self._stalled:
+            return 0.0
         return max(self._settled - asyncio.get_running_loop().time(), 0.0)
 
-    async def awake(self) -> None:
-        """Return at once; after a stall, only when Airflow has had time to cancel reassigned triggers."""
-        if wait := self.settling_seconds():
+    async def awake(self, began: float) -> None:
+        """Return at once; after a stall, only when Airflow has had time to cancel a trigger that began then."""
+        if wait := self.settling_seconds(began):
             await asyncio.sleep(wait)
 
 

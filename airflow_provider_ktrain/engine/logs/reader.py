@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
@@ -59,8 +59,8 @@ class Response:
 class JobLogs:
     """What the followers of a job's containers share.
 
-    :param again: whether another triggerer may have logged the lines before.
     :param known_job: called for the job, whose Secrets are masked in what kubexec.sh prints.
+    :param began: when the trigger began, by the loop's time.
     :param refused: whether the API server refuses their logs (403); then this was logged once for all containers.
     """
 
@@ -71,20 +71,32 @@ class JobLogs:
     budget: StreamBudget
     inspector: Callable[[LogLine], Inspect]
     known_job: KnownJob
-    again: bool = False
+    began: float
     refused: bool = False
 
 
 class LogReader:
-    """Makes the requests for the log of one container."""
+    """Makes the requests for the log of one container.
+
+    :param emit: takes the lines of a block. Default: the emitter inspects and logs them.
+    :param silence: seconds without a byte after which a stream is given up. Default: STREAM_SILENCE_SECONDS.
+    """
 
     def __init__(
-        self, job: JobLogs, path: str, container: str, emitter: RateLimitedEmitter, observed: ObservedContainer
+        self,
+        job: JobLogs,
+        path: str,
+        container: str,
+        emitter: RateLimitedEmitter,
+        observed: ObservedContainer,
+        *,
+        emit: Callable[[bytes, Replay], Awaitable[int]] | None = None,
+        silence: float = STREAM_SILENCE_SECONDS,
     ) -> None:
         self._job = job
         self._path = f"{path}/log"
         self._container = container
-        self._emitter = emitter
+        self._emitter, self._emit, self._silence = emitter, emit or emitter.emit, silence
         self._observed = observed
         self._forbidden_since: float | None = None
         self._close_stream: Callable[[], None] | None = None  # of the stream that is followed
@@ -120,7 +132,7 @@ class LogReader:
         async with self._job.budget.slot() as slot:
             try:
                 async with self._job.api.stream(
-                    self._path, query=query, pool="logs", read_timeout=STREAM_SILENCE_SECONDS
+                    self._path, query=query, pool="logs", read_timeout=self._silence
                 ) as response:
                     self._forbidden_since = None
                     self._job.refused = False
@@ -137,7 +149,7 @@ class LogReader:
                             any_start = any_start or replay.follows(time_of_line(block))
                             if not any_start:
                                 return Response(ResponseEnd.OTHER_LOG, size)
-                            new_lines += await self._emitter.emit(block, replay)
+                            new_lines += await self._emit(block, replay)
                     if lines.unended_line.startswith(NO_LOG_TEXT):
                         end = ResponseEnd.NO_LOG
                     else:

@@ -15,7 +15,6 @@ from contextvars import Context
 from weakref import WeakKeyDictionary
 
 STREAMS = 300  #: connections for logs; each is a load on a kubelet and on the API server
-LATE_STREAMS = 30  #: connections for logs of late readers, which wait for room in Airflow's log
 TURN_SECONDS = 5.0  #: that a stream may last while others wait
 
 
@@ -45,15 +44,10 @@ class Slot:
 class StreamBudget:
     """Allows STREAMS log streams at a time. While others wait, the oldest streams end after TURN_SECONDS."""
 
-    def __init__(self, *, late: bool = False) -> None:
-        self.late = self if late else StreamBudget(late=True)  #: the budget of late readers
+    def __init__(self) -> None:
         self._held: dict[Slot, None] = {}  # first granted first
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def _streams(self) -> int:
-        return LATE_STREAMS if self.late is self else STREAMS
 
     @property
     def is_crowded(self) -> bool:
@@ -71,7 +65,7 @@ class StreamBudget:
             self._grant()
 
     async def _acquire(self) -> Slot:
-        if not self._waiting and len(self._held) < self._streams:
+        if not self._waiting and len(self._held) < STREAMS:
             return self._hold()
         future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
@@ -90,7 +84,7 @@ class StreamBudget:
         return slot
 
     def _grant(self) -> None:
-        while self._waiting and len(self._held) < self._streams:
+        while self._waiting and len(self._held) < STREAMS:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_result(self._hold())
