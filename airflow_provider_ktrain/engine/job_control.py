@@ -25,6 +25,7 @@ from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatu
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, job_pods, read_job, set_suspended
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 from airflow_provider_ktrain.engine.release import Released, release_others
+from airflow_provider_ktrain.engine.submit.deletion_waiter import pods_before_resumption
 
 T = TypeVar("T")
 STARTS_WHEN_RESUMED = ".\nThe job is suspended: its Workers start when it is resumed"
@@ -142,11 +143,9 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
     end = timing.now() + timeout
 
     async def settled() -> bool:
-        return not any(map(is_being_deleted, await job_pods(api, ref)))
+        return not await pods_before_resumption(api, ref)
 
-    await _wait_until(
-        settled, end, f"{ref} was not resumed: its old pods are still being deleted after {timeout:.0f} s"
-    )
+    await _wait_until(settled, end, f"{ref} was not resumed: its old pods are still there after {timeout:.0f} s")
 
     async def write(job: Object) -> str:
         _require_unended(ref, job, "resumed")

@@ -81,6 +81,7 @@ class Staged:
     memory: Memory = field(default_factory=Memory)
     url: str = ""
     attempt: int = 0  #: how often its pods were created again
+    operator_lag: float = 0.0  #: seconds from a suspension until the operator deletes the pods
     began: float = 0.0  #: of the last process, in time of the loop
     sent: list[tuple[str, Any]] = field(default_factory=list)  #: writes: method and path, and body
     early_lines: list[tuple[str, str, str]] = field(default_factory=list)  # pod, time, text
@@ -329,7 +330,7 @@ class Staged:
         elif request.method == "PATCH" and not is_pod:
             suspended = merged(obj["spec"], self.kind.form.suspension(True))
             if merged(obj, body)["spec"] == suspended:
-                self.after(0.0, lambda: [self._end(pod, mark=True) for pod in running])
+                self.after(self.operator_lag, lambda: [self._end(pod, mark=True) for pod in running])
 
     def _end(self, pod: Object, *, mark: bool, gracePeriodSeconds: float | None = None, **_: Any) -> bool:
         """Kill a pod after its grace period. Returns whether it has one."""

@@ -2,8 +2,8 @@
 
 A name is free only when the job that has it is gone, and a foreground deletion waits for the job's pods, each of which
 has its grace period. A background deletion frees the name before the pods are gone (recording 58), so this module waits
-for the pods. A suspended job is resumed only when its old pods are gone, because operators count a pod that is being
-deleted as failed.
+for the pods. A suspended job is resumed only when its operator has ended its pods, because operators count a pod that
+is being deleted as failed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
+from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
+from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import Api, Object, get
-from airflow_provider_ktrain.engine.api.job_calls import Log, job_pods, list_pods, read_job
+from airflow_provider_ktrain.engine.api.job_calls import Log, job_pods, list_pods, read_job, read_training
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 
 T = TypeVar("T")
@@ -50,11 +51,8 @@ class DeletionWaiter:
             await asyncio.sleep(0.5)
 
     async def wait_for_pods(self, api: Api, ref: JobRef) -> None:
-        """Wait until no pod of the job is terminating. At the timeout, raise a ClusterError that names the pods.
-
-        Operators count such a pod of a resumed job as failed: training-operator 1.9 in `UpdateJobReplicaStatuses`.
-        """
-        while pods := [pod for pod in await self._ask(lambda: job_pods(api, ref)) if is_being_deleted(pod)]:
+        """Wait until a suspension has ended the job's pods. At the timeout, raise a ClusterError that names them."""
+        while pods := await self._ask(lambda: pods_before_resumption(api, ref)):
             if self._report_is_due():
                 self._report(ref, "being suspended", pods)
             await asyncio.sleep(0.5)
@@ -93,9 +91,29 @@ class DeletionWaiter:
         self._log.info(f"{ref} is still {what} after {seconds:.0f} s.\nWaiting for {held}")
 
 
+async def pods_before_resumption(api: Api, ref: JobRef) -> list[Object]:
+    """The pods because of which a suspended job can't be resumed yet.
+
+    Operators count a pod of a resumed job that is being deleted as failed: training-operator 1.9 in
+    `UpdateJobReplicaStatuses`. One that has not noticed the suspension yet still deletes those that run.
+    """
+    read = await read_training(api, ref)
+    ending = [pod for pod in read.pods if is_being_deleted(pod)]
+    running = [pod for pod in read.pods if not (is_being_deleted(pod) or has_ended(pod))]
+    if read.job is ABSENT or not running:
+        return ending
+    is_suspended = wants_suspension(read.job)
+    if not is_suspended and kueue.queue_of(read.job):  # Kueue suspends a job whose Workload is deactivated
+        workload = await kueue.find_workload(api, ref) or {}
+        is_suspended = (workload.get("spec") or {}).get("active") is False
+    return ending + running * is_suspended
+
+
 def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:
     names = " ".join(p["metadata"]["name"] for p in pods)
-    if pods and not any(map(is_being_deleted, pods)):
+    if pods and ref.uid and not any(map(is_being_deleted, pods)):
+        remedy = "Its operator does not end them: check that it runs"
+    elif pods and not any(map(is_being_deleted, pods)):
         remedy = "Nobody deletes them: find out what owns them and delete that, or set another `name` for the task"
     elif pods:
         remedy = (
