@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit, find_startup_cause
-from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, in_order, read_tail
+from airflow_provider_ktrain.core.diagnosis.log_lines import TimedText
+from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
 from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS
@@ -496,8 +497,7 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
         (
             "mpirun-segv",
             Category.USER_CODE,
-            "Master 0 failed: one of its processes ended with exit code -11, SIGSEGV. "
-            "Last log line: signal 11 (Segmentation fault).",
+            "Master 0 failed: Segmentation fault in mca_btl_sm_poll_handle_frag (libopen-pal.so.80) (exit code 1)",
         ),
         (
             "mpirun-root",
@@ -879,33 +879,35 @@ def test_logs_with_any_bytes_can_be_parsed(lines: list[str], message: str) -> No
 
 def test_message_before_an_older_line_of_the_other_stream_is_quoted() -> None:
     """`print("step 120 ...")` and then `sys.exit("no data ...")`: the node has read stderr first."""
-    lines = [
-        (time(90), "loading"),
-        (time(100), "step 119 loss 0.31"),
-        (time(101), "no data for shard 3"),
-        (time(101), "step 120 loss 0.30"),
+    lines: list[tuple[str, int | None]] = [
+        ("loading", 90),
+        ("step 119 loss 0.31", 100),
+        ("no data for shard 3", 101),
+        ("step 120 loss 0.30", 101),
     ]
-    assert in_order(lines) == ["loading", "step 119 loss 0.31", "step 120 loss 0.30", "no data for shard 3"]
-    ended = {"train-worker-0/pytorch": in_order(lines)}
-    cause = diagnose(make_evidence(failed(), [pod("Worker", 0, code=1, at=102)], logs=ended))
+    cause = cause_of_lines(lines)
     assert cause.summary == "Worker 0 failed with exit code 1. Last log line: no data for shard 3"
+    assert cause.last_lines == tuple(text for text, _ in lines), "the quote has the node's order"
+
+
+def cause_of_lines(lines: list[tuple[str, int | None]]) -> Cause:
+    """Of a Worker that has written these lines, each with the second at which the node has read it."""
+    read = [TimedText(text, "" if at is None else time(at)) for text, at in lines]
+    ended = {"train-worker-0/pytorch": read}
+    return diagnose(make_evidence(failed(), [pod("Worker", 0, code=1, at=102)], logs=ended))
 
 
 @pytest.mark.parametrize(
     "lines",
     [
-        [
-            (time(90), "warming up"),
-            (time(101), "epoch 3 loss 0.30"),
-        ],  # too long before
-        [(time(101), "epoch 3 loss 0.30"), (time(101), "no data for shard 3")],
-        [(time(101), "a"), (time(101), "b")],
-        [("", "cut line"), ("", "step 3")],
-        [],
+        [("warming up", 90), ("epoch 3 loss 0.30", 101)],  # too long before
+        [("epoch 3 loss 0.30", 101), ("no data for shard 3", 101)],
+        [("a", 101), ("b", 101)],
+        [("cut line", None), ("step 3", None)],
     ],
 )
-def test_lines_stay_in_their_order_otherwise(lines: list[tuple[str, str]]) -> None:
-    assert in_order(lines) == [text for _, text in lines]
+def test_lines_stay_in_their_order_otherwise(lines: list[tuple[str, int | None]]) -> None:
+    assert cause_of_lines(lines).summary.endswith(f"Last log line: {lines[-1][0]}")
 
 
 def test_last_line_is_one_of_the_program() -> None:

@@ -30,6 +30,7 @@ class FailurePattern:
     :param blames_node: whether the failure is the node's, so that `avoid_failed_nodes` avoids the node. Default: False.
     :param is_survivable: whether programs survive it, so that it isn't the cause if they make a step afterwards.
         Default: False.
+    :param is_root: whether an exception with it counts before those to which it leads. Default: False.
     """
 
     pattern: str
@@ -39,6 +40,7 @@ class FailurePattern:
     category_with_gpus: Category | None = None
     blames_node: bool = False
     is_survivable: bool = False
+    is_root: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:

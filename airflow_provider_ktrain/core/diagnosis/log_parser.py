@@ -5,19 +5,35 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from airflow_provider_ktrain.core.diagnosis.crashes import Crash, find_crashes
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import (
     PROGRAM_ERRORS,
     first_match,
     is_survivable,
     reports_peer_loss,
 )
+from airflow_provider_ktrain.core.diagnosis.log_lines import (
+    STREAMS_SECONDS,
+    TRACEBACK,
+    Line,
+    TimedText,
+    in_order,
+    is_progress,
+    parsed_lines,
+)
+from airflow_provider_ktrain.core.diagnosis.log_records import Record, find_records
+from airflow_provider_ktrain.core.diagnosis.tracebacks import Traceback, Weight, find_tracebacks
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.text.output import clipped
-from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
+T = TypeVar("T", Traceback, Record)
+
+MAX_OTHERS = 3  #: other exceptions that a cause names
 MAX_QUOTED_LINES = 20  #: last lines of a log that a cause quotes
 PATTERN_WINDOW_LINES = 15  #: last lines of a log in which a known message can explain the end of a program
 
@@ -26,10 +42,17 @@ PATTERN_WINDOW_LINES = 15  #: last lines of a log in which a known message can e
 class Tail:
     """The end of one container's log, without the report of a launcher such as torchrun.
 
-    :param exception: the last line of a Python traceback, or C++'s what(); of an exception that wraps an error of NCCL,
-        NCCL's own message. Default: "", none found.
+    :param exception: of the traceback that explains the end, or C++'s what(); of an exception that wraps an error of
+        NCCL, NCCL's own message. Default: "", none found.
+    :param is_handled: whether the exception was printed by a program that went on, or raised by another thread, so that
+        it doesn't explain a signal. Default: False.
     :param crash_line: without an exception, the line by which a library or the C library explains why it ended the
-        process. Default: "".
+        process, or what ended it, and where. Default: "".
+    :param crash_signal: the signal that a dump reports. Default: 0, none.
+    :param record: without both, the message of a logger at the level of an error with which the program ends. Default:
+        "".
+    :param others: other exceptions of the same chain or of other processes. Default: none.
+    :param points_elsewhere: whether the exception says only that another process has failed. Default: False.
     :param last_line: the last line that contains a letter or digit, without markers and the answers of nslookup.
         Default: "".
     :param is_peer_loss: whether the program failed only because it lost a peer: the cause is another replica.
@@ -41,7 +64,12 @@ class Tail:
     """
 
     exception: str = ""
+    is_handled: bool = False
     crash_line: str = ""
+    crash_signal: int = 0
+    record: str = ""
+    others: tuple[str, ...] = ()
+    points_elsewhere: bool = False
     last_line: str = ""
     is_peer_loss: bool = False
     child_exit_code: int | None = None
@@ -51,7 +79,6 @@ class Tail:
     final_text: str = ""
 
 
-_PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
 #: markers for this provider, and what nslookup of an init container prints for a name that resolves
 _NOISE = re.compile(r"KTRAIN_[A-Z_]{1,64} |(Server|Name|Address):\s+\S+$")
 #: a line below the level of an error, also UserWarning and those of PyTorch, or about an attempt that is repeated
@@ -63,15 +90,9 @@ _MINOR = re.compile(
 _INFORMATION = re.compile(r"(?<!=)\b(INFO|DEBUG)\b|^\[?I\d{3,4} \d\d:")
 _REPEATED = re.compile(r"^\s*Retrying\b")  #: of huggingface_hub, after the message
 _DASHED_LINE = re.compile(r"-{20,}\s*$")
-_TRACEBACK = "Traceback (most recent call last):"
-_CHAIN_MESSAGES = ("During handling of the above exception", "The above exception was the direct cause")
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
 #: Signals that a lost peer does not explain. SIGABRT is not among them: NCCL aborts after a lost peer.
 _CRASH_SIGNALS = {4, 7, 8, 9, 11}
-_BARE_EXCEPTION = re.compile(
-    r"^([A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)|Exception|MemoryError)(:\s.*|:|)$"
-)
-_IGNORED = ("Exception ignored in", "Retry attempt failed")  #: begin a traceback that didn't end the program
+MAX_EXIT_CODE = 128  #: a higher one is that of a signal
 _CPP_WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")
 #: Exceptions that say only that NCCL failed; NCCL's own message follows `Last error:` or is in a line NCCL WARN.
 _OF_NCCL = re.compile(r"NCCL [Ee]rror( in)?\b|\bnccl\w+Error\b")
@@ -80,18 +101,28 @@ _CRASH_LINE = re.compile(
     r"Process group watchdog thread terminated with exception: (?P<why>\S.*)|"
     r"(free\(\)|malloc\(\)|double free|corrupted |munmap_chunk\(\)|Memory access fault by GPU)"
 )
+_OF_GLIBC = re.compile(r"^\*\*\* Error in `[^']{1,200}': |: 0x\w{1,32} \*\*\*$")
 _LAUNCHER_MESSAGES = (
     "ChildFailedError",
     "Horovod detected that one or more",
+    "exits with return code",
     *(f"{program} {saw} that" for program in ("mpirun", "mpiexec", "prterun") for saw in ("detected", "noticed")),
 )
-_WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
-#: a line of metrics or progress
-_PROGRESS = re.compile(
-    r"KTRAIN_(METRIC|RESULT)|\d%\||"
-    r"\b(step|epoch|iter(ation)?|batch|(train_|val_)?loss|acc(uracy)?|lr)\b\W{0,3}\d",
-    re.IGNORECASE,
+#: an exception that says only that another process has failed, or where the cause stands
+_POINTS = re.compile(
+    r"(?i)\broot cause\b|"
+    r"\b(see|check|consult|look at|refer to|inspect)\b.{0,60}?\b(above|below|logs?|traceback|stack ?trace|output)\b|"
+    r"\b(another|other|some|a|one of the|one or more) (worker|rank|process|node|replica)(s|es)?( \w{1,20})? "
+    r"(has |have )?(failed|died|raised|crashed|exited)|"
+    r"\b(rank|worker|process) \d{1,6} (has )?(failed|died|crashed|raised)"
 )
+_FIRST_OF_HOROVOD = re.compile(
+    r"first process to do so was:\s{0,9}Process name:[^\n]{0,200}\s{1,9}Exit code:\s{1,9}(\d{1,9})"
+)
+BUILD_FAILED = re.compile(r"Error building extension '(\w{1,200})'")
+#: an error of a shell's script: the script, with the number of the line, and the message
+_OF_SCRIPT = re.compile(r"^([^\s:]{1,300}(?:: -c)?): (?:line )?\d{1,9}: (.*)")
+_WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
 #: torchrun's reports that a process has failed, and that it stops the others, in torch 1.9 to 2.13
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of ")
 _STOPPED = re.compile(r"(Sending|Closing) process \d+ (closing|via) signal SIG")
@@ -99,28 +130,6 @@ _IS_STOPPED = "death signal, shutting down workers"  #: torchrun itself has got 
 _OF_TORCHRUN = re.compile(r"torch[./]distributed[./]")  #: in each line that torchrun logs
 #: in the traceback with which torchrun itself ends
 _TORCHRUN_FAILED = re.compile(r"torch/distributed/launcher/api\.py")
-
-
-def in_order(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """The texts of a container's last lines, with the program's message at the end.
-
-    stdout and stderr are two pipes, and the node reads them in any order: the message of `sys.exit("text")` may come
-    before an older line of stdout. So if the log ends with metrics or progress, those of the last second come first.
-
-    :param lines: time (RFC 3339, or empty) and text of each line, oldest first.
-    """
-    texts = [text for _, text in lines]
-    written = [time for time, text in lines if re.search(r"\w", text)]
-    if not texts or not written or not _is_routine(texts[-1]) or (end := epoch_seconds(written[-1])) is None:
-        return texts
-    start = len(lines)
-    while start and (at := epoch_seconds(lines[start - 1][0])) is not None and at >= end - 1:
-        start -= 1
-    return [*texts[:start], *sorted(texts[start:], key=lambda text: not _is_routine(text))]
-
-
-def _is_routine(text: str) -> bool:
-    return not text.strip() or _PROGRESS.search(text) is not None
 
 
 def is_end_of_processes(line: str) -> bool:
@@ -154,7 +163,7 @@ def _is_replaced(rest: Sequence[str]) -> bool:
         return False
     own = next((i for i, line in enumerate(rest) if _TORCHRUN_FAILED.search(line)), None)
     if own is not None:
-        rest = rest[: max((i for i in range(own) if rest[i].startswith(_TRACEBACK)), default=own)]
+        rest = rest[: max((i for i in range(own) if rest[i].startswith(TRACEBACK)), default=own)]
     return any(re.search(r"\w", line) and not _OF_TORCHRUN.search(line) for line in rest)
 
 
@@ -165,45 +174,149 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     :param message: the container's termination message: torchelastic's error file, or text. Default: "".
     """
     reported = _error_file(message)
-    texts = map(own_text, log or ([] if reported else message.splitlines()))
-    lines = [clipped(line) for line in texts if line is not None]
+    lines = [clip for text in log or ([] if reported else message.splitlines()) if (clip := _clipped(text)) is not None]
     lines = lines[count_replaced(lines) :]
-    clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
+    parsed = parsed_lines(lines)
+    clean = [line.text for line in parsed]
     text = "\n".join(clean)
     has_launcher = any(phrase in text for phrase in _LAUNCHER_MESSAGES)
     end = next((i for i, line in enumerate(clean) if has_launcher and is_end_of_processes(line)), len(clean))
-    own = clean[:end]
-    exceptions = ([reported] if reported else []) + list(_exceptions(own))
-    found = [e for e in exceptions if not _WRAPPER_EXCEPTIONS.search(e)]
-    found = found or [match[1].strip() for line in own if (match := _CPP_WHAT.match(line))]
+    protected = frozenset(n for one in find_tracebacks(parsed[:end]) for n in one.lines)
+    ordered = in_order(parsed[:end], protected)
+    own = [line.text for line in ordered]
+    raised = [t for t in find_tracebacks(ordered) if not _WRAPPER_EXCEPTIONS.search(t.exception)]
+    raised = [t for t in raised if has_launcher or not _is_survived(t, ordered)] or [
+        Traceback("", [match[1].strip()], [number], Weight.UNHANDLED)
+        for number, line in enumerate(own)
+        if (match := _CPP_WHAT.match(line))
+    ]
+    if reported:
+        raised.insert(0, Traceback("", [reported], [-1], Weight.UNHANDLED))
     nccl = _nccl_message(own)
-    lost = [e for e in found if reports_peer_loss(e)]
-    if nccl:  # what it says is the cause only if it is known, or if the exception isn't about a peer either
-        is_cause = not reports_peer_loss(nccl) and (
-            first_match(PROGRAM_ERRORS, nccl) or any(_OF_NCCL.search(e) and e not in lost for e in found)
-        )
-        lost = [*(e for e in lost if not _OF_NCCL.search(e)), *([] if is_cause else [nccl])]
-        found = list(dict.fromkeys(nccl if _OF_NCCL.search(e) else e for e in found))
-    causes = [e for e in found if e not in lost]
-    written = [line.strip() for line in reversed(own) if re.search(r"\w", line)]
-    crashes = ((line, match) for line in own if (match := _CRASH_LINE.search(line)))
-    crash_line = nccl or next((match["why"] or line.strip() for line, match in crashes), "")
+    effects = _effects(raised, nccl)
+    causes = [t for t in raised if t not in effects]
+    pointing = [t for t in causes if _POINTS.search(t.exception)]
+    causes = [t for t in causes if t not in pointing] or causes
+    pick = _Picker(has_launcher or bool(reported), _failed_processes(clean))
+    chosen = pick(causes or effects, lambda one: (one.weight, one.lines[0]))
+    records = [r for r in find_records(ordered) if not _goes_on(ordered, r.line, r.process)]
+    record = pick(records, lambda one: (0, one.line))
+    of_library = next((m["why"] or line.strip() for line in own if (m := _CRASH_LINE.search(line))), "")
+    crash = _explaining(find_crashes(ordered), chosen, bool(causes), of_library)
+    if crash or (record and chosen and chosen.weight >= Weight.IN_THREAD):
+        chosen = None
+    exception = chosen.exception if chosen else ""
+    crash_line = str(crash) if crash else nccl or of_library
+    if crash and of_library and crash.signal == signal.SIGABRT and of_library not in crash.text:
+        crash_line = f"{_OF_GLIBC.sub('', of_library)} in {crash.place}"
     child = _first_to_fail(clean)
     last = [line for line in _since_progress(own[-MAX_QUOTED_LINES:]) if not _INFORMATION.search(line)] + [crash_line]
-    crashed = child is not None and -child in _CRASH_SIGNALS
-    # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
-    exception = (causes or found or [""])[0 if has_launcher or reported else -1]
+    crashed = crash is not None or (child is not None and -child in _CRASH_SIGNALS)
+    written = [line.strip() for line in reversed(own) if re.search(r"\w", line)]
     return Tail(
         exception=exception,
+        is_handled=chosen is not None and chosen.is_handled,
         crash_line="" if exception else crash_line,
-        last_line=next((line for line in written if not _NOISE.match(line)), written[0] if written else ""),
-        is_peer_loss=not causes and not crashed and bool(lost if found else any(map(reports_peer_loss, last))),
+        crash_signal=crash.signal if crash else 0,
+        record="" if exception or crash_line or record is None else record.text,
+        others=_others(chosen, causes),
+        points_elsewhere=chosen in pointing,
+        last_line=_last_line(written),
+        is_peer_loss=not causes and not crashed and bool(effects if raised else any(map(reports_peer_loss, last))),
         child_exit_code=child,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
         text="\n".join(own),
         has_log=log is not None,
         final_text="\n".join(_final_lines(own, exception)),
     )
+
+
+class _Picker:
+    """Picks what explains the end from what is found in a log: of each process its last one, and of these the earliest.
+
+    :param is_joint: whether the lines without a prefix are those of several processes, of which the first counts.
+    :param failed: prefixes of the process that the launcher reports as the first to fail.
+    """
+
+    def __init__(self, is_joint: bool, failed: Collection[str]) -> None:
+        self._is_joint, self._failed = is_joint, failed
+
+    def __call__(self, found: Sequence[T], order: Callable[[T], tuple[int, int]]) -> T | None:
+        """None if nothing is found.
+
+        :param order: weight, of which the lowest counts, and number of the line.
+        """
+        processes = {one.process: [other for other in found if other.process == one.process] for one in found}
+        chosen = []
+        for process, ones in processes.items():
+            weight = min(order(one)[0] for one in ones)
+            ones = [one for one in ones if order(one)[0] == weight]
+            chosen.append(ones[0 if self._is_joint and not process else -1])
+        of_failed = [one for one in chosen if one.process in self._failed]
+        return min(of_failed or chosen, key=order, default=None)
+
+
+def _effects(raised: Sequence[Traceback], nccl: str) -> list[Traceback]:
+    """The exceptions that another process has caused. Those that wrap an error of NCCL get its own message."""
+    lost = [t for t in raised if reports_peer_loss(t.exception)]
+    if nccl:  # what it says is the cause only if it is known, or if the exception isn't about a peer either
+        wrapping = [t for t in raised if _OF_NCCL.search(t.exception)]
+        is_cause = not reports_peer_loss(nccl) and (
+            first_match(PROGRAM_ERRORS, nccl) or any(t not in lost for t in wrapping)
+        )
+        lost = [*(t for t in lost if t not in wrapping), *(() if is_cause else wrapping)]
+        for one in wrapping:
+            one.chain = [nccl]
+    failed = [match[1] for t in raised if (match := BUILD_FAILED.search(t.exception))]
+    built = [t for t in raised if t.exception.startswith("ImportError") and any(name in t.exception for name in failed)]
+    return [*lost, *(t for t in built if t not in lost)]
+
+
+def _is_survived(one: Traceback, lines: Sequence[Line]) -> bool:
+    """Whether a process has made progress after an exception, later than by the order in which streams are read."""
+    raised_at = lines[one.lines[-1]].at
+    after = (line for line in lines[one.lines[-1] + 1 :] if line.process == one.process and is_progress(line.text))
+    return raised_at is not None and any(
+        line.at is not None and line.at > raised_at + STREAMS_SECONDS for line in after
+    )
+
+
+def _goes_on(lines: Sequence[Line], number: int, process: str) -> bool:
+    """Whether a process has made progress after a line."""
+    return any(line.process == process and is_progress(line.text) for line in lines[number + 1 :])
+
+
+def _explaining(crashes: Sequence[Crash], chosen: Traceback | None, is_cause: bool, of_library: str) -> Crash | None:
+    """The crash that explains the end: the first one, unless an exception has ended the process before."""
+    crash = next(iter(crashes), None)
+    if crash is None:
+        return None
+    if crash.signal == signal.SIGABRT and ((of_library and not crash.place) or (chosen and not is_cause)):
+        return None
+    if chosen is None or not is_cause or chosen.is_handled:
+        return crash
+    return crash if crash.line < chosen.lines[0] and crash.process != chosen.process else None
+
+
+def _others(chosen: Traceback | None, causes: Sequence[Traceback]) -> tuple[str, ...]:
+    """The other exceptions of a chain, and those of other processes."""
+    of_chain = chosen.chain if chosen else []
+    found = dict.fromkeys([*of_chain, *(one.exception for one in causes if one.weight is Weight.UNHANDLED)])
+    return tuple(text for text in found if chosen is None or text != chosen.exception)[:MAX_OTHERS]
+
+
+def _last_line(written: Sequence[str]) -> str:
+    """The last line that says something; of a message of two lines the first, if bash has printed it.
+
+    :param written: lines with letters, the last one first.
+    """
+    last = next((line for line in written if not _NOISE.match(line)), written[0] if written else "")
+    before = next((line for line in written[written.index(last) + 1 :]), "") if last else ""
+    match, earlier = _OF_SCRIPT.match(last), _OF_SCRIPT.match(before)
+    is_quote = (
+        match and earlier and match[1] == earlier[1] and match[2].startswith(("`", "syntax error: unexpected end"))
+    )
+    return before if is_quote else last
 
 
 def _nccl_message(lines: Sequence[str]) -> str:
@@ -229,7 +342,7 @@ def _since_progress(lines: Sequence[str]) -> Sequence[str]:
     progress = (
         at
         for at, line in enumerate(lines, 1)
-        if _PROGRESS.search(line) and not reports_peer_loss(line) and not is_survivable(line)
+        if is_progress(line) and not reports_peer_loss(line) and not is_survivable(line)
     )
     return lines[max(progress, default=0) :]
 
@@ -247,44 +360,46 @@ def _final_lines(own: Sequence[str], exception: str) -> Iterator[str]:
 
 def _first_to_fail(lines: Sequence[str]) -> int | None:
     """The exit code of the first process to fail: torchrun lists it last, as root cause; mpirun names its signal."""
-    root = max((i for i, line in enumerate(lines) if line.startswith("Root Cause")), default=len(lines))
-    text = "\n".join(lines[root:])
+    text = _root_cause(lines)
     if match := re.search(r"exitcode\s*:\s*(-?\d{1,9})", text):
         return int(match[1])
     text = "\n".join(lines)
     if match := re.search(r"exits with return code = (-?\d{1,9})", text):  # DeepSpeed's launcher
         return int(match[1])
+    if match := _FIRST_OF_HOROVOD.search(text):
+        return int(match[1]) if int(match[1]) <= MAX_EXIT_CODE else MAX_EXIT_CODE - int(match[1])
     match = re.search(r"process rank \d+[^\n]{0,400}?exited on\s+signal (\d{1,9})", text)
     return -int(match[1]) if match else None
 
 
-def _exceptions(lines: Sequence[str]) -> Iterator[str]:
-    """The exception of each traceback; of a chain only the last one, which ended the program."""
-    pending = ""
-    inside = ignored = False
-    for line, after in itertools.zip_longest(lines, lines[1:], fillvalue=""):
-        if line.startswith(_CHAIN_MESSAGES):
-            pending = ""
-        elif line.startswith(_IGNORED):
-            ignored = True
-        elif line.startswith(_TRACEBACK):
-            if pending:
-                yield pending
-            pending, inside = "", True
-        elif inside and line and not line[0].isspace():
-            if _EXCEPTION.match(line) and not ignored:
-                pending = _with_detail(line, after)
-            inside = ignored = False
-        elif not inside and not pending and _BARE_EXCEPTION.match(line):
-            pending = _with_detail(line, after)
-    if pending:
-        yield pending
+def _root_cause(lines: Sequence[str]) -> str:
+    """What torchrun reports of the first process to fail."""
+    return "\n".join(
+        lines[max((i for i, line in enumerate(lines) if line.startswith("Root Cause")), default=len(lines)) :]
+    )
 
 
-def _with_detail(line: str, after: str) -> str:
-    """An exception; if its first line ends with a colon and goes on in an indented one, both."""
-    goes_on = line.rstrip().endswith(":") and after[:1].isspace()
-    return f"{line.strip()} {after.strip()}" if goes_on else line.strip()
+def _failed_processes(lines: Sequence[str]) -> list[str]:
+    """The prefixes of the lines of the process that torchrun, Horovod or mpirun reports as the first to fail."""
+    if match := re.search(r"rank\s*:\s*(\d{1,9}) \(local_rank: (\d{1,9})\)", _root_cause(lines)):
+        return [f"[rank{match[1]}]:", f"[default{match[2]}]:", f"[{match[2]}]:"]
+    match = re.search(r"Process name: (?:(\d{1,9})|\[\[\d{1,9},(\d{1,9})\],(\d{1,9})\])\s", "\n".join([*lines, ""]))
+    if match is None:
+        return []
+    rank = match[1] or match[3]
+    return [f"[{rank}]<{stream}>:" for stream in ("stderr", "stdout")] + [
+        f"[1,{rank}]<stderr>:",
+        f"[1,{rank}]<stdout>:",
+    ]
+
+
+def _clipped(text: str) -> str | None:
+    """A line without the record at its end, limited in length; None if nothing of the program is left."""
+    own = own_text(text)
+    if own is None:
+        return None
+    short = clipped(own)
+    return TimedText(short, text.time) if isinstance(text, TimedText) and short is not text else short
 
 
 def _error_file(message: str) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import names_network_error
-from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
+from airflow_provider_ktrain.core.diagnosis.log_parser import BUILD_FAILED, Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.devices import requests_gpus
@@ -30,6 +30,7 @@ class Failure:
     :param exit_code: exit code of its last failed run; None if unknown.
     :param reason: from the kubelet or the pod: Error, OOMKilled, StartError, Evicted, ...
     :param since: when the container first failed, as far as is known; None if unknown.
+    :param is_running: whether it has not ended, although its log shows why the job fails. Default: False.
     :param is_latest: whether no other pod has replaced its pod. If the job failed, the failure that caused it is one of
         the latest.
     """
@@ -49,6 +50,12 @@ class Failure:
     is_latest: bool
     has_gpus: bool
     node: str
+    is_running: bool = False
+
+    @property
+    def is_effect(self) -> bool:
+        """Whether the program failed because another one has: it lost a peer, or says that another process failed."""
+        return self.tail.is_peer_loss or self.tail.points_elsewhere
 
 
 def find_failures(
@@ -68,9 +75,34 @@ def find_failures(
 
     def order(f: Failure) -> tuple[object, ...]:
         lost = f.tail.is_peer_loss * (2 - names_network_error(f.tail.exception or f.tail.crash_line))
-        return lost, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index
+        began = f.since.timestamp() if f.since else 0
+        return lost > 0 or f.is_effect or _follows_build(f, found), lost, f.since is None, began, f.role, f.index
 
     return sorted(found, key=order)
+
+
+def _follows_build(f: Failure, found: Sequence[Failure]) -> bool:
+    """Whether a replica can't import what another one has failed to build."""
+    if not f.tail.exception.startswith("ImportError"):
+        return False
+    builds = (BUILD_FAILED.search(other.tail.exception) for other in found)
+    return any(build is not None and build[1] in f.tail.exception for build in builds)
+
+
+def causes_of_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> Iterator[Failure]:
+    """What the logs of containers show that still run: an exception that ended a process, or a crash.
+
+    The replica with the cause often ends last: it writes a checkpoint, or torchrun waits for its processes.
+    """
+    for pod in pods:
+        for container in objects.main_containers(pod):
+            name = str(container.get("name") or "")
+            if not objects.state_of(container, "running") or not kind.is_main_container(name):
+                continue
+            tail = read_tail(logs.get(log_key(objects.name_of(pod), name)))
+            if (tail.exception and not tail.is_handled and not tail.is_peer_loss) or tail.crash_signal:
+                made = _failure(kind, pod, {"name": name}, {}, tail)
+                yield replace(made, is_running=True)
 
 
 def likely_causes(found: Sequence[Failure]) -> list[Failure]:
@@ -113,25 +145,35 @@ def _creation_order(pod: Json) -> tuple[str, bool]:
 def _failures_of_pod(
     kind: Kind, pod: Json, is_latest: bool, tail: Callable[[str, str], Tail], include_recovered: bool
 ) -> Iterator[Failure]:
-    role, index = kind.role_of(pod)
-    disruption, disruption_message, disrupted_at = objects.disruption_of(pod)
     for is_init, container, runs in objects.failures_of(pod, include_recovered):
         first, last = runs[0], runs[-1]
-        name = str(container.get("name") or "")
-        yield Failure(
-            role=role,
-            index=index,
-            replica=kind.replica(pod),
-            pod=objects.name_of(pod),
-            container=name,
-            is_init=is_init,
-            exit_code=last.get("exitCode"),
-            reason=disruption or str(last.get("reason") or ""),
-            message=disruption_message or str(last.get("message") or ""),
-            since=disrupted_at or parse_timestamp(first.get("finishedAt")),
-            restarts=objects.restart_count(container),
-            tail=tail(log_key(objects.name_of(pod), name), str(last.get("message") or "")),
-            is_latest=is_latest,
-            has_gpus=requests_gpus(pod.get("spec") or {}),
-            node=objects.node_of(pod),
-        )
+        key = log_key(objects.name_of(pod), str(container.get("name") or ""))
+        made = _failure(kind, pod, container, last, tail(key, str(last.get("message") or "")))
+        since = objects.disruption_of(pod)[2] or parse_timestamp(first.get("finishedAt"))
+        yield replace(made, is_init=is_init, is_latest=is_latest, since=since)
+
+
+def _failure(kind: Kind, pod: Json, container: Json, last: Json, tail: Tail) -> Failure:
+    """The failure of a container.
+
+    :param last: terminated state of its last run; empty if it still runs.
+    """
+    role, index = kind.role_of(pod)
+    disruption, disruption_message, _ = objects.disruption_of(pod)
+    return Failure(
+        role=role,
+        index=index,
+        replica=kind.replica(pod),
+        pod=objects.name_of(pod),
+        container=str(container.get("name") or ""),
+        is_init=False,
+        exit_code=last.get("exitCode"),
+        reason=disruption or str(last.get("reason") or ""),
+        message=disruption_message or str(last.get("message") or ""),
+        since=None,
+        restarts=objects.restart_count(container),
+        tail=tail,
+        is_latest=True,
+        has_gpus=requests_gpus(pod.get("spec") or {}),
+        node=objects.node_of(pod),
+    )

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.diagnosis.collectives import explain_timeout
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node, describe_nodes
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, causes_of_peers, describe_exit_code
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
 from airflow_provider_ktrain.core.state.pods.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, ends_of_chain, first_line
@@ -26,6 +26,8 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     if not found:
         return None
     failure = found[0]
+    if failure.is_effect:
+        failure = next(causes_of_peers(evidence.kind, evidence.pods, evidence.logs), failure)
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
     if failure.tail.is_peer_loss and cause == _lost_a_peer(failure):
         cause = _left_early(evidence, failure, cause) or explain_timeout(evidence, cause) or cause
@@ -58,8 +60,10 @@ def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
         )
         if text
     )
-    others = dict.fromkeys(f.replica for f in evidence.failures[1:] if f.replica != failure.replica)
+    others = dict.fromkeys(f.replica for f in evidence.failures if f.replica != failure.replica)
     yield f"Failed later: {', '.join(others)}" if others else ""
+    if failure.tail.others:
+        yield "\n".join(["Other exceptions:", *(f"  {text}" for text in failure.tail.others)])
     yield from describe_nodes(evidence)
     if failure.tail.quoted_lines:
         yield "\n".join(["Last log lines:", *(f"  {line}" for line in failure.tail.quoted_lines)])
@@ -86,7 +90,7 @@ def _out_of_memory(f: Failure) -> Cause | None:
         return Cause(Category.OUT_OF_MEMORY, summary, "", resolution)
     shell_reports_kill = f.exit_code == SIGKILLED and re.search(r"^Killed$|\bKilled  ", f.tail.last_line)
     if (f.tail.child_exit_code == -9 or shell_reports_kill) and not f.tail.exception:
-        code = describe_exit_code(f.exit_code)
+        code = _code(f)
         summary = f"{f.replica} failed: SIGKILL ended one of its processes, probably out of memory ({code})"
         return Cause(Category.OUT_OF_MEMORY, summary, "", resolution)
     return None
@@ -98,7 +102,7 @@ def _command_missing(f: Failure) -> Cause | None:
     if problem is None or f.tail.exception:
         return None
     last_line = f": {f.tail.last_line}" if f.tail.last_line else ""
-    what = f"{f.replica} failed with {describe_exit_code(f.exit_code)}, {problem}"
+    what = f"{f.replica} failed with {_code(f)}, {problem}"
     resolution = "Correct the command, or use an image that contains it."
     return Cause(Category.USER_CODE, f"{what}{last_line}", "", resolution, unquoted=what)
 
@@ -115,7 +119,7 @@ def _known_message(f: Failure) -> Cause | None:
 
 def _explained(f: Failure, known: failure_patterns.FailurePattern, message: str) -> Cause:
     """The cause that a message in the log explains."""
-    what, code = f"{f.replica} {known.description}", f"({describe_exit_code(f.exit_code)})"
+    what, code = f"{f.replica} {known.description}", f"({_code(f)})"
     if "NCCL" in known.description:
         message = message.removeprefix("NCCL: ")
     summary = f"{what}: {re.sub(failure_patterns.CODE_PATH, '', message)} {code}"
@@ -140,7 +144,7 @@ def find_known_message(f: Failure) -> tuple[failure_patterns.FailurePattern, str
         if match := re.search(known.pattern, text):
             begin = text.rfind("\n", 0, match.start()) + 1
             line = text[begin:].partition("\n")[0] if text is not why else why
-            most = MAX_FIRST_LINE_CHARS - len(f"{f.replica} {known.description}: ({describe_exit_code(f.exit_code)})")
+            most = MAX_FIRST_LINE_CHARS - len(f"{f.replica} {known.description}: ({_code(f)})")
             return known, why if why and text is not why else _focused(line, match.end() - begin, most - 6)
     return None
 
@@ -158,7 +162,9 @@ def _telling_signal(f: Failure) -> Cause | None:
     known = failure_patterns.first_match(failure_patterns.SIGNALS, signal_name(-_signal_of(f)))
     if known is None or f.tail.exception:
         return None
-    summary = f"{f.replica} {known.description} ({describe_exit_code(f.exit_code)})"
+    place = f.tail.crash_line.rpartition(" in ")[2] if f.tail.crash_signal else ""
+    where = f" in {place}" if place and place != f.tail.crash_line else ""
+    summary = f"{f.replica} {known.description}{where} ({_code(f)})"
     return Cause(known.category, summary, "", known.resolution)
 
 
@@ -167,7 +173,7 @@ def _signal_of(f: Failure) -> int:
     for code in (f.tail.child_exit_code, (128 - f.exit_code) if f.exit_code else None):
         if code is not None and code < 0:
             return -code
-    return 0
+    return f.tail.crash_signal
 
 
 def _lost_a_peer(f: Failure) -> Cause | None:
@@ -203,7 +209,7 @@ def _left_early(evidence: Evidence, f: Failure, lost: Cause) -> Cause | None:
 
 def _killed(f: Failure) -> Cause | None:
     """SIGKILL or SIGTERM ended the container, and neither Kubernetes nor the program reports why."""
-    if f.exit_code not in (SIGKILLED, SIGTERMED) or f.tail.exception:
+    if f.exit_code not in (SIGKILLED, SIGTERMED) or (f.tail.exception and not f.tail.is_handled):
         return None
     summary = f"{f.replica} was killed from outside by {signal_name(f.exit_code)} (exit code {f.exit_code})"
     resolution = "Check the node for memory pressure, a reboot or a manual kill. A failed liveness probe kills as well."
@@ -225,17 +231,21 @@ _RULES: tuple[Callable[[Failure], Cause | None], ...] = (
 def _program_failed(f: Failure) -> Cause:
     """What is left if no rule applies: the program's exception, or its exit code and last line."""
     who = f"Init container {f.container} of {f.replica}" if f.is_init else f.replica
-    why = f.tail.exception or f.tail.crash_line
+    why = f.tail.exception or f.tail.crash_line or f.tail.record
     last_line = f". Last log line: {f.tail.last_line}" if f.tail.last_line else ""
-    code = describe_exit_code(f.exit_code)
+    code = _code(f)
     what, resolution = f"{who} failed with {code}", f"Read the log of {f.replica}."
-    if f.tail.child_exit_code and not f.tail.exception:
+    if f.tail.child_exit_code and not why:
         what = f"{who} failed: one of its processes ended with {describe_exit_code(f.tail.child_exit_code)}"
     elif f.tail.has_log and not last_line and not why:
         what += " and wrote no output"
         resolution = "Check its command, and whether it buffers its output (python -u)."
     summary = f"{who} failed: {why} ({code})" if why else f"{what}{last_line}"
     return Cause(Category.USER_CODE, summary, "", resolution, unquoted=what)
+
+
+def _code(f: Failure) -> str:
+    return "it still runs" if f.is_running else describe_exit_code(f.exit_code)
 
 
 def _times(number: int) -> str:

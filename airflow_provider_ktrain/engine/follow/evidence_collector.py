@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.diagnosis.collectives import is_report
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
-from airflow_provider_ktrain.core.diagnosis.log_parser import in_order
+from airflow_provider_ktrain.core.diagnosis.log_lines import TimedText
 from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.errors import KtrainError
@@ -192,7 +192,7 @@ def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[Ta
 
 
 def _texts(lines: Iterable[TailLine]) -> list[str]:
-    return in_order([(line.time, clipped(line.text)) for line in lines])
+    return [TimedText(clipped(line.text), line.time) for line in lines]
 
 
 def _parted(line: str) -> tuple[str, str]:

@@ -1,0 +1,85 @@
+"""The records of a logger at the level of an error: what a program says before it ends with a code of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import reports_peer_loss
+from airflow_provider_ktrain.core.diagnosis.log_lines import Line
+
+MAX_HEAD_CHARS = 120  #: of what precedes the level: time, host, process and logger
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record.
+
+    :param text: its message.
+    :param line: number of its line.
+    """
+
+    text: str
+    line: int
+    process: str = ""
+
+
+_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|CRIT)\b")
+_SENTENCE = re.compile(r"\b[A-Za-z]{2,40}[,;]? [a-z]{2,40} [a-z]{2,40}\b")
+_LOGFMT = re.compile(r'\blevel="?(?:error|critical|fatal)\b')
+_LOGFMT_MESSAGE = re.compile(r'\b(?:msg|message|event)=(?:"([^"]{1,2000})"|(\S{1,2000}))')
+#: of absl and glog: E of Python code, F of all
+_GLOG = re.compile(r"^\[?(?:E(?=[^\]]{1,200}\.py:\d)|F)\d{4} \d\d:\d\d:\d\d[^\]]{0,200}\] ?(.{1,2000})")
+_AFTER_LEVEL = re.compile(
+    r"^[\s\]):|>-]{0,20}(?:(?:\[?[\w./<>-]{1,100}(?:\.py)?:(?:\w{1,100}:)?\d{1,9}[\])]?|[\w.]{1,100}(?=:\S| - |: )|"
+    r"\[[\w.:/ -]{1,100}\]|\([\w.:/ -]{1,100}\))[\s:|-]{1,5})?"
+)
+#: a launcher's own, or what is no cause: reports of uploads, and libraries that register themselves twice
+_NOT_OF_PROGRAM = re.compile(
+    r"torch[./]distributed[./]|^wandb: |\bNCCL (WARN|INFO)\b|ChildFailedError|^Root Cause|_FATAL\b|"
+    r"exits with return code"
+)
+_LEVELS = ("error", "critical", "fatal")
+
+
+def find_records(lines: Sequence[Line]) -> list[Record]:
+    """The records of programs at the level ERROR, CRITICAL or FATAL that don't report a lost peer."""
+    found = []
+    for number, line in enumerate(lines):
+        text = line.text
+        message = _message(text)
+        if message and not _NOT_OF_PROGRAM.search(text) and not reports_peer_loss(text):
+            found.append(Record(message, number, line.process))
+    return found
+
+
+def _message(text: str) -> str:
+    """The message of a record; empty if the line is none of such a level."""
+    if text.startswith("{"):
+        return _of_json(text)
+    if match := _GLOG.match(text):
+        return match[1].strip()
+    if _LOGFMT.search(text):
+        match = _LOGFMT_MESSAGE.search(text)
+        return (match[1] or match[2]) if match else ""
+    match = _LEVEL.search(text, 0, MAX_HEAD_CHARS)
+    if match is None or text[:1].isspace() or _SENTENCE.search(text[: match.start()]):
+        return ""
+    after = text[match.end() :]
+    if not after[:1] or (after[0].isspace() and match.start() and text[match.start() - 1] not in " [|(-:\t"):
+        return ""
+    return _AFTER_LEVEL.sub("", after, count=1).strip()
+
+
+def _of_json(text: str) -> str:
+    try:
+        fields = json.loads(text)
+        fields = fields.get("record") or fields
+        level = fields.get("level") or fields.get("levelname") or fields.get("severity") or fields.get("lvl") or ""
+        level = level.get("name", "") if isinstance(level, dict) else level
+        message = fields.get("message") or fields.get("msg") or fields.get("event") or fields.get("text") or ""
+        return str(message) if str(level).lower() in _LEVELS else ""
+    except (ValueError, AttributeError, RecursionError):
+        return ""
