@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
 SHOWN_PARTS = ("TASK_INSTANCE", "XCOM")  #: of a DAG, that the pages show: names of Airflow's `DagAccessEntity`
-MAX_STORED_CHARS = 256 * 1024  #: of a value of ours that is parsed: any task may store something else under our keys
+MAX_STORED_CHARS = 256 * 1024  #: of a value of ours that is read: any task may store something else under our keys
 #: stands for a status that can't be read
 UNREADABLE: Mapping[str, Any] = {"unreadable": True}
 TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has room; usually it takes a second or two
@@ -154,11 +154,12 @@ def read_statuses(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mappin
     from airflow.models.xcom import XComModel
     from sqlalchemy import and_, or_, select
 
-    columns = (XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.value)
+    value = _text_of(XComModel.value)
+    columns = (XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, value)
     these = or_(*(and_(*_is(XComModel, key)) for key in keys))
     with _session() as session:
         rows = session.execute(select(*columns).where(XComModel.key == STATUS_XCOM, these)).all()
-    found = {TaskInstanceId(*row[:-1]): _mapping(row.value) for row in rows}
+    found = {TaskInstanceId(*row[:-1]): _mapping(row[-1]) for row in rows}
     return {key: UNREADABLE if status is None else status for key, status in found.items()}
 
 
@@ -172,8 +173,8 @@ def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
 
     model = TaskStateStoreModel
     with _session() as session:
-        row = session.execute(select(model.value).where(model.key == TRIES_STATE, *_is(model, key))).first()
-    listed = ((_mapping(row.value) if row is not None else None) or {}).get("tries")
+        value = session.scalar(select(_text_of(model.value)).where(model.key == TRIES_STATE, *_is(model, key)))
+    listed = (_mapping(value) or {}).get("tries")
     return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
 
 
@@ -207,12 +208,19 @@ def _record(row: Any) -> TaskRecord:
     return TaskRecord(key, str(row.state or ""), int(row.try_number or 0), started, ended)
 
 
-def _mapping(value: Any) -> Mapping[str, Any] | None:
-    """A stored value: JSON text, which a database may have decoded already; None if it isn't a mapping of our size."""
+def _text_of(column: Any) -> Any:
+    """A column of JSON as text, which its driver doesn't decode; NULL if it has more than MAX_STORED_CHARS."""
+    from sqlalchemy import Text, case, cast, func
+
+    text = cast(column, Text)
+    return case((func.length(text) <= MAX_STORED_CHARS, text))
+
+
+def _mapping(text: str | None) -> Mapping[str, Any] | None:
+    """What is stored as JSON text, or as JSON of such a text; None if it isn't a mapping."""
+    value: Any = text
     for _ in range(2):
-        if isinstance(value, str | bytes):
-            if len(value) > MAX_STORED_CHARS:
-                return None
+        if isinstance(value, str):
             try:
                 value = json.loads(value)
             except (ValueError, RecursionError):

@@ -20,29 +20,27 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
 from airflow.utils.types import DagRunType
-from sqlalchemy import event, insert, update
+from sqlalchemy import event, insert, text, update
 
 from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
-#: newest last: 48 runs of a task, two mapped ones of another DAG, and one whose stored value nests too deep to be read
+#: newest last: 48 runs of a task, two mapped ones of another DAG, and those of STORED
 KEYS = [
     *(TaskInstanceId("team-a", f"run-{n}", "train") for n in range(48)),
     *(TaskInstanceId("team's 100%", "manual__2026-11-21T10:00:00+00:00", "group.train", n) for n in range(2)),
-    TaskInstanceId("team-b", "run-0", "train"),
+    *(TaskInstanceId("team-b", "run-0", f"odd-{n}") for n in range(3)),
 ]
+#: what can't be read: text that nests too deep, the same as JSON of the database, and an object that is too large
+STORED = ("[" * 100_000, "[" * 5_000 + "]" * 5_000, json.dumps({"phase": "x" * compat_server.MAX_STORED_CHARS}))
 WITHOUT_STATUS = TaskInstanceId("team-b", "run-0", "prepare")
 ENDED = TaskInstanceId("team-b", "run-0", "earlier")
 
 
 def status_of(key: TaskInstanceId) -> Any:
-    return (
-        "[" * 100_000
-        if key == KEYS[-1]
-        else {"phase": "Running", "who": f"{key.run_id} ü {key.map_index}", "gpus": 0.5}
-    )
+    return {"phase": "Running", "who": f"{key.run_id} ü {key.map_index}", "gpus": 0.5}
 
 
 def fill() -> None:
@@ -63,6 +61,11 @@ def fill() -> None:
             for name, value in ((STATUS_XCOM, status_of(key)), ("job", {"phase": "of another XCom"})):
                 serialized = BaseXCom.serialize_value(value)
                 XComModel.set(name, serialized, **vars(key), serialize=False, session=session)  # as its API does
+    with create_session() as session:
+        column = "CAST(:value AS JSONB)" if session.get_bind().dialect.name == "postgresql" else ":value"
+        for key, value in zip(KEYS[-3:], (json.dumps(STORED[0]), *STORED[1:]), strict=True):
+            where = {"task": key.task_id, "key": STATUS_XCOM, "value": value}
+            session.execute(text(f"UPDATE xcom SET value = {column} WHERE task_id = :task AND key = :key"), where)
 
 
 @contextmanager
@@ -86,15 +89,15 @@ def main() -> None:
     with create_session() as session:  # the next status of a training replaces the one before
         changed = update(XComModel).where(XComModel.key == STATUS_XCOM, XComModel.run_id == "run-3")
         session.execute(changed.values(value={"phase": "Failed"}))
-    readable = KEYS[:-1]
+    right = {key: compat_server.UNREADABLE if key in KEYS[-3:] else status_of(key) for key in KEYS}
     print(
         json.dumps(
             {
                 "database": settings.engine.dialect.name,
                 "newest_first": [record.key for record in records] == KEYS[::-1],
-                "record": [records[0].state, records[0].try_number, records[0].started_at == START.timestamp() + 50],
+                "record": [records[0].state, records[0].try_number, records[0].started_at == START.timestamp() + 52],
                 "queries": len(queries),
-                "right": found == {**{key: status_of(key) for key in readable}, KEYS[-1]: compat_server.UNREADABLE},
+                "right": found == right,
                 "changed": [(compat_server.read_statuses([KEYS[3]]) or {}).get(KEYS[3]), found[KEYS[3]]["phase"]],
                 "none": compat_server.read_statuses([WITHOUT_STATUS]),
                 "not_active": [key.task_id for key in (WITHOUT_STATUS, ENDED) if key in {r.key for r in records}],
