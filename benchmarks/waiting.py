@@ -255,6 +255,18 @@ def body(kind: tuple[str, str, str], name: str) -> Json:
     return {"apiVersion": api_version, "kind": kind_name, "metadata": meta, "spec": spec}
 
 
+def master(job: str) -> Json:
+    """The Master's pod of a training, which no kubelet runs. Without an owner: the operator would suspend it."""
+    made = body(POD, f"{job}-master-0")
+    labels = {"job-name": job, "replica-type": "master", "replica-index": "0", "job-role": "master"}
+    made["metadata"]["labels"] = {
+        "ktrain.airflow/deployment": "bench",
+        "ktrain.airflow/submission": job,
+        **{f"training.kubeflow.org/{key}": value for key, value in labels.items()},
+    }
+    return made
+
+
 def status(kind: tuple[str, str, str], *, over: bool) -> Json:
     """The status of a running or a succeeded object."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -302,13 +314,20 @@ class Stage:
             assert response.status == 200, await response.text()
 
     async def end(self, kind: tuple[str, str, str], name: str) -> float:
-        """Make a job succeed; returns the time at which the request was sent."""
+        """Make a job succeed; returns the time at which the request was sent. A training's pod has succeeded before."""
+        if kind is TRAINING:
+            async with self._http.post(POD[0], json=master(name)) as response:
+                assert response.status == 201, await response.text()
+            await self._write(POD, f"{name}-master-0", status(POD, over=True))
         sent = time.monotonic()
         await self._write(kind, name, status(kind, over=True))
         return sent
 
     async def clear(self, kind: tuple[str, str, str], names: list[str]) -> None:
-        """Delete finished jobs."""
+        """Delete finished jobs, and their pods."""
+        for name in names if kind is TRAINING else ():
+            async with self._http.delete(f"{POD[0]}/{name}-master-0", params={"gracePeriodSeconds": "0"}):
+                pass
         slots = asyncio.Semaphore(16)
 
         async def remove(name: str) -> None:
