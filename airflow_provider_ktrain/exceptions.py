@@ -1,6 +1,6 @@
 """The exceptions that a task raises: one per category of cause, so that `retry_policy` rules can name them.
 
-All are `TrainingJobError`s. Airflow retries all except `TrainingConfigurationError`.
+All are `TrainingJobError`s. Airflow retries all except `TrainingConfigurationError` and `TrainingRequirementError`.
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
@@ -96,6 +96,13 @@ class TrainingReleaseError(TrainingJobError):
 
     Raised only while a retry is left: the retry doesn't train again, but releases the job and returns the result. With
     no retry left, the task succeeds, and its log names the command that deletes the job.
+    """
+
+
+class TrainingRequirementError(TrainingJobError, AirflowFailException):
+    """The training succeeded, and what it reached is not what `require` asks for. Never retried: it would be repeated.
+
+    The job is released as after a success. A cleared task trains again.
     """
 
 

@@ -112,6 +112,10 @@ class TrainingJobOperator(JobParameters):
         newer. Default: False.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
         skipped instead of failed. The job is released as after a failure. Default: None, no exit code.
+    :param require: what a successful training must have reached, by name: a comparison with a number (`>= 0.9`), or
+        `finite`. The value of that name is the result's, else the last one of the metric. If it isn't reached, or
+        there is none, the task fails for good (`TrainingRequirementError`), without a return value and asset events.
+        Each bound is templated, and the one that was rendered before the submission counts. Default: None.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also

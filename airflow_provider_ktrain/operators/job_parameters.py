@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.form import POD_OVERRIDE
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest.volumes import Volume
-from airflow_provider_ktrain.parse_checks import ParseChecks
+from airflow_provider_ktrain.parse_checks import ParseChecks, is_literal
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FOLLOWING_PARAMETERS = (
     "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
     "partial_start_timeout", "log_stall_timeout", "progress_timeout", "max_restarts", "crash_loop_limit",
+    "require",
 )  # fmt: skip
 
 
@@ -58,7 +59,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         "manifest", "name", "namespace", "image", "command", "args", "code", "env", "gpus", "container_resources",
         "nproc_per_node", "hosts", "node_selector", "tolerations", "affinity", "priority_class_name", "queue_name",
         "workload_priority_class", "volumes", "pod_override", "checkpoint_dir", "labels", "annotations",
-        "kubernetes_conn_id", "cluster_context",
+        "kubernetes_conn_id", "cluster_context", "require",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml"}
 
@@ -106,6 +107,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         resume_on_clear: bool = False,
         avoid_failed_nodes: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
+        require: Mapping[str, str] | None = None,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -151,6 +153,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.resume_on_clear = resume_on_clear
         self.avoid_failed_nodes = avoid_failed_nodes
         self.skip_on_exit_code = skip_on_exit_code
+        self.require = require
         self.server_dry_run = dry_run  # `dry_run` is a method of every operator
 
     # the manifest
@@ -342,6 +345,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _check_literals(self, given: Mapping[str, Any]) -> None:
         self._check_parameters(given)
+        if isinstance(self.require, Mapping):  # each bound may be a template
+            parameters.validated({"require": {k: v for k, v in self.require.items() if is_literal(v)}})
         # a subclass of a user may set them when it is executed
         complete = type(self).__module__.startswith("airflow_provider_ktrain.")
         if complete and self.manifest is None and {"workers", "replicas"} & vars(self).keys() <= given.keys():
@@ -390,6 +395,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             ),
             deadline=deadline_of(job),
             on_finish_action=OnFinishAction.of(self.on_finish_action),
+            require=dict(self.require or {}),
         )
 
     # what the task returns

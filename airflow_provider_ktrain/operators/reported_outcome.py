@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.core.logs.result import EARLIER, UNKNOWN
 from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts, gauges
+from airflow_provider_ktrain.core.requirements import judge
 from airflow_provider_ktrain.core.text.output import with_short_first_line
 from airflow_provider_ktrain.core.text.xcom_values import storable_outputs
 from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE, Outcome
@@ -40,6 +44,27 @@ def push(outcome: Outcome, context: Context, *, all_xcoms: bool) -> None:
     task = {"dag_id": context["ti"].dag_id, "task_id": context["ti"].task_id}
     for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
         compat.metrics().gauge(f"{PREFIX}{name}", value, tags=task | tags)
+
+
+def judged(outcome: Outcome, required: Mapping[str, str]) -> tuple[Outcome, bool]:
+    """The outcome with what it lacks of `require`, and whether that is proved: all lines that may say more were read.
+
+    :param required: bounds as they are now, for the outcome of an older release, which doesn't know them.
+    """
+    bounds = required if outcome.require is None else outcome.require
+    if not outcome.succeeded or outcome.superseded or not bounds:
+        return outcome, True
+    unmet = judge(bounds, outcome.result, outcome.training_metrics)
+    if unread := [line for line in outcome.result_error.splitlines() if line.startswith((UNKNOWN, EARLIER))]:
+        unmet = ["it is not proved that the training has reached what is required", *unmet, *unread]
+    if not unmet:
+        return outcome, True
+    cause = {
+        "category": Category.UNKNOWN.value,
+        "summary": "; ".join(unmet),
+        "resolution": "Clear the task to train again.",
+    }
+    return replace(outcome, unmet=cause["summary"], status={**outcome.status, "cause": cause}), not unread
 
 
 def fit(outcome: Outcome, operator: BaseOperator) -> Outcome:

@@ -25,7 +25,9 @@ from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE, Outcome
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.engine.training import RETRY_SECONDS
 from airflow_provider_ktrain.exceptions import (
+    TrainingJobError,
     TrainingReleaseError,
+    TrainingRequirementError,
     TrainingSupersededError,
     as_airflow_errors,
     failure,
@@ -287,6 +289,9 @@ class TaskRun:
         :param host: which has followed it in this process. Default: None, another process did.
         """
         context, stored = self._context, False
+        outcome, proved = reported_outcome.judged(outcome, self._operator.require or {})
+        if not proved and compat.has_retry(context):
+            raise TrainingJobError(f"{outcome.unmet}\nThe job is kept: a retry reads its logs again.")
         with self._only_logged("The outcome could not be stored in the task store."):
             stored = outcome.superseded or task_store.write_outcome(context, outcome)
         with self._only_logged("The failed nodes could not be stored in the task store."):
@@ -309,7 +314,7 @@ class TaskRun:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
             reported_outcome.push(outcome, context, all_xcoms=operator.do_xcom_push)
-        if outcome.succeeded:
+        if outcome.succeeded and not outcome.unmet:
             compat.push_return_value(context, operator, outcome.result)
             if operator.outlets:
                 with self._only_logged("The asset events of the outlets do not contain the training's result."):
@@ -323,6 +328,8 @@ class TaskRun:
         if outcome.succeeded:
             if unreleased and compat.has_retry(context):
                 raise TrainingReleaseError(f"the training succeeded, but its pods may hold accelerators: {unreleased}")
+            if outcome.unmet:
+                raise TrainingRequirementError(f"{outcome.unmet}\n{outcome.released}".rstrip())
             return operator._returned(outcome)
         codes = operator.skip_on_exit_code
         if not unreleased and outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ()):

@@ -84,7 +84,7 @@ def write_outcome(context: Context, outcome: Outcome) -> bool:
     started = getattr(ti, "start_date", None)
     entry = {
         "try_number": ti.try_number,
-        "cause": str(outcome.cause["summary"]) if outcome.cause else "",
+        "cause": str(outcome.cause["summary"]) if outcome.cause else outcome.unmet,
         "started_at": started.isoformat(timespec="seconds") if started else "",
         "ended_at": _now(),
         "usage": outcome.usage,

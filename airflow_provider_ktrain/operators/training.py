@@ -76,6 +76,7 @@ class _ReplicaSpecsOperator(TrainingJobOperator):
         resume_on_clear: bool = False,
         avoid_failed_nodes: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
+        require: Mapping[str, str] | None = None,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -92,7 +93,8 @@ class _ReplicaSpecsOperator(TrainingJobOperator):
             affinity=affinity, priority_class_name=priority_class_name, queue_name=queue_name,
             workload_priority_class=workload_priority_class, volumes=volumes, pod_override=pod_override, labels=labels,
             annotations=annotations, checkpoint_dir=checkpoint_dir, resume_on_clear=resume_on_clear,
-            avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, dry_run=dry_run,
+            avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, require=require,
+            dry_run=dry_run,
             **kwargs,
         )  # fmt: skip
         self.workers = workers
@@ -220,6 +222,7 @@ class TrainJobOperator(TrainingJobOperator):
         resume_on_clear: bool = False,
         avoid_failed_nodes: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
+        require: Mapping[str, str] | None = None,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -236,7 +239,8 @@ class TrainJobOperator(TrainingJobOperator):
             affinity=affinity, priority_class_name=priority_class_name, queue_name=queue_name,
             workload_priority_class=workload_priority_class, volumes=volumes, pod_override=pod_override, labels=labels,
             annotations=annotations, checkpoint_dir=checkpoint_dir, resume_on_clear=resume_on_clear,
-            avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, dry_run=dry_run,
+            avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, require=require,
+            dry_run=dry_run,
             **kwargs,
         )  # fmt: skip
         self.runtime = runtime

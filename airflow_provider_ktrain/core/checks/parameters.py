@@ -126,6 +126,12 @@ def _exit_codes(value: Any) -> bool:
     return all(_whole(code, 1) and code <= 255 for code in codes)
 
 
+def _bound(value: Any) -> bool:
+    from airflow_provider_ktrain.core.requirements import is_bound
+
+    return is_bound(value)
+
+
 def _number(value: Any) -> Any:
     """A whole number for the text of one; in a mapping, each."""
     if isinstance(value, Mapping):
@@ -226,6 +232,10 @@ PARAMETERS: Mapping[str, Shape] = {
     ),
     "skip_on_exit_code": Shape(
         "an exit code from 1 to 255, or a list of them", _exit_codes, remedy="write 99, or [3, 99]"
+    ),
+    "require": Shape(
+        "a comparison with a number (>=, <=, > or <), or finite, by name", _bound, Mapping,
+        'write {"val_accuracy": ">= 0.9", "loss": "finite"}',
     ),
     "replicas": Shape("a whole number, 0 or more, by role", _whole, Mapping, 'write {"Worker": 2}', numbers=True),
     "container_resources": Shape("a mapping of resources to quantities", _scalar, Mapping, 'write {"memory": "64Gi"}'),

@@ -68,7 +68,7 @@ if __name__ == "__main__":
     if _rank == "0":
 {search}
         try:
-            _text = _json.dumps({value}, allow_nan=False)
+            _text = _json.dumps({value})
         except (TypeError, ValueError, RecursionError) as _error:
             try:
                 _why = _ktrain_not_json(_returned, "") or str(_error)
@@ -80,9 +80,7 @@ if __name__ == "__main__":
 # the error of json.dumps names the type, but not the place
 _SEARCH = """\
         def _ktrain_not_json(_value, _at):
-            if isinstance(_value, float):
-                return "" if _value - _value == 0 else (_at or "it") + " is " + repr(_value)
-            if isinstance(_value, (str, int, type(None))):
+            if isinstance(_value, (str, int, float, type(None))):
                 return ""
             if isinstance(_value, dict):
                 for _key, _item in _value.items():

@@ -22,6 +22,7 @@ MAX_PATH_CHARS = 64  #: of the place in the result that a warning names
 MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
 INTEGERS = range(-(2**63), 2**64)  #: what msgpack has
 MAX_WARNINGS = 10
+MAX_DIGITS = 400  #: of a text that can be a number: a larger integer isn't finite as a float
 RESERVED = ("__classname__", "__id__")  #: keys of objects that Airflow's serializer has encoded
 ENCODED = ("__type", "__var")  #: both together: the same, of older releases
 #: keys of our own values whose numbers are counted and added up: one that doesn't fit is left out, because text isn't 0
@@ -106,6 +107,15 @@ def _items(
             warnings.append(f"the key {name} is changed: characters that databases refuse are replaced by U+FFFD")
         below = counts[0] if counted else key  # of `usage.others`, too
         yield cleaned, _stored(item, inner, depth + 1, warnings, below, counts)
+
+
+def is_number_as_text(value: Any) -> bool:
+    """Whether a text is what `storable` makes of a number that can't be stored as one."""
+    try:
+        number = float(value) if isinstance(value, str) and len(value) <= MAX_DIGITS else 0.0
+    except ValueError:
+        return False
+    return bool(_number_problem(number))
 
 
 def _digits(number: Any) -> str:

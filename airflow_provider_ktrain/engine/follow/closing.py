@@ -286,6 +286,7 @@ class Closing:
             training_metrics=self._output.training_metrics.summary(),
             status=await self._last_status(cause),
             step=steps.highest,
+            require=dict(self._options.require),
         )
 
     async def _last_status(self, cause: Cause | None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Options:
     drain_timeout: float = 30
     release: bool = True
     conditions: tuple[str, ...] = ()
+    require: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON types."""
@@ -36,6 +37,7 @@ class Options:
             **asdict(self),
             "on_finish_action": self.on_finish_action.value,
             "conditions": list(self.conditions),
+            "require": dict(self.require),
         }
 
     @classmethod
@@ -44,5 +46,6 @@ class Options:
         limits = Limits(**known_fields(Limits, mapping(data).get("limits")))
         conditions = tuple(mapping(data).get("conditions") or ())
         action = OnFinishAction.of(mapping(data).get("on_finish_action", OnFinishAction.DELETE_JOB))
-        read = {"limits": limits, "conditions": conditions, "on_finish_action": action}
+        require = dict(mapping(mapping(data).get("require")))
+        read = {"limits": limits, "conditions": conditions, "on_finish_action": action, "require": require}
         return cls(**{**known_fields(cls, data), **read})

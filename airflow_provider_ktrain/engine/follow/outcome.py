@@ -39,9 +39,11 @@ class Outcome:
     status: dict[str, Any] = field(default_factory=dict)
     step: float | None = None
     has_result: bool = True
+    require: dict[str, str] | None = None  #: the bounds that were rendered before the submission; None if not known
+    unmet: str = ""  #: what the training lacks of them
 
     def __post_init__(self) -> None:
-        for name in ("cause", "released", "release_error", "result_error", "status"):
+        for name in ("cause", "released", "release_error", "result_error", "status", "unmet"):
             object.__setattr__(self, name, shown(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
