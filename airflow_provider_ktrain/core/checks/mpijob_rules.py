@@ -12,7 +12,16 @@ from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 _MPIRUN = re.compile(  # -n may also be an argument of the program, after its name
     r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b)|(?:\s+--[\w-]+)*\s+)(--?np|-n)[=\s]+['\"]?(\d+)\b"
 )
-_STARTS_RANKS = re.compile(r"\b(?:mpirun|mpiexec|horovodrun)\b")
+#: what starts ranks in other pods, or a script that may call it
+_STARTS_RANKS = re.compile(r"\b(?:mpirun|mpiexec|horovodrun|orterun|prterun|deepspeed)\b|(?:^|sh)\s+\S+\.sh\b")
+_SSHD = re.compile(r"sshd|dropbear|(?:service|systemctl start|init\.d/)\s*ssh\b")
+_SHELL = re.compile(r"^(?:\S*/)?(?:ba|da|z|k)?sh(?:\s+-\w+)*\s+-\w*c\s+")
+_BEFORE_COMMAND = re.compile(r"^(?:(?:exec|nohup|time|then|else|do|\w+=\S*)\s+)+")
+#: commands that don't start sshd, and words of shells
+_WITHOUT_SSHD = re.compile(
+    r"sleep|tail|cat|read|wait|trap|true|:|while|until|for|done|if|fi|\[|test|echo|printf|date|hostname|env|export|"
+    r"cd|ls|mkdir|touch|chmod|chown|cp|mv|ln|rm|set|ulimit|nvidia-smi|ibstat|python[\d.]*|torchrun|mpirun|pause"
+)
 _COOLDOWN = "--blacklist-cooldown-range"
 
 
@@ -101,14 +110,35 @@ def sshd(job: Job) -> Iterator[Finding]:
     worker, launcher = job.replicas.get("Worker"), job.replicas.get("Launcher")
     if not worker or not launcher or _by_exec(job) or not re.search(_STARTS_RANKS, launcher.command_line):
         return
-    if re.search(r"\b(?:sleep|tail)\b", worker.command_line) and "sshd" not in worker.command_line:
+    if not _may_start_sshd(worker.command_line):
         message = "the Workers don't start sshd, so that mpirun can't reach them"
-        found = worker.command_line.strip()
-        yield Finding(worker.main["command"], message, found, "/usr/sbin/sshd -De", "remove the Workers' command")
-    for field in (f for f in (worker.main["env"], worker.main["envFrom"]) if f.value):
-        message = "the ranks don't get these variables: sshd doesn't pass them to its sessions"
-        names = ", ".join(entry["name"].text for entry in field if entry["name"].text) or "envFrom"
-        yield Finding(field, message, names, "variables of the Launcher", "mpirun -x NAME, or set them in the image")
+        at = worker.main["command"] if worker.main["command"].value else worker.main["args"]
+        yield Finding(at, message, worker.command_line.strip(), "/usr/sbin/sshd -De", "remove the Workers' command")
+    env, sources = worker.main["env"], worker.main["envFrom"]
+    unset = [name for entry in env if (name := entry["name"].text) and not _reaches_ranks(name, launcher)]
+    for field, found in ((env, ", ".join(unset)), (sources, "envFrom" if sources.value else "")):
+        if found:
+            message = "the ranks don't get these variables: sshd doesn't pass them to its sessions"
+            hint = "pass them by mpirun -x NAME, or set them in the image"
+            yield Finding(field, message, found, "variables of the Launcher", hint)
+
+
+def _may_start_sshd(command_line: str) -> bool:
+    """Whether a command may start sshd. It doesn't if it only waits, or runs Python.
+
+    A script, or any program that isn't known, may start it.
+    """
+    text = _SHELL.sub("", command_line.strip())
+    if not text or re.search(_SSHD, text):
+        return True
+    commands = (_BEFORE_COMMAND.sub("", part.strip()) for part in re.split(r"[;|&\n]+", text))
+    first = [command.split()[0].rpartition("/")[2] for command in commands if command.split()]
+    return any(not re.fullmatch(_WITHOUT_SSHD, name) for name in first)
+
+
+def _reaches_ranks(name: str, launcher: Replica) -> bool:
+    """Whether mpirun's arguments pass a variable to the ranks, or it is for the container runtime."""
+    return name.startswith("NVIDIA_") or re.search(rf"\b{re.escape(name)}\b", launcher.command_line) is not None
 
 
 def _by_exec(job: Job) -> bool:

@@ -72,10 +72,13 @@ def workers(cluster: Small, command: list[str] | str = "sleep 600 & wait", **spe
     ]
 
 
-def launcher_v1(cluster: Small, command: list[str] | str) -> Obj:
-    """A launcher as training-operator makes it (recording 41b)."""
+def launcher_v1(cluster: Small, command: list[str] | str, own_host: str = "") -> Obj:
+    """A launcher as training-operator makes it (recording 41b).
+
+    :param own_host: its line in the hostfile. Default: it has none.
+    """
     cluster.store.create(r.CONFIG_MAP, {"metadata": {"name": "real-config", "namespace": "default"}, "data": {
-        "hostfile": "real-worker-0 slots=1\nreal-worker-1 slots=1\n", "kubexec.sh": KUBEXEC,
+        "hostfile": own_host + "real-worker-0 slots=1\nreal-worker-1 slots=1\n", "kubexec.sh": KUBEXEC,
         "discover_hosts.sh": "#!/bin/sh\necho real-worker-0:1\necho real-worker-1:1",
     }})  # fmt: skip
     items = [
@@ -223,6 +226,68 @@ async def test_end_of_the_launcher_ends_its_remote_commands(tmp_path: Path) -> N
         cluster.store.delete(r.POD, "default", "real-launcher", grace=0)
         await until(lambda: not survivors(marker))
         assert cluster.phase("real-worker-0") == "Running"
+
+
+def worker_v2(cluster: Small, command: list[str] | str, **container: Any) -> Obj:
+    """A Worker of mpi-operator with this command, that has the host name `w.real`."""
+    labels = {"job-name": "real"}
+    cluster.store.create(r.SERVICE, {"metadata": {"name": "real", "namespace": "default"}, "spec": {
+        "clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True,
+    }})  # fmt: skip
+    return cluster.create("w", command, hostname="w", subdomain="real", metadata={"labels": labels},
+                          container=container, terminationGracePeriodSeconds=0)  # fmt: skip
+
+
+@pytest.mark.parametrize("worker", ["sleep 600", ["sleep", "600"], "/usr/sbin/sshd -t; sleep 600"])
+async def test_ssh_is_refused_without_sshd(tmp_path: Path, worker: list[str] | str) -> None:
+    async with small(tmp_path) as cluster:
+        worker_v2(cluster, worker)
+        await cluster.runs("w")
+        pod = cluster.create("one", "ssh -x -o ConnectionAttempts=2 w.real true")
+        assert await cluster.ended("one") == "Failed"
+        assert cluster.log(pod) == "ssh: connect to host w.real port 22: Connection refused\n"
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        ["/usr/sbin/sshd", "-De"],
+        "/usr/sbin/sshd -D -f /home/mpiuser/.sshd_config",
+        "mkdir -p run; /usr/sbin/sshd && sleep 600",
+        "service ssh restart; sleep 600",
+        "/etc/init.d/ssh start; sleep 600",
+    ],
+)
+async def test_sessions_of_sshd_have_no_variables_of_their_container(tmp_path: Path, worker: list[str] | str) -> None:
+    (tmp_path / "image" / "etc").mkdir(parents=True)
+    (tmp_path / "image" / "etc" / "environment").write_text('# of PAM\nexport FROM_IMAGE="two words"\n')
+    async with small(tmp_path / "root", images={"demo": tmp_path / "image"}, gpus=1) as cluster:
+        worker_v2(
+            cluster, worker, env=[{"name": "MODEL", "value": "sparrow"}], resources={"limits": {"nvidia.com/gpu": "1"}}
+        )
+        await cluster.runs("w")
+        ask = "ssh -o ConnectionAttempts=60 w.real 'echo [$MODEL] [$FROM_IMAGE] [$HOSTNAME] [${CUDA_DEVICE_ORDER}]'"
+        pod = cluster.create("one", ask)
+        assert await cluster.ended("one") == "Succeeded", cluster.log(pod)
+        assert cluster.log(pod) == "[] [two words] [w] [PCI_BUS_ID]\n"
+
+
+async def test_ssh_to_its_own_pod_needs_no_sshd(tmp_path: Path) -> None:
+    """mpirun starts the ranks of its own host without ssh, with its own variables."""
+    async with small(tmp_path) as cluster:
+        pod = worker_v2(cluster, "OWN=1 ssh w.real 'echo [$MODEL] [$OWN]'", env=[{"name": "MODEL", "value": "sparrow"}])
+        assert await cluster.ended("w") == "Succeeded", cluster.log(pod)
+        assert cluster.log(pod) == "[sparrow] [1]\n"
+
+
+async def test_the_launcher_of_v1_does_not_wait_for_itself(tmp_path: Path) -> None:
+    """A launcher with a GPU limit is a host of its own hostfile."""
+    async with small(tmp_path) as cluster:
+        workers(cluster)
+        made = launcher_v1(cluster, [*MPIRUN[:2], "-n", "3", *MPIRUN[4:], RANK], own_host="real-launcher slots=1\n")
+        assert await cluster.ended("real-launcher") == "Succeeded", cluster.log(made)
+        hosts = sorted(line.split()[5] for line in cluster.log(made).splitlines() if line.startswith("rank"))
+        assert hosts == ["real-launcher", "real-worker-0", "real-worker-1"]
 
 
 async def test_ssh_to_an_unknown_host_fails(tmp_path: Path) -> None:

@@ -63,21 +63,30 @@ class Agent:
         return 0
 
     def ssh(self, *arguments: str) -> int:
-        """Run a command in the Worker with this host name. There is no real sshd."""
-        rest = list(arguments)
+        """Run a command in the Worker with this host name, whose sshd must run. It is not a real one."""
+        rest, attempts = list(arguments), 1
         while rest and rest[0].startswith("-"):
             option = rest.pop(0)
             if len(option) == 2 and option[1] in SSH_WITH_VALUE and rest:
-                rest.pop(0)
+                option += rest.pop(0)
+            name, _, value = option.partition("=")
+            if name == "-oConnectionAttempts" and value.isdigit():
+                attempts = int(value)
         host = rest.pop(0).rpartition("@")[2] if rest else ""
-        found = self.ask("dns", host)
-        if not found:
-            say(f"ssh: Could not resolve hostname {host}: Name or service not known")
-            return 255
-        if not found["directory"]:
-            say(f"ssh: connect to host {host} port 22: Connection refused")
-            return 255
-        return execute(found["directory"], ["/bin/sh", "-c", " ".join(rest)])
+        command = ["/bin/sh", "-c", " ".join(rest)]
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(1)
+            found = self.ask("dns", host)
+            if not found:
+                say(f"ssh: Could not resolve hostname {host}: Name or service not known")
+                return 255
+            if found["directory"] and Path(found["directory"]).parent == Path(TOOLS).parent:
+                os.execv(command[0], command)  # mpirun starts the ranks on its own host without ssh
+            if found["sshd"]:
+                return execute(found["directory"], command, session=True)
+        say(f"ssh: connect to host {host} port 22: Connection refused")
+        return 255
 
     def kubectl(self, *arguments: str) -> int:
         """Run a command in a pod. `exec` is the only kubectl command that mpirun uses."""
@@ -111,21 +120,25 @@ class Agent:
         return 128 - code if code < 0 else code or int(lost_any())
 
     def deliver_kubectl(self, hostfile: str) -> int:
-        """Copy kubectl to the launcher's directory, then wait until all pods of the hostfile have started."""
+        """Copy kubectl to the launcher's directory, then wait until the Workers of the hostfile have started."""
         shutil.copy(Path(TOOLS, "kubectl-exec"), Path(os.environ["TARGET_DIR"], "kubectl"))
-        for host in filter(None, (line.partition(" ")[0] for line in Path(hostfile).read_text().splitlines())):
+        hosts = (line.partition(" ")[0] for line in Path(hostfile).read_text().splitlines())
+        for host in (host for host in hosts if host and not host.endswith("launcher")):
             while self.ask("pod", host).get("phase", "Pending") == "Pending":
                 time.sleep(0.5)
         return 0
 
 
-def execute(directory: str, argv: list[str]) -> int:
-    """Run a command in the container whose shim listens in `directory`, and return its exit code."""
+def execute(directory: str, argv: list[str], *, session: bool = False) -> int:
+    """Run a command in the container whose shim listens in `directory`, and return its exit code.
+
+    :param session: whether sshd starts the command, without the container's variables.
+    """
     mark = RUNNING_COMMANDS / str(os.getpid())
     mark.parent.mkdir(exist_ok=True)
     mark.touch()
     with connect(directory, "exec.sock") as shim:
-        request = json.dumps({"argv": argv}).encode() + b"\n"
+        request = json.dumps({"argv": argv, "session": session}).encode() + b"\n"
         sent = socket.send_fds(shim, [request], [0, 1, 2])
         shim.sendall(request[sent:])
         code: int = json.loads(shim.makefile("rb").readline() or b'{"exit": 137}')["exit"]

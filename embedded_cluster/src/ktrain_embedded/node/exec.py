@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import socket
 import sys
@@ -26,7 +27,7 @@ PYTHON = Path(sys.executable)
 TOOLS = {"kubectl-exec": "kubectl", **{t: t for t in ("nslookup", "ssh", "deliver-kubectl")}}
 if PYTHON.with_name("mpirun").exists():
     TOOLS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
-REPLACED = {"/usr/sbin/sshd": "sshd"}  # commands of operators, and the tools that replace them
+REPLACED = {"/usr/sbin/sshd": "sshd", "/etc/init.d/ssh": "sshd"}  # programs of images, and the tools that replace them
 #: parameters of Open MPI 4 that the operators set, and their names in Open MPI 5
 OPEN_MPI = {
     "OMPI_MCA_plm_rsh_agent": "PRTE_MCA_plm_ssh_agent",
@@ -38,11 +39,22 @@ SCRIPTS = {
     "hostname": """#!/bin/sh
 case "$1" in '') echo "$HOSTNAME";; -i|-I) echo 127.0.0.1;; *) exec env PATH="${PATH#*:}" hostname "$@";; esac
 """,
-    # this only waits: the shim executes the commands
+    # this only waits: the shim executes the commands while a process with the id in sshd.pid exists
     "sshd": """#!/bin/sh
-trap 'echo "Received signal 15; terminating." >&2; exit 0' TERM INT
-printf 'Server listening on 0.0.0.0 port 22.\\nServer listening on :: port 22.\\n' >&2
-sleep infinity & wait
+listen() {
+    trap 'rm -f "$file"; echo "Received signal 15; terminating." >&2; exit 0' TERM INT
+    printf 'Server listening on 0.0.0.0 port 22.\\nServer listening on :: port 22.\\n' >&2
+    sleep infinity & wait
+}
+file="${0%/*}/sshd.pid"
+for word; do
+    case "$word" in -[!-]*D*|-D*) foreground=1 ;; -t|-T) exit 0 ;; esac
+done
+[ -z "$foreground" ] || { echo $$ > "$file"; listen; }
+listen < /dev/null > /dev/null 2>&1 & echo $! > "$file"
+""",
+    "service": """#!/bin/sh
+case "$1 $2" in ssh\\ *start|sshd\\ *start) exec "${0%/*}/sshd" ;; *) PATH="${PATH#*:}" exec service "$@" ;; esac
 """,
 }
 
@@ -71,15 +83,31 @@ def _published(pod: Obj, service: Obj) -> bool:
     return live and (disruptions.is_ready(pod) or bool(service["spec"].get("publishNotReadyAddresses")))
 
 
-def find(store: Store, root: Path, namespace: str, name: str, how: str, container: str) -> dict[str, str]:
-    """Return a pod's ip, phase and, if it runs, the directory of its shim's socket. {} if the pod doesn't exist."""
+def find(store: Store, root: Path, namespace: str, name: str, how: str, container: str) -> dict[str, object]:
+    """Return a pod's ip, phase, whether its sshd listens and, if it runs, the directory of its shim's socket.
+
+    {} if the pod doesn't exist.
+    """
     pod = resolve(store, namespace, name) if how == "dns" else store.find(r.POD, namespace, name)
     if pod is None:
         return {}
-    where = root / "pods" / pod["metadata"]["uid"] / (container or pod["spec"]["containers"][0]["name"])
+    pod_directory = root / "pods" / pod["metadata"]["uid"]
+    where = pod_directory / (container or pod["spec"]["containers"][0]["name"])
     status = pod.get("status", {})
     runs = status.get("phase") == "Running" and (where / shim.EXEC_SOCKET).exists()
-    return {"ip": status.get("podIP", ""), "phase": status.get("phase", ""), "directory": str(where) if runs else ""}
+    return {
+        "ip": status.get("podIP", ""), "phase": status.get("phase", ""), "directory": str(where) if runs else "",
+        "sshd": runs and _exists(pod_directory / "bin" / "sshd.pid"),
+    }  # fmt: skip
+
+
+def _exists(pid_file: Path) -> bool:
+    """Whether the process exists whose id a file contains."""
+    try:
+        os.kill(int(pid_file.read_text()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 async def serve(store: Store, root: Path, name: str) -> None:

@@ -354,25 +354,26 @@ class PodWorker:
             old.unlink()
         (home / MESSAGE).write_bytes(b"")
         message = container.get("terminationMessagePath", "/dev/termination-log")
-        paths = Paths({message: home / MESSAGE, **self.volumes.mounts(container)}, image)
+        replaced = {path: self._tools / tool for path, tool in REPLACED.items()}
+        paths = Paths({**replaced, message: home / MESSAGE, **self.volumes.mounts(container)}, image)
         paths.write(home)
         env = environment.declared(kubelet.store, self.pod, container, kubelet.node)
         env = environment.on_this_machine(env, PORTS.of(self.pod), kubelet.hosts)
         hostname = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
-        env = {**environment.base(hostname, self._tools, image), **env}
+        base = environment.base(hostname, self._tools, image)
+        env = {**base, **env}
         argv = environment.command(container, env, paths.rewrite)
         if not argv:
             raise ConfigError("no command specified", "CreateContainerError")
-        # a wrapper may execute the command of an operator
-        argv = [str(self._tools / REPLACED[word]) if word in REPLACED else word for word in argv]
         env = {k: v if k == "PATH" else paths.rewrite(v) for k, v in env.items()}
-        env |= GPUS.take(self._uid, int(requests(self.pod)[GPU]))
+        devices = GPUS.take(self._uid, int(requests(self.pod)[GPU]))
         limit = (container.get("resources") or {}).get("limits", {}).get("memory")
         workdir = Path(paths.locate(container.get("workingDir") or "/"))
         return RunSpec(
-            argv=argv, env=open_mpi(env, home),
+            argv=argv, env=open_mpi({**env, **devices}, home),
             cwd=str(workdir if container.get("workingDir") and workdir.is_dir() else image),
             log=str(home / f"{number}.log"), dir=str(home), memory=int(parse(limit)) if limit else None,
+            session={**base, **devices}, environment=str(image / "etc" / "environment"),
         )  # fmt: skip
 
     # status and events

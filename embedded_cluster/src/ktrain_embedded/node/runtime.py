@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class RunSpec:
     :param log: path of the log file.
     :param dir: path of the directory for the exec socket.
     :param memory: memory limit in bytes. None: no limit.
+    :param session: the environment of SSH sessions: sshd doesn't pass its own to them.
+    :param environment: path of a file whose variables are added to it.
     """
 
     argv: list[str]
@@ -35,6 +37,8 @@ class RunSpec:
     log: str
     dir: str
     memory: int | None = None
+    session: dict[str, str] = field(default_factory=dict)
+    environment: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 The shim and the kubelet exchange lines of JSON on a socket, which is the shim's standard input:
 
-- The kubelet first sends the run: argv, env, cwd, log (path), dir (for the exec socket), memory (bytes or null).
+- The kubelet first sends the run: argv, env, cwd, log (path), dir (for the exec socket), memory (bytes or null),
+  session (the environment of SSH sessions) and environment (path of the image's /etc/environment).
 - The shim responds with `{"started": pid}` or `{"error": errno}`. At the end it sends `{"exit": code, "oom": bool}`.
   The code is 128 + n for signal n.
 - On `{"stop": seconds}` the shim sends SIGTERM to the command, and after these seconds SIGKILL to all processes.
@@ -179,6 +180,15 @@ def spawn(run: dict[str, Any], stdin: int, stdout: int, stderr: int) -> subproce
     )  # fmt: skip
 
 
+def set_by_pam(path: str) -> dict[str, str]:
+    """The variables of /etc/environment, which PAM sets in SSH sessions. {} if the file doesn't exist."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError), open(path, errors="replace") as file:
+        lines = file.read().splitlines()
+    entries = (line.strip().removeprefix("export ").partition("=") for line in lines if not line.startswith("#"))
+    return {name.strip(): value.strip().strip("\"'") for name, equals, value in entries if equals and name.strip()}
+
+
 class Shim:
     """Runs the container's command and exec commands, writes the log, and communicates with the kubelet."""
 
@@ -308,7 +318,7 @@ class Shim:
         self._when(server, lambda: self._accept(server))
 
     def _accept(self, server: socket.socket) -> None:
-        """Run an exec command. The request is JSON with argv and tty; the caller passes its standard streams."""
+        """Run an exec command. The request is JSON: argv, tty, session. The caller passes its standard streams."""
         caller, _ = server.accept()
         caller.settimeout(5)
         fds: list[int] = []
@@ -317,7 +327,10 @@ class Shim:
             if not data.endswith(b"\n"):
                 data += caller.makefile("rb").readline()
             asked = json.loads(data)
-            process = spawn({**self._run, "argv": asked["argv"], "tty": asked.get("tty", False)}, *fds)
+            run = {**self._run, "argv": asked["argv"], "tty": asked.get("tty", False)}
+            if asked.get("session"):
+                run["env"] = {**run["session"], **set_by_pam(run["environment"])}
+            process = spawn(run, *fds)
         except (OSError, ValueError) as error:
             self._answer(caller, CANNOT_EXECUTE, error=str(error))
             return
