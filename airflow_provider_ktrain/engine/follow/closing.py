@@ -50,6 +50,7 @@ class Closing:
         """Stop following; the next process continues from this point."""
         await self._output.follower.close()
         self._warn_about_earlier_lines(self._output.follower.earlier_report())
+        self._warn_about_unseen_logs()
         self._count()
         pods = self._state.pods.handover(self._state.known_job, timing.utc_now(), self._state.spans_in(Phase.QUEUED))
         return Handover(
@@ -78,6 +79,7 @@ class Closing:
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
         self._output.restarts.report(at_once=True)
+        self._warn_about_unseen_logs()
         if self._state.phase is Phase.SUCCEEDED and not self._options.conditions:
             await self._output.result.complete(self._unread, self._output.follower.earlier_report().unread)
 
@@ -225,6 +227,14 @@ class Closing:
             self._log.warning(
                 f"Logs are incomplete: reading them was stopped after {seconds:.0f} s.\n"
                 f"Missing: the last lines of {_names(unread)}."
+            )
+
+    def _warn_about_unseen_logs(self) -> None:
+        """Log which logs are lost because a container started and its pod was deleted while nobody could see it."""
+        if unseen := self._output.unseen_logs():
+            self._log.warning(
+                f"Logs are incomplete: pods were deleted before they were seen to run.\n"
+                f"Missing: all lines of {_names(unseen)}, if they ran."
             )
 
     def _warn_about_gaps(self, key: tuple[str, str], tally: Tally, earlier: Tally) -> None:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from airflow_provider_ktrain.core.logs.container_run import run_of
 from airflow_provider_ktrain.core.logs.selection import chooser, is_followed
 from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.state.pods.objects import name_of
 from airflow_provider_ktrain.core.state.steps.progress import RunStarts
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text.output import clipped, counted
@@ -93,6 +95,18 @@ class JobOutput:
         """Record that a pod was deleted. `pod` is its last state."""
         self.restarts.mark_deleted(pod)
         self.follower.observe(pod, deleted=True)
+
+    def unseen_logs(self) -> list[tuple[str, str]]:
+        """Pod and container of each log to follow that nobody can read any more, if the container ran at all.
+
+        It was not seen to start, and the pod is gone: both happened within a cut of the network.
+        """
+        return [
+            (name_of(pod), str(container["name"]))
+            for pod in self._state.pods.lost
+            for container in (pod.get("spec") or {}).get("containers") or ()
+            if not run_of(pod, container["name"]).started and self._is_chosen(pod, container["name"])
+        ]
 
     def progress_since(self) -> float | None:
         """From when on the job makes no progress, in epoch seconds; None while this doesn't count."""

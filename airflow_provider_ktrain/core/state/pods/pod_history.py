@@ -132,6 +132,11 @@ class PodHistory:
         return list(self._known.values())
 
     @property
+    def lost(self) -> list[Pod]:
+        """The pods that are gone, and whose changes are not known up to their deletion."""
+        return [pod for uid, pod in self._known.items() if uid not in {*self.groups.pods, *self._seen_deleted}]
+
+    @property
     def uids(self) -> list[str]:
         """The uids of all pods, those of existing pods first."""
         return sorted(self._known, key=lambda uid: uid not in self.groups.pods)
