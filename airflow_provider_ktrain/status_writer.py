@@ -7,7 +7,8 @@ first. Only the latest status of each task is written. A write that is slow or f
 logged once, and the page shows how old its data is.
 
 Before a job that has not ended is released, its conclusion (`core.reporting.conclusion`) becomes a part of the status.
-Such a status is written first and without the interval, and the task waits some seconds for it.
+Such a status is written first and without the interval, and the task waits some seconds for it. A status of another
+process of the same try, which begins or is late, must not replace it: that process reads it before it writes.
 
 Airflow handles the requests of a process sequentially. So no write begins while a kill waits for the task's state.
 """
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +45,9 @@ SLOW_SECONDS = 10.0  #: after which a write counts as slow
 LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's following ends
 #: to wait for Airflow's answer when a conclusion is stored or read: pods hold GPUs until the release that follows
 CONCLUSION_SECONDS = 10.0
+#: after a write of a process, in which no other process of its try can have stored a conclusion: Airflow assigns a
+#: trigger to another triggerer after 30 s without a heartbeat
+UNSHARED_SECONDS = 20.0
 CONCLUSION = "conclusion"  #: field of the status
 _FIRST, _URGENT, _OTHER = range(3)  #: ranks of what waits to be written: conclusions, new phases, the rest
 
@@ -192,6 +197,10 @@ class TaskStatusSink:
         self._ti = ti
         self._build: Build | None = None  # that was offered last
         self._conclusion: Mapping[str, Any] = {}  # part of each status from now on
+        self._stored: Mapping[str, Any] = {}  # by another process of this try
+        self._retracted: Mapping[str, Any] = {}
+        self._began_at = 0.0  # of the last write, by timing.now
+        self._written_at = -math.inf  # when the last write began that succeeded
 
     @classmethod
     def of(cls, ti: Any, host: str) -> TaskStatusSink | None:
@@ -205,7 +214,7 @@ class TaskStatusSink:
         """Publish a status soon: see `StatusSink`."""
         self._build = build
         with contextlib.suppress(Exception):  # it must not disturb the training
-            _writer().offer(self._key, build, self._write, urgent=urgent)
+            _writer().offer(self._key, self._begin, self._write, urgent=urgent)
 
     async def conclude(self, document: Mapping[str, Any]) -> bool:
         """Store the conclusion in the task's status, before a job that has not ended is released.
@@ -214,13 +223,14 @@ class TaskStatusSink:
         """
         self._conclusion = dict(document)
         try:
-            return await _writer().conclude(self._key, self._status, self._write)
+            return await _writer().conclude(self._key, self._begin_conclusion, self._write)
         except Exception as e:
             log.warning("The cause can't be stored in Airflow.\n%s: %s", type(e).__name__, e)
             return False
 
     def retract(self) -> None:
         """Leave the conclusion out of later statuses: see `StatusSink`."""
+        self._stored, self._retracted = {}, self._conclusion
         self._conclusion = {}
 
     async def concluded(self) -> Mapping[str, Any] | None:
@@ -239,6 +249,15 @@ class TaskStatusSink:
             self._build = lambda: lambda: status
         return self._conclusion
 
+    def _begin(self) -> Callable[[], Mapping[str, Any]]:
+        self._began_at = timing.now()
+        assert self._build is not None
+        return self._build()
+
+    def _begin_conclusion(self) -> Callable[[], Mapping[str, Any]]:
+        self._began_at = timing.now()
+        return self._status()
+
     def _status(self) -> Callable[[], Mapping[str, Any]]:
         """The latest status, as it is now. A conclusion is stored also if there is none."""
         make: Callable[[], Mapping[str, Any]] = dict
@@ -255,12 +274,16 @@ class TaskStatusSink:
 
     def _write(self, status: Mapping[str, Any]) -> None:
         """Write it as it is `shown`. A trigger's task instance has no `xcom_push`."""
-        concluded = {CONCLUSION: self._conclusion} if self._conclusion else {}
-        value = {**shown(dict(status)), **concluded}
+        if not self._conclusion and self._began_at > self._written_at + UNSHARED_SECONDS:
+            stored = mapping(mapping(self._read()).get(CONCLUSION))
+            self._stored = {} if stored == self._retracted else stored
+        conclusion = self._conclusion or self._stored
+        value = {**shown(dict(status)), **({CONCLUSION: conclusion} if conclusion else {})}
         if self.host == WORKER:
             self._ti.xcom_push(key=STATUS_XCOM, value=transportable(value, STATUS_XCOM))
         else:
             compat.set_xcom(self._key, STATUS_XCOM, value)
+        self._written_at = self._began_at
 
     def _read(self) -> Any:
         return compat.own_xcom(self._ti, STATUS_XCOM) if self.host == WORKER else compat.xcom_of(self._key, STATUS_XCOM)

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.ending import Action, Event, Mode, Ownership, Situation, Successor, decide
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity.names import (
     OWNER_ANNOTATION,
     SUSPENDED_ANNOTATION,
@@ -68,6 +69,18 @@ async def test_first_status_of_the_next_process_does_not_replace_the_stored_caus
         training.api.remove(training.kind.plural, NAME)
         training.api.slow("before GET", 3.0)  # a status takes one second
         outcome = await training.follow(sink=TaskStatusSink(Ti(xcoms), WORKER), shared=False)
+        assert (outcome.cause or {})["category"] == "hang"
+
+
+async def test_status_of_a_running_job_does_not_replace_the_stored_cause() -> None:
+    """A triggerer dies while the API server works on its deletion. The next one still sees the job running."""
+    async with staged() as training:
+        xcoms = dict[str, Any]()
+        assert await TaskStatusSink(Ti(xcoms), WORKER).conclude(conclusion(training.ref))
+        training.start("trains")
+        training.after(30.0, training.api.remove, training.kind.plural, NAME)
+        outcome = await training.follow(sink=TaskStatusSink(Ti(xcoms), WORKER), shared=False)
+        assert xcoms[STATUS_XCOM]["phases"], "a status was written meanwhile"
         assert (outcome.cause or {})["category"] == "hang"
 
 

@@ -156,6 +156,8 @@ async def test_worker_does_not_wait_for_a_write_in_flight() -> None:
     class Ti:
         dag_id, run_id, task_id, map_index, try_number = "dag", "run", "task", -1, 1
 
+        def xcom_pull(self, task_ids: str, key: str, map_indexes: int) -> None: ...
+
         def xcom_push(self, key: str, value: Any) -> None:
             started.set()
             allow.wait(60)
@@ -203,6 +205,7 @@ class Airflow:
     def __init__(self, seconds: float = 0.0) -> None:
         self.loop: Any = asyncio.get_running_loop()
         self.seconds, self.xcoms, self.order, self.fails = seconds, dict[str, Any](), list[str](), False
+        self.unreadable = False
 
     def sink(self, task: str = "task") -> TaskStatusSink:
         return TaskStatusSink(Ti(self, task), WORKER)
@@ -223,7 +226,7 @@ class Ti:
         self.airflow.xcoms[self.task_id] = value
 
     def xcom_pull(self, task_ids: str, key: str, map_indexes: int) -> Any:
-        if self.airflow.fails:
+        if self.airflow.fails or self.airflow.unreadable:
             raise OSError("no database")
         return self.airflow.xcoms.get(task_ids)
 
@@ -294,6 +297,39 @@ async def test_next_process_reads_the_conclusion_and_keeps_it() -> None:
     sink.offer(lambda: lambda: {"n": 1}, urgent=True)
     await Writes().wait_for(lambda: "n" in airflow.xcoms["task"])
     assert airflow.xcoms["task"]["conclusion"] == {"uid": "v"}
+
+
+@pytest.mark.virtual_time
+async def test_status_of_a_late_process_keeps_the_conclusion_of_another_one() -> None:
+    """Its triggerer has stalled, and another one has taken over its trigger and concluded."""
+    airflow = Airflow()
+    late = airflow.sink()
+
+    async def write(n: int) -> None:
+        late.offer(lambda: lambda: {"n": n}, urgent=True)
+        await Writes().wait_for(lambda: airflow.xcoms["task"].get("n") == n if airflow.xcoms else False)
+
+    await write(1)
+    await asyncio.sleep(40.0)
+    assert await airflow.sink().conclude({"uid": "u"})
+    for n in (2, 3):
+        await write(n)
+        assert airflow.xcoms["task"]["conclusion"] == {"uid": "u"}
+
+
+@pytest.mark.virtual_time
+async def test_status_is_not_written_while_it_is_unknown_whether_it_would_replace_a_conclusion() -> None:
+    airflow = Airflow()
+    assert await airflow.sink().conclude({"uid": "u"})
+    airflow.unreadable = True
+    late = airflow.sink()
+    late.offer(lambda: lambda: {"n": 1}, urgent=True)
+    await asyncio.sleep(5.0)
+    assert "n" not in airflow.xcoms["task"]
+    airflow.unreadable = False
+    late.offer(lambda: lambda: {"n": 2}, urgent=True)
+    await Writes().wait_for(lambda: airflow.xcoms["task"].get("n") == 2)
+    assert airflow.xcoms["task"]["conclusion"] == {"uid": "u"}
 
 
 @pytest.mark.parametrize("stored", [None, "text", {}, {"conclusion": None}, {"conclusion": "text"}])
