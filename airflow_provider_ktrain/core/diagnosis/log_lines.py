@@ -27,6 +27,9 @@ class TimedText(str):
         made.time = time
         return made
 
+    def __getnewargs__(self) -> tuple[str, str]:  # copies are made where a cause becomes a dict
+        return str(self), self.time
+
 
 @dataclass(frozen=True)
 class Line:
