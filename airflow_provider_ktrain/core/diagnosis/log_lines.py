@@ -27,8 +27,9 @@ class TimedText(str):
         made.time = time
         return made
 
-    def __getnewargs__(self) -> tuple[str, str]:  # copies are made where a cause becomes a dict
-        return str(self), self.time
+    def __reduce__(self) -> tuple[type[TimedText], tuple[str, str]]:
+        """How it is copied, as where a cause becomes a dict."""
+        return TimedText, (str(self), self.time)
 
 
 @dataclass(frozen=True)
