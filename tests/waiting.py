@@ -44,6 +44,7 @@ WAITS: Mapping[str, str] = {
     "tests/operators/test_trigger_unread_log.py": "Airflow's triggerer and its supervisor",
     "tests/operators/test_weak_evidence.py": "a function that runs in a pod",
     "tests/plugin/": "Airflow's API server",
+    "tests/test_horovod_stand_in.py": "the stand-in for horovodrun",
     "tests/test_captured.py": "pytest in a process of its own",
     "tests/test_import.py": "an import in a process of its own",
     "tests/test_leaks.py": "pytest in a process of its own",

@@ -284,7 +284,9 @@ def test_image_pull_failure_ends_the_job_after_three_minutes() -> None:
 def test_who_finds_no_output_is_not_told_to_read_the_log() -> None:
     cause = cause_of(recording("12c-pt-ttl-failed"))
     assert cause.summary.endswith("and wrote no output")
-    assert cause.resolution == "Check its command, and whether it buffers its output (python -u)."
+    assert (
+        cause.resolution == "Check its command, and whether it buffers its output (python -u, or PYTHONUNBUFFERED=1)."
+    )
 
 
 def test_detail_lists_the_remaining_evidence() -> None:

@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.diagnosis.failure_patterns import (
     is_survivable,
     reports_peer_loss,
 )
+from airflow_provider_ktrain.core.diagnosis.horovod import reported_end
 from airflow_provider_ktrain.core.diagnosis.log_lines import (
     STREAMS_SECONDS,
     TRACEBACK,
@@ -58,6 +59,7 @@ class Tail:
     :param is_peer_loss: whether the program failed only because it lost a peer: the cause is another replica.
     :param child_exit_code: exit code of the process that torchrun or mpirun reports as the first to fail; negative for
         a signal. Default: None, no report.
+    :param process: the process that Horovod reports as the first to fail: `rank 0 on train-worker-0`. Default: "".
     :param quoted_lines: the last MAX_QUOTED_LINES lines, limited in length: what a cause quotes.
     :param final_text: the last PATTERN_WINDOW_LINES lines in which known messages are searched, without those that the
         program has survived.
@@ -73,6 +75,7 @@ class Tail:
     last_line: str = ""
     is_peer_loss: bool = False
     child_exit_code: int | None = None
+    process: str = ""
     quoted_lines: tuple[str, ...] = ()
     text: str = ""
     has_log: bool = False
@@ -181,8 +184,10 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     text = "\n".join(clean)
     has_launcher = any(phrase in text for phrase in _LAUNCHER_MESSAGES)
     end = next((i for i, line in enumerate(clean) if has_launcher and is_end_of_processes(line)), len(clean))
-    protected = frozenset(n for one in find_tracebacks(parsed[:end]) for n in one.lines)
-    ordered = in_order(parsed[:end], protected)
+    named = reported_end(lines)
+    spoken = parsed[:end] if named is None else [parsed[at] for at in named.lines]
+    protected = frozenset(n for one in find_tracebacks(spoken) for n in one.lines)
+    ordered = in_order(spoken, protected)
     own = [line.text for line in ordered]
     raised = [t for t in find_tracebacks(ordered) if not _WRAPPER_EXCEPTIONS.search(t.exception)]
     raised = [t for t in raised if has_launcher or not _is_survived(t, ordered)] or [
@@ -209,7 +214,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     crash_line = str(crash) if crash else nccl or of_library
     if crash and of_library and crash.signal == signal.SIGABRT and of_library not in crash.text:
         crash_line = f"{_OF_GLIBC.sub('', of_library)} in {crash.place}"
-    child = _first_to_fail(clean)
+    child = _first_to_fail(clean) if named is None else named.exit_code
     last = [line for line in _since_progress(own[-MAX_QUOTED_LINES:]) if not _INFORMATION.search(line)] + [crash_line]
     crashed = crash is not None or (child is not None and -child in _CRASH_SIGNALS)
     written = [line.strip() for line in reversed(own) if re.search(r"\w", line)]
@@ -224,6 +229,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         last_line=_last_line(written),
         is_peer_loss=not causes and not crashed and bool(effects if raised else any(map(reports_peer_loss, last))),
         child_exit_code=child,
+        process="" if named is None else named.name,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
         text="\n".join(own),
         has_log=log is not None,

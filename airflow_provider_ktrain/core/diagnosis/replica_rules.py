@@ -236,16 +236,18 @@ def _program_failed(f: Failure) -> Cause:
     code = _code(f)
     what, resolution = f"{who} failed with {code}", f"Read the log of {f.replica}."
     if f.tail.child_exit_code and not why:
-        what = f"{who} failed: one of its processes ended with {describe_exit_code(f.tail.child_exit_code)}"
+        process = f.tail.process or "one of its processes"
+        what = f"{who} failed: {process} ended with {describe_exit_code(f.tail.child_exit_code)}"
     elif f.tail.has_log and not last_line and not why:
         what += " and wrote no output"
-        resolution = "Check its command, and whether it buffers its output (python -u)."
+        resolution = "Check its command, and whether it buffers its output (python -u, or PYTHONUNBUFFERED=1)."
     summary = f"{who} failed: {why} ({code})" if why else f"{what}{last_line}"
     return Cause(Category.USER_CODE, summary, "", resolution, unquoted=what)
 
 
 def _code(f: Failure) -> str:
-    return "it still runs" if f.is_running else describe_exit_code(f.exit_code)
+    code = "it still runs" if f.is_running else describe_exit_code(f.exit_code)
+    return f"{code}, {f.tail.process}" if f.tail.process else code
 
 
 def _times(number: int) -> str:

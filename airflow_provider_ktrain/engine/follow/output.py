@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.horovod import LostRanks
 from airflow_provider_ktrain.core.logs.container_run import run_of
 from airflow_provider_ktrain.core.logs.selection import chooser, is_followed
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -172,13 +173,29 @@ class JobOutput:
         """
         keep = self._guarded("last lines", self.evidence.recorder(source), source)
         take_report = self._taker_of_reports(source)
+        find_lost_ranks = self._guarded("lost ranks", self._finder_of_lost_ranks(source), source)
 
         def inspect(text: str, written: str, run: int) -> None:
             self.last_line_at = timing.epoch()
             keep(text, written, run)
             take_report(text, written)
+            find_lost_ranks(text)
 
         return inspect
+
+    def _finder_of_lost_ranks(self, source: LogLine) -> Callable[[str], None]:
+        """A function that warns about ranks which Horovod goes on without. It sees each line of a container."""
+        ranks, state = LostRanks(), self._state
+
+        def is_scaled_down() -> bool:
+            counts = {role: state.kind.count(state.known_job, role) for role in state.kind.replicas(state.known_job)}
+            return any(index >= counts.get(role, 0) for role, index in map(state.kind.role_of, state.pods.all))
+
+        def find(text: str) -> None:
+            if warning := ranks.lost_by(text, is_scaled_down):
+                self._context.log.warning(warning)
+
+        return find if source.role in state.kind.launchers and not source.init else lambda text: None
 
     def _guarded(self, what: str, inspect: Callable[..., object], source: LogLine) -> Callable[..., None]:
         """The inspector, whose errors never end the reading of a log. The first one of each inspector is logged."""
