@@ -220,7 +220,7 @@ PRUNED = {"unknown-field"}  #: 400 under strict validation, accepted and pruned 
 
 @pytest.mark.parametrize("record", REJECTED, ids=[r["manifest"]["metadata"]["name"][-24:] for r in REJECTED])
 def test_manifests_that_a_real_cluster_rejected_have_problems(record: dict[str, Any]) -> None:
-    problems = check(record["manifest"])
+    problems = [p for p in check(record["manifest"]) if p.code != "suspended"]  # the recordings suspend them on purpose
     assert problems, record["message"]
     assert [p for p in problems if p.level == "error" or p.code in PRUNED] == problems
 

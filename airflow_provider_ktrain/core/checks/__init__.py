@@ -1,8 +1,9 @@
 """Checks of a manifest before it is submitted: each problem has a JSON path, what was found, and what to do.
 
-A rule is a small function in a registry: `error_rules.py` and `warning_rules.py` hold those for every kind,
-`<kind>_rules.py` those for one. `server_rules.py` judges what a cluster answers. Fields and types are compared with a
-schema: `core/manifest/schema.py`, or the one that the server publishes. `rbac.py` has what `ktrain rbac` prints.
+A rule is a small function in a registry: `error_rules.py`, `warning_rules.py` and `silent_rules.py` hold those for
+every kind, `<kind>_rules.py` those for one. `server_rules.py` judges what a cluster answers. Fields and types are
+compared with a schema: `core/manifest/schema.py`, or the one that the server publishes. `rbac.py` has what
+`ktrain rbac` prints.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def rules() -> tuple[Rule, ...]:
     """All rules. Their modules are imported on the first call, so that a DAG file which is only parsed skips them."""
     from airflow_provider_ktrain.core.checks.job import REGISTRY
 
-    for name in ("error_rules", "warning_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS))):
+    for name in ("error_rules", "warning_rules", "silent_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS))):
         importlib.import_module(f"{__name__}.{name}")
     return tuple(REGISTRY)
 

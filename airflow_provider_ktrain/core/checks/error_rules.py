@@ -274,11 +274,15 @@ def resources(job: Job) -> Iterator[Finding]:
 
 def _resources(resources: Field) -> Iterator[Finding]:
     """Quantities are valid, extended resources are whole numbers, and no request exceeds its limit."""
-    limits, requests = resources["limits"], resources["requests"]
+    limits, requests, empty = resources["limits"], resources["requests"], set[str]()
     for name, asked in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].present)):
         limit, request = parse_quantity(limits[name].value), parse_quantity(requests[name].value)
         extended = "/" in name and not name.startswith("kubernetes.io/")
-        if wrong := list(_quantity(name, asked)):
+        if not limits[name].present and not requests[name].present:
+            if name not in empty:
+                yield Finding(asked, f"{name} has no value", "nothing", "a quantity", "write one, or remove it")
+            empty.add(name)
+        elif wrong := list(_quantity(name, asked)):
             yield from wrong
         elif extended and (parse_quantity(asked.value) or 0) % 1:
             yield Finding(asked, f"{name} must be a whole number", str(asked.value), "a whole number", "correct it")

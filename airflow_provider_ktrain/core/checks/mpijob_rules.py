@@ -22,6 +22,7 @@ _WITHOUT_SSHD = re.compile(
     r"sleep|tail|cat|read|wait|trap|true|:|while|until|for|done|if|fi|\[|test|echo|printf|date|hostname|env|export|"
     r"cd|ls|mkdir|touch|chmod|chown|cp|mv|ln|rm|set|ulimit|nvidia-smi|ibstat|python[\d.]*|torchrun|mpirun|pause"
 )
+_ROOT_SSH = "/root/.ssh"
 _COOLDOWN = "--blacklist-cooldown-range"
 
 
@@ -121,6 +122,21 @@ def sshd(job: Job) -> Iterator[Finding]:
             message = "the ranks don't get these variables: sshd doesn't pass them to its sessions"
             hint = "pass them by mpirun -x NAME, or set them in the image"
             yield Finding(field, message, found, "variables of the Launcher", hint)
+
+
+@rule("ssh-keys", WARNING, MPIJOB)
+def ssh_keys(job: Job) -> Iterator[Finding]:
+    """Under v2beta1, the user of each container can read the SSH keys: sshAuthMountPath is /root/.ssh by default."""
+    path = job.spec["sshAuthMountPath"].text or _ROOT_SSH
+    if _by_exec(job) or path != _ROOT_SSH:
+        return
+    for replica in job.replicas.values():
+        users = [of["securityContext"]["runAsUser"] for of in (replica.main, replica.pod)]
+        user = next((user for user in users if user.number is not None), None)
+        if user is not None and user.number:
+            message = f"user {user.number} can't read the SSH keys in {_ROOT_SSH}: mpirun doesn't reach the Workers"
+            hint = "set sshAuthMountPath to .ssh in the home directory of this user, such as /home/mpiuser/.ssh"
+            yield Finding(user, message, f"runAsUser {user.number}", "another sshAuthMountPath", hint)
 
 
 def _may_start_sshd(command_line: str) -> bool:

@@ -62,6 +62,28 @@ def elastic_policy(job: Job) -> Iterator[Finding]:
         yield Finding(elastic["nProcPerNode"], message, "both", "spec.nprocPerNode only", "remove this one")
 
 
+@rule("elastic-range", WARNING, PYTORCHJOB)
+def elastic_range(job: Job) -> Iterator[Finding]:
+    """An elasticPolicy has a range, and no Master beside it.
+
+    training-operator takes missing bounds from each other, or from Worker.replicas. It sets MASTER_ADDR and RANK where
+    there is a Master, which torchrun's rendezvous then ignores.
+    """
+    elastic, worker = job.spec["elasticPolicy"], job.replicas.get("Worker")
+    if not elastic.present or worker is None:
+        return
+    if "Master" in job.replicas:
+        message = "the Master is not part of the elastic range: minReplicas and maxReplicas count Workers"
+        hint = "remove the Master, and add a Worker"
+        yield Finding(job.replica_specs["Master"], message, "Master", "Workers only", hint)
+    low, high = elastic["minReplicas"].number, elastic["maxReplicas"].number
+    first, last = low or high or worker.count, high or low or worker.count
+    if first == last and (low is None or high is None or last == 1):
+        message = "the job isn't elastic: its range has one size"
+        found, hint = f"{first}:{last}", "set minReplicas and maxReplicas, or remove elasticPolicy"
+        yield Finding(elastic, message, found, "minReplicas below maxReplicas", hint)
+
+
 _ALWAYS_SET = frozenset({"PET_NNODES", "PET_NPROC_PER_NODE"})
 _SET_WITH_MASTER = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "WORLD_SIZE", "RANK", "PET_NODE_RANK"}
