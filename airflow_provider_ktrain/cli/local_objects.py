@@ -40,7 +40,9 @@ async def _path(api: Api, obj: Mapping[str, Any], namespace: str) -> str:
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     try:
         listed = (await api.request("GET", root)).get("resources") or ()
-    except (ApiStatusError, ApiUnavailable):
+    except ApiUnavailable as e:
+        if e.page != 404:
+            raise
         listed = ()
     found = next((r for r in listed if r["kind"] == kind and "/" not in r["name"]), None)
     if found is None:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.ending import (
@@ -40,8 +40,10 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     Log,
     annotate,
     check_cluster,
+    if_not_served,
+    in_served_version,
+    read_job,
     read_training,
-    served_ref,
 )
 from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry_transient
 from airflow_provider_ktrain.engine.follow.options import Options
@@ -66,6 +68,7 @@ MODES = {
     Action.CONCLUDE_INCOMPLETE: Mode.DELETE_PODS,
     Action.DELETE_ENDED: Mode.DELETE,
 }
+T = TypeVar("T")
 #: what was released, and why that failed; at most one of them is set
 Result = tuple[Released | None, str]
 
@@ -108,6 +111,7 @@ class OwnedJob:
         self._opened: Api | None = None
         self._forget: Callable[[], None] | None = None  # removes the job from what the client recognizes its cluster by
         self._created_at = 0.0  # by timing.now
+        self._unread: ApiUnavailable | None = None  # why its last read has failed
 
     @property
     def is_mine(self) -> bool:
@@ -250,21 +254,33 @@ class OwnedJob:
         ref = self.ref
         job = "The task's job, if it exists," if ref is None else str(ref)
         command = "" if ref is None else ref.delete_command
-        return rule.text.format(job=job, command=command, next=self._host.successor, why=why_ended(event, state))
+        text = rule.text.format(job=job, command=command, next=self._host.successor, why=why_ended(event, state))
+        return text if ref is None else f"{text}{if_not_served(ref, self._unread)}"
 
     # release
 
     async def read(self) -> JobRead:
         """Read the job and its pods, in another version if that of the reference isn't served any more."""
+        return await self._in_served_version(read_training)
+
+    async def read_job(self) -> JobRead:
+        """Read the job only."""
+        return JobRead(await self._in_served_version(read_job), [])
+
+    async def _in_served_version(self, ask: Callable[[Api, JobRef], Awaitable[T]]) -> T:
         api = await self.api()
         try:
-            return await read_training(api, self.known_ref)
+            ref, answer = await in_served_version(api, self.known_ref, functools.partial(ask, api))
         except ApiUnavailable as e:
-            ref = await served_ref(api, self.known_ref) if e.page == 404 else self.known_ref
-            if ref == self.ref:
-                raise
-            self.ref = ref
-            return await read_training(api, ref)
+            self._unread = e
+            raise
+        self.ref, self._unread = ref, None
+        return answer
+
+    @property
+    def delete_command(self) -> str:
+        """How a user deletes the job, and its pods if its kind may not be served any more."""
+        return f"{self.known_ref.delete_command}{if_not_served(self.known_ref, self._unread)}"
 
     async def write(self, rule: Rule, read: JobRead, *, verify: bool = True) -> Result:
         """Release the job as a rule says, which was found by what was read. The caller logs what was released.
@@ -349,8 +365,8 @@ class OwnedJob:
         """
         end = timing.now() + seconds
         while read.job is not ABSENT and any((annotation(read.job, name) or "") != notes[name] for name in notes):
-            write = functools.partial(annotate, await self.api(), self.known_ref, read.job, notes)
             try:
+                write = functools.partial(annotate, await self.api(), self.known_ref, read.job, notes)
                 return replace(read, job=await retry_transient(write, end)), ""
             except ApiStatusError as e:
                 error: KtrainError = e
@@ -360,8 +376,8 @@ class OwnedJob:
                         if self._owner_in(read) is Ownership.MINE:
                             await asyncio.sleep(CONFLICT_PAUSE_SECONDS)
                             continue
-            except ApiUnavailable as e:
-                error = e
+            except Exception as e:  # as where the client can't be built: a note stops no release
+                return read, str(e)
             return read, str(error)
         return read, ""
 

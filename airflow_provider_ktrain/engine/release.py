@@ -42,6 +42,8 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     JobRead,
     annotate,
     delete_fenced,
+    if_not_served,
+    in_served_version,
     job_pods,
     pod_owner_exists,
     read_job,
@@ -191,10 +193,10 @@ async def release_others(
     :param timeout: limit for everything, in seconds; see `release`. Default: 90.
     :raises ReleaseError: as `release`; or the job changed before each write.
     """
-    began = timing.now()
+    began, reading = timing.now(), functools.partial(read_training, api)
     end, pause = began + timeout, 0.0  # usually one write of the operator lies between read and write
     while True:
-        read = await _ask(ref, lambda: read_training(api, ref), began, end)
+        ref, read = await _ask(ref, functools.partial(in_served_version, api, ref, reading), began, end)
         mode = decide(read)
         if mode is None:
             return None
@@ -276,8 +278,9 @@ class _Release:
             try:
                 async with asyncio.timeout(half - timing.now()):
                     if ref.owner:
-                        mark = functools.partial(annotate, api, ref, job, {SUSPENDED_ANNOTATION: ref.owner})
-                        job = await retry_transient(self._fenced(mark), half)
+                        notes = {SUSPENDED_ANNOTATION: ref.owner}
+                        mark = self._fenced(lambda served: annotate(api, served, job, notes))
+                        job = await retry_transient(mark, half)
                     pause = functools.partial(kueue.set_active, api, ref.namespace, workload, False, fenced=False)
                     await retry_transient(pause, half)
                 return Mode.SUSPEND, _PAUSED, ""
@@ -292,9 +295,8 @@ class _Release:
 
         A failed TrainJob that trains again is unfinished although its Workload is finished. Kueue doesn't resume it.
         """
-        pause = functools.partial(kueue.pause, self._api, self._ref, job, by=self._ref.owner)
         try:
-            await self._ask(self._fenced(pause))
+            await self._ask(self._fenced(lambda ref: kueue.pause(self._api, ref, job, by=ref.owner)))
         except kueue.WorkloadFinishedError:
             return await self._suspend(job)
         except kueue.NotPausableError as e:
@@ -302,13 +304,12 @@ class _Release:
         return Mode.SUSPEND, _PAUSED, ""
 
     async def _suspend(self, job: Object) -> tuple[Mode, str, str]:
-        suspend = functools.partial(set_suspended, self._api, self._ref, job, True, by=self._ref.owner)
-        await self._ask(self._fenced(suspend))
+        await self._ask(self._fenced(lambda ref: set_suspended(self._api, ref, job, True, by=ref.owner)))
         return Mode.SUSPEND, "suspended", ""
 
     async def _delete(self, job: Object, why: str = "") -> tuple[Mode, str, str]:
         if not is_being_deleted(job):
-            await self._ask(self._fenced(functools.partial(delete_fenced, self._api, self._ref, job)))
+            await self._ask(self._fenced(lambda ref: delete_fenced(self._api, ref, job)))
         return Mode.DELETE, "deleted", why
 
     async def _delete_pods(self, pods: Iterable[Object]) -> None:
@@ -400,7 +401,9 @@ class _Release:
 
     async def _is_deleted(self) -> bool:
         """Whether the job is gone, and with it what creates its pods: a JobSet may be created shortly before that."""
-        self._exists = self._exists and await read_job(self._api, self._ref) is not ABSENT
+        if self._exists:
+            self._ref, job = await in_served_version(self._api, self._ref, lambda ref: read_job(self._api, ref))
+            self._exists = job is not ABSENT
         return not self._exists and not await pod_owner_exists(self._api, self._ref)
 
     def _note(self, pods: Iterable[Object]) -> None:
@@ -414,12 +417,13 @@ class _Release:
     async def _ask(self, request: Callable[[], Awaitable[T]]) -> T:
         return await _ask(self._ref, request, self.began, self._end)
 
-    def _fenced(self, write: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """A write that raises JobChanged if the job has changed or is gone."""
+    def _fenced(self, write: Callable[[JobRef], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+        """A write, in a version that is served, that raises JobChanged if the job has changed or is gone."""
 
         async def attempt() -> T:
             try:
-                return await write()
+                self._ref, answer = await in_served_version(self._api, self._ref, write)
+                return answer
             except ApiStatusError as e:
                 if e.status != 409 and not isinstance(e, AbsentError):
                     raise
@@ -453,15 +457,8 @@ async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, e
         raise ReleaseError(
             f"{ref} could not be released within {end - began:.0f} s: the API server can't be reached.\n"
             f"{str(e) or 'It did not respond.'}\n"
-            f"Its pods may hold accelerators: run `{ref.delete_command}`{_or_its_pods(ref, e)}"
+            f"Its pods may hold accelerators: run `{ref.delete_command}`{if_not_served(ref, e)}"
         ) from None
-
-
-def _or_its_pods(ref: JobRef, error: Exception) -> str:
-    """What to do if the job's kind may no longer be served."""
-    is_page = isinstance(error, ApiUnavailable) and error.page == 404
-    pods = f"kubectl delete pods -n {ref.namespace} -l {ref.pod_selector}"
-    return f", or, if {ref.kind} isn't served any more, `{pods}`" if is_page else ""
 
 
 async def _delete_pod(api: Api, namespace: str, pod: Object, options: Object) -> None:

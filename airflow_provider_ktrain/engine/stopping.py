@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, read_job
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
 from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry_any
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
@@ -126,12 +126,11 @@ class Stopping:
                 if changed is not None:
                     read = changed
                     continue
-                error = f"It could not be read. To delete it, run: {job.known_ref.delete_command}"
+                error = f"It could not be read. To delete it, run: {job.delete_command}"
             except (Exception, asyncio.CancelledError) as e:
                 if is_canceled(e):
                     raise
-                command = job.known_ref.delete_command
-                error = f"The request was not answered. To delete the job, run: {command}\n{e}".rstrip()
+                error = f"The request was not answered. To delete the job, run: {job.delete_command}\n{e}".rstrip()
             self._log.warning(f"{text}\n{error}".rstrip())
             unread = read is None and rule.action is Action.LEAVE and event is not Event.KILL
             if not (error or unread) or timing.now() > late:
@@ -172,9 +171,9 @@ class Stopping:
         job = self._job
         with _errors_suppressed():
             async with asyncio.timeout(max(end - timing.now(), 0.5)):
-                found = await read_job(await job.api(), job.known_ref)
-                job.last_seen = None if found is ABSENT else found
-                return JobRead(found, [])
+                read = await job.read_job()
+                job.last_seen = None if read.job is ABSENT else read.job
+                return read
         return None
 
     async def _last_read(self, end: float) -> JobRead | None:
@@ -235,10 +234,11 @@ class Stopping:
             if is_canceled(e):
                 raise
             result = None, f"{job.ref} could not be released. To delete it, run: {job.known_ref.delete_command}\n{e}"
-            self._log.warning(result[1])
         finally:
             with _errors_suppressed():
                 await lines.aclose()
+        if result[1]:  # last: it names the command
+            self._log.warning(result[1])
         return result
 
     async def _ask_until_decided(self, event: Event) -> tuple[Rule, Task, str]:

@@ -39,6 +39,7 @@ from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_notes import JobNotes
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
+from airflow_provider_ktrain.engine.safe_log import SafeLog
 from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit.create_or_adopt import CodeRefusedError, Submitted
@@ -73,6 +74,7 @@ class Training:
         log: Log,
         stop: StopSignal | None = None,
     ) -> None:
+        log = SafeLog(log)
         self.job = OwnedJob(connect, host, log)
         self.handover = Handover()
         self._host, self._log, self._stop = host, log, stop
@@ -219,7 +221,8 @@ class Training:
                     raise
                 finally:
                     job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
-                    job.ref = job.ref and following.state.ref  # unless the job was let go of
+                    if job.ref is not None:  # the job was not let go of
+                        job.ref = replace(following.state.ref, version=job.ref.version)
             if not isinstance(result, _StartOver):
                 return result
             first = None
@@ -349,7 +352,7 @@ class Training:
         if released is not None:  # running pods are gone: the deletion of the job must not count them again
             self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
         job.let_go()
-        return _with_release(outcome, result, kept=ref if kept else None, ended=None if read.job is None else ref)
+        return _with_release(outcome, result, kept=ref if kept else None, ended=None if read.job is ABSENT else ref)
 
     async def _conclude_stored(
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.errors import OperatorMissingError, UnreachableError
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.api import kueue
 from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, get
-from airflow_provider_ktrain.engine.api.job_calls import list_pods, served_version
+from airflow_provider_ktrain.engine.api.job_calls import list_objects, list_pods, served_version
+from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from tests.apiserver import PODS, PodServer, Response, failure, serving
 
 pytestmark = pytest.mark.virtual_time
@@ -30,6 +32,10 @@ LIES = {
     "half body": Response(200, b'{"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "meta'),
     "another object": Response(
         200, {"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "metadata": {"name": "b", "uid": "u"}}
+    ),
+    "object of another kind": Response(
+        200,
+        {"kind": "MPIJob", "apiVersion": "kubeflow.org/v1", "metadata": {"name": "a", "namespace": "ns", "uid": "u"}},
     ),
     "success of another object": Response(
         200, {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": {"name": "b", "uid": "u"}}
@@ -62,6 +68,15 @@ async def test_lie_is_no_empty_list(lie: str) -> None:
         with pytest.raises((ApiUnavailable, ApiStatusError)):
             await list_pods(api, "ns", "")
         assert len(await list_pods(api, "ns", "")) == 1
+
+
+async def test_list_of_another_kind_is_no_empty_list() -> None:
+    kube = PodServer()
+    other = {"kind": "MPIJobList", "apiVersion": "kubeflow.org/v1", "metadata": {"resourceVersion": "1"}, "items": []}
+    kube.replace("GET", "/pytorchjobs", Response(200, other), processed=False)
+    async with serving(kube) as api:
+        with pytest.raises(ApiUnavailable):
+            await list_objects(api, JOBS, keep=dict)
 
 
 async def test_create_that_is_not_answered_by_its_object_may_have_been_processed() -> None:
@@ -148,3 +163,25 @@ async def test_page_does_not_show_that_kueue_is_not_served() -> None:
         with pytest.raises(ApiUnavailable):
             await kueue.served_version(api)
         assert await kueue.served_version(api) == ""
+
+
+BUSY = Response(429, b"Too many requests, please try again later.\n", {"Retry-After": "2"})
+
+
+async def test_text_429_is_an_overloaded_api_server() -> None:
+    """kube-apiserver's own, of priority and fairness, is no Status."""
+    kube = PodServer()
+    kube.replace("GET", "/pytorchjobs/a", BUSY, processed=False)
+    async with serving(kube) as api:
+        with pytest.raises(ApiStatusError, match="Too many requests") as caught:
+            await get(api, f"{JOBS}/a")
+    assert (caught.value.transient, caught.value.retry_after) == (True, 2)
+
+
+async def test_text_errors_of_the_schema_are_no_reason_not_to_submit() -> None:
+    kube = PodServer()
+    kube.replace("GET", "/openapi/|/customresourcedefinitions/", Response(503, b""), math.inf, processed=False)
+    async with serving(kube) as api:
+        served = await read_served(api, TRAINJOB, "v1alpha1", {"spec": {}}, "ns", patience=60)
+    assert served is not None
+    assert not served.supported

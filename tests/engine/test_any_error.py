@@ -11,19 +11,22 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Mode
-from airflow_provider_ktrain.core.errors import AccessError, KtrainError
+from airflow_provider_ktrain.core.ending import Event, Mode
+from airflow_provider_ktrain.core.errors import AccessError, KtrainError, UnreachableError
+from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import read_training
 from airflow_provider_ktrain.engine.api.threads import LoopThread, in_thread
 from airflow_provider_ktrain.engine.follow.options import Options
-from airflow_provider_ktrain.engine.release import release
+from airflow_provider_ktrain.engine.follow.outcome import Outcome
+from airflow_provider_ktrain.engine.release import release, release_others
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.apiserver import PODS, PodServer, Request, Response, clients, connected, failure
-from tests.engine.staged import NAME, staged
-from tests.engine.tasks import host_of
+from tests.engine.staged import NAME, Staged, staged
+from tests.engine.tasks import Lines, host_of
 from tests.engine.test_answers import LIES
 from tests.until import until
 
@@ -89,7 +92,7 @@ async def test_last_line_names_the_command_if_errors_outlast_the_time() -> None:
         await owner.close()
         assert training.holding
         assert 290 < timing.now() - began < 310
-        assert f"kubectl delete pods -n ns -l {training.ref.pod_selector}" in outcome.release_error
+        assert outcome.release_error.splitlines()[-1].endswith(training.ref.delete_pods_command)
 
 
 @virtual
@@ -174,3 +177,139 @@ def test_loop_survives_an_exit(work: Callable[[], Any]) -> None:
         loop.run(work())
     assert loop.run(asyncio.sleep(0, "works")) == "works"
     loop.close()
+
+
+class Broken(Lines):
+    """A log that nobody reads any more."""
+
+    def info(self, event: Any, *args: Any, **kw: Any) -> None:
+        super().info(event)
+        raise BrokenPipeError
+
+    warning = error = info
+
+
+@virtual
+@pytest.mark.parametrize("in_trigger", [True, False])
+@pytest.mark.parametrize("errors", [0, 4])
+async def test_log_that_fails_stops_no_release(errors: int, in_trigger: bool) -> None:
+    async with staged(log=Broken()) as training, connected(training.url) as api:
+        training.start(grace=2)
+        owner = Training(lambda: contextlib.nullcontext(api), host_of(shared=in_trigger), training.log)
+        owner.job.take(api, Submitted(training.ref, training.job, created=False))
+        training.api.replace("", "/pytorchjobs/", ERRORS["500"], errors, processed=False)
+        await owner.stop()
+        await owner.close()
+        await until(lambda: not training.exists, 10)
+        assert not training.exists, training.log
+
+
+@virtual
+@pytest.mark.parametrize("in_trigger", [True, False])
+async def test_log_that_fails_does_not_keep_a_limit_from_ending_a_job(in_trigger: bool) -> None:
+    async with staged(log=Broken()) as training:
+        training.start(grace=2)
+        await training.follow(Options(deadline=timing.epoch() + 5, drain_timeout=0.5), shared=in_trigger)
+        await until(lambda: not training.exists, 10)
+
+
+def unserve(training: Staged, *paths: str, group: str = "kubeflow.org", versions: str = "") -> None:
+    """Requests at these paths get a page, and the document of all groups names only these versions of the group."""
+
+    def groups(request: Request, true: Response | None) -> Response:
+        assert true is not None
+        found = [
+            {**one, "versions": [v for v in one["versions"] if v["version"] in versions.split()]}
+            if one["name"] == group else one
+            for one in true.body["groups"]
+        ]  # fmt: skip
+        return Response(200, {**true.body, "groups": [one for one in found if one["versions"]]})
+
+    training.api.replace("GET", "/apis$", groups, math.inf)
+    for path in paths:
+        training.api.replace("", path, LIES["text 404"], math.inf, processed=False)
+    training.api.cut()
+
+
+@virtual
+@pytest.mark.parametrize("in_trigger", [True, False])
+async def test_job_is_released_in_another_version_after_a_kill(in_trigger: bool) -> None:
+    async with staged(MPIJOB) as training, connected(training.url) as api:
+        training.start(grace=2)
+        owner = Training(lambda: contextlib.nullcontext(api), host_of(shared=in_trigger), training.log)
+        owner.job.take(api, Submitted(training.ref, training.job, created=False))
+        unserve(training, "kubeflow.org/v2beta1", versions="v1")
+        outcome = await owner.stop()
+        await owner.close()
+        await until(lambda: not training.exists, 10)
+        assert not outcome.release_error
+
+
+@virtual
+async def test_job_of_others_is_released_in_another_version() -> None:
+    async with staged(MPIJOB) as training, connected(training.url) as api:
+        training.start(grace=2)
+        unserve(training, "kubeflow.org/v2beta1", versions="v1")
+        await release_others(api, training.ref, lambda read: Mode.DELETE)
+        assert not training.exists
+        assert not training.holding
+
+
+@virtual
+async def test_version_may_end_during_a_release() -> None:
+    async with staged(MPIJOB) as training, connected(training.url) as api:
+        training.start(grace=2)
+        read = await read_training(api, training.ref)
+        training.after(1, lambda: unserve(training, "kubeflow.org/v2beta1", versions="v1"))
+        await release(api, training.ref, Mode.DELETE, read)
+        assert not training.exists
+
+
+@virtual
+async def test_trainjob_is_released_although_jobsets_are_not_served() -> None:
+    async with staged(TRAINJOB) as training, connected(training.url) as api:
+        training.start(grace=2)
+        unserve(training, "/apis/jobset", group="jobset.x-k8s.io")
+        await release(api, training.ref, Mode.DELETE, await read_training(api, training.ref))
+        assert not training.holding
+
+
+@virtual
+@pytest.mark.parametrize("in_trigger", [True, False])
+@pytest.mark.parametrize("event", ["watched", "deadline", "kill"])
+async def test_kind_that_is_not_served_any_more_proves_nothing(event: str, in_trigger: bool) -> None:
+    """Nothing ends the pods. The last line says how to."""
+    async with staged() as training:
+        training.start()
+        stop = StopSignal()
+        training.after(5, unserve, training, "/pytorchjobs")
+        if event == "kill":
+            training.after(60, stop.request, "killed")
+        options = Options(deadline=timing.epoch() + 100 if event == "deadline" else None, drain_timeout=0.5)
+        began = timing.now()
+        async with training.owner(shared=in_trigger, stop=stop) as owner:
+            if event == "kill":
+                outcome = await owner.follow(training.ref, options)
+                assert isinstance(outcome, Outcome)
+                assert outcome.release_error
+            else:
+                with pytest.raises(UnreachableError):
+                    await owner.follow(training.ref, options)
+                assert timing.now() - began > 600
+                await owner.interrupted(Event.ERROR)
+        assert training.holding
+        assert training.log.messages[-1].splitlines()[-1].endswith(training.ref.delete_pods_command), training.log
+
+
+@virtual
+async def test_busy_api_server_is_no_reason_to_give_up() -> None:
+    """For longer than a watch may be refused."""
+    busy = Response(429, b"Too many requests, please try again later.\n", {"Retry-After": "1"})
+    async with staged() as training:
+        training.start()
+        training.after(5, lambda: training.api.replace("GET", "", busy, math.inf, processed=False))
+        training.after(6, training.api.cut)
+        training.after(900, training.api.clear_failures)
+        training.after(960, training.end)
+        outcome = await training.follow(Options(drain_timeout=0.5))
+        assert outcome.succeeded, training.log

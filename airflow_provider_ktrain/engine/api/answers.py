@@ -117,16 +117,21 @@ def decide(method: str, path: str, sent: Any, status: int, body: bytes, retry_af
     target = Target.of(path)
     if status >= 300:
         error = _error(method, target, status, answer, retry_after)
-        if status == 413 and error is None:  # a proxy's limit: the request is never accepted
-            error = ApiStatusError(status, message=_shown(body))
+        if error is None and status in (413, 429):  # a proxy's limit, which lasts; kube-apiserver's own 429 is text
+            error = ApiStatusError(status, message=_shown(body), details=_pause_of(retry_after))
         if error is not None:
             raise error
     elif isinstance(answer, dict) and _answers(method, path, target, sent if isinstance(sent, dict) else {}, answer):
         return answer
-    pause = float(retry_after) if retry_after and retry_after.isdigit() else None
+    pause = _pause_of(retry_after).get("retryAfterSeconds")
     done = "" if method == "GET" else " The request may have been processed."
     message = f"{method} {path}: the response, with status {status}, isn't the API server's.{done}\n{_shown(body)}"
     raise ApiUnavailable(message, page=status, retry_after=pause)
+
+
+def _pause_of(retry_after: str | None) -> dict[str, Any]:
+    """What the header says, as in the details of a Status."""
+    return {"retryAfterSeconds": float(retry_after)} if retry_after and retry_after.isdigit() else {}
 
 
 def _shown(body: bytes) -> str:
@@ -159,9 +164,7 @@ def _error(method: str, target: Target, status: int, answer: Any, retry_after: s
     answer = clean(answer)
     reason, message = str(answer.get("reason") or ""), str(answer.get("message") or "")
     found = answer.get("details")
-    details = dict(found) if isinstance(found, dict) else {}
-    if retry_after and retry_after.isdigit():
-        details.setdefault("retryAfterSeconds", int(retry_after))
+    details = _pause_of(retry_after) | (found if isinstance(found, dict) else {})
     if status == 404 and method != "POST" and not target.sub:  # a list of a namespace that doesn't exist is empty
         named = (details.get("name"), details.get("kind"), details.get("group") or "")
         dressed_up = any(cause.get("reason") == "UnexpectedServerResponse" for cause in details.get("causes") or ())
@@ -202,8 +205,11 @@ def _answers(method: str, path: str, target: Target, sent: Mapping[str, Any], an
         name = _metadata(sent).get("name")
         same = kind == sent.get("kind", kind) and answer.get("apiVersion") == target.api_version
         return same and (not name or (meta.get("name") == name and bool(meta.get("uid"))))
-    if answer.get("apiVersion") != target.api_version and not kind.startswith("PartialObjectMetadata"):
-        return False
+    if not kind.startswith("PartialObjectMetadata"):
+        singular = kind.removesuffix("List").lower()
+        # all but its last letter are in the plural, also of a policy
+        if answer.get("apiVersion") != target.api_version or not target.resource.startswith(singular[:-1]):
+            return False
     if not target.name:
         items = answer.get("items", ())
         complete = isinstance(items, list | None) and bool(meta.get("resourceVersion"))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
+from airflow_provider_ktrain.engine.api.answers import Target
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, get, get_if_allowed
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
@@ -111,6 +112,23 @@ async def served_ref(api: Api, ref: JobRef) -> JobRef:
         if version in kind.versions and await _serves(api, kind, version) and await read_job(api, other) is not ABSENT:
             return other
     return ref
+
+
+async def in_served_version(api: Api, ref: JobRef, ask: Callable[[JobRef], Awaitable[T]]) -> tuple[JobRef, T]:
+    """The answer to a request about the job, and its reference: in another version if that of `ref` isn't served."""
+    try:
+        return ref, await ask(ref)
+    except ApiUnavailable as e:
+        if e.page != 404 or (other := await served_ref(api, ref)) == ref:
+            raise
+    return other, await ask(other)
+
+
+def if_not_served(ref: JobRef, error: BaseException | None) -> str:
+    """How a user deletes the pods if an error suggests that the job's kind isn't served any more; else empty."""
+    if not isinstance(error, ApiUnavailable) or error.page != 404:
+        return ""
+    return f"\nIf {ref.kind} isn't served any more, run: {ref.delete_pods_command}"
 
 
 async def find(
@@ -214,7 +232,7 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
     unknown = [pod for pod in pods if shown_owner(pod, ref) is None]
     if not unknown:
         return {}
-    owner = await get_if_allowed(api, api_paths.pod_owner(ref))
+    owner = await _read_pod_owner(api, ref)
     if owner is None or owner is ABSENT:
         return await _owners_by_age(api, ref, unknown)
     ours = is_owned(owner, ref)
@@ -225,8 +243,22 @@ async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
     """Whether the object between the job and its pods still exists. False: it doesn't, or it can't be read."""
     if not kind_of(ref.kind).behavior.pod_owner:
         return False
-    owner = await get_if_allowed(api, api_paths.pod_owner(ref))
+    owner = await _read_pod_owner(api, ref)
     return isinstance(owner, dict) and is_owned(owner, ref)
+
+
+async def _read_pod_owner(api: Api, ref: JobRef) -> Object | Absent | None:
+    """The object between the job and its pods. None: it can't be read, as without the right to, or if JobSets of this
+    version aren't served.
+    """
+    path = api_paths.pod_owner(ref)
+    try:
+        return await get_if_allowed(api, path)
+    except ApiUnavailable as e:
+        target = Target.of(path)
+        if e.page != 404 or target.version in await served_versions(api, target.group):
+            raise
+        return None
 
 
 def is_owned(obj: Mapping[str, Any], ref: JobRef) -> bool:

@@ -125,6 +125,8 @@ async def answer_to(
         except ApiUnavailable as e:  # what isn't served has no Status; nothing irreversible follows from that here
             if e.page == 404 and not Target.of(path).name:
                 return Answer(404, {})
+            if optional and e.page >= 500 and timing.now() > schema_end:  # errors of /openapi have none, too
+                return Answer(e.page, {})
             raise
 
     try:
