@@ -98,6 +98,12 @@ def parsed_lines(texts: Sequence[str]) -> list[Line]:
     return [_parsed(text, prefixes, time_of(of)) for text, of in zip(plain, texts, strict=True)]
 
 
+def process_of(text: str) -> tuple[str, str]:
+    """The process that the prefix of a line names, and the rest of the line."""
+    line = _parsed(_ESCAPE.sub("", text) if "\x1b" in text else text, (), None)
+    return line.process, line.text
+
+
 def _parsed(text: str, prefixes: tuple[str, ...], at: float | None) -> Line:
     process, rest = "", text
     for _ in range(3):  # such as that of torchrun, and PyTorch's own behind it

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from airflow_provider_ktrain.core.diagnosis.cause_scanner import CauseScanner
 from airflow_provider_ktrain.core.diagnosis.collectives import is_report
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.log_lines import TimedText
@@ -61,6 +62,7 @@ class EvidenceCollector:
         self._api, self._state, self._cursor, self._log = context.api, context.state, context.cursor, context.log
         self._tails: dict[str, deque[TailLine]] = {}  # by log_key
         self._reports: dict[str, deque[TailLine]] = {}  # of timeouts, by log_key
+        self._scanners: dict[str, CauseScanner[TailLine]] = {}  # by log_key
         self.events = JobEvents(context)
 
     def recorder(self, source: LogLine) -> Inspect:
@@ -68,9 +70,14 @@ class EvidenceCollector:
         key, uid = log_key(source.pod, source.container), source.pod_uid
         keep = self._tails.setdefault(key, deque(maxlen=TAIL_LINES)).append
 
+        seen = [-1]  # the run that is scanned
+
         def record(text: str, time: str, run: int) -> None:
             line = TailLine(uid, run, time, ends_of(text))
             keep(line)
+            if run != seen[0]:
+                seen[0], self._scanners[key] = run, CauseScanner()
+            self._scanners[key].see(text, line)
             if is_report(text):
                 self._reports.setdefault(key, deque(maxlen=REPORT_LINES)).append(line)
 
@@ -84,6 +91,7 @@ class EvidenceCollector:
             for key in others[:-MAX_TAILS_OF_OTHERS]:
                 del self._tails[key]
                 self._reports.pop(key, None)
+                self._scanners.pop(key, None)
 
     def newest_lines(self) -> dict[str, str]:
         """The last line of each followed pod, by the pod's name."""
@@ -120,10 +128,15 @@ class EvidenceCollector:
         return {
             "events": events,
             "logs": {
-                key: _texts(_with_reports(self._reports.get(key, ()), lines)) for key, lines in self._tails.items()
+                key: _texts(_with_reports(self._reports.get(key, ()), self._causes(key), lines))
+                for key, lines in self._tails.items()
             },
             "nodes": [node for node in nodes.values() if node],
         }
+
+    def _causes(self, key: str) -> list[TailLine]:
+        scanner = self._scanners.get(key)
+        return list(scanner.kept()) if scanner else []
 
     async def _read_node(self, nodes: dict[str, Object | None], name: str) -> None:
         """Read a node into `nodes`. Most identities lack the right to: a diagnosis can do without."""
@@ -178,8 +191,8 @@ class EvidenceCollector:
             log_line(LogLine(name, container, role, index, 0, time, text, init=init))
 
 
-def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[TailLine]:
-    """The last lines of a container, after the reports before them that may belong to the same end of its program."""
+def _with_reports(reports: Iterable[TailLine], causes: Sequence[TailLine], tail: deque[TailLine]) -> list[TailLine]:
+    """The last lines of a container, after the reports and causes before them that may belong to the same end."""
     if not tail:
         return []
     last, end = tail[-1], epoch_seconds(tail[-1].time)
@@ -188,7 +201,9 @@ def _with_reports(reports: Iterable[TailLine], tail: deque[TailLine]) -> list[Ta
         at = epoch_seconds(report.time)
         return report[:2] == last[:2] and (at is None or end is None or at >= end - REPORT_SECONDS)
 
-    return [*(report for report in reports if report not in tail and belongs(report)), *tail]
+    kept = [*(report for report in reports if belongs(report)), *(line for line in causes if line[:2] == last[:2])]
+    kept = sorted(dict.fromkeys(kept), key=lambda line: line.time)
+    return [*(line for line in kept if line not in tail), *tail]
 
 
 def _texts(lines: Iterable[TailLine]) -> list[str]:
