@@ -31,6 +31,7 @@ class SafeLog:
         self._send("error", event, *args, **kw)
 
     def _send(self, level: str, event: Any, *args: Any, **kw: Any) -> None:
+        """Log a line. The first failure is logged in the process's own log, as where the supervisor has ended."""
         try:
             getattr(self._target, level)(event, *args, **kw)
         except Exception:
