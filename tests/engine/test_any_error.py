@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Event, Mode
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError, UnreachableError
+from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
@@ -313,3 +314,35 @@ async def test_busy_api_server_is_no_reason_to_give_up() -> None:
         training.after(960, training.end)
         outcome = await training.follow(Options(drain_timeout=0.5))
         assert outcome.succeeded, training.log
+
+
+@virtual
+@pytest.mark.parametrize("in_trigger", [True, False])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize(
+    ("method", "path", "queued"),
+    [("PATCH", "", False), ("PATCH", "", True), ("GET", "/workloads|/apis", True), ("PATCH", "/workloads/", True)],
+)
+async def test_job_is_suspended_after_any_error(
+    method: str, path: str, queued: bool, error: str, in_trigger: bool
+) -> None:
+    """Of a queue, by its Workload; or the job is deleted, where that can't be changed."""
+    async with staged() as training, connected(training.url) as api:
+        training.start(grace=2)
+        if queued:
+            training.workload(Admitted=("True", "Admitted", ""))
+        owner = Training(lambda: contextlib.nullcontext(api), host_of(shared=in_trigger), training.log)
+        owner.job.take(api, Submitted(training.ref, training.job, created=False))
+        owner.job.options = Options(on_finish_action=OnFinishAction.KEEP_JOB)
+        if queued:
+            owner.job.workload = training.api.objects["workloads"][f"job-{NAME}"]
+        training.api.replace(method, path, ERRORS[error], 4, processed=False)
+        await owner.stop()
+        await owner.close()
+
+        def released() -> bool:
+            workloads = training.api.objects["workloads"].values()
+            inactive = any(one["spec"].get("active") is False for one in workloads)
+            return not training.exists or inactive or bool(training.job["spec"]["runPolicy"].get("suspend"))
+
+        await until(released, 10)
