@@ -34,7 +34,7 @@ def manifest(case: dict[str, Any]) -> dict[str, Any]:
         role = name.partition(" ")[0]
         specs[role] = replica()
         specs[role]["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c", program(log)], "image": "image"}
-    spec = {"pytorchReplicaSpecs": specs, "runPolicy": {"cleanPodPolicy": "None"}}
+    spec = {"pytorchReplicaSpecs": specs, "runPolicy": {"cleanPodPolicy": case.get("clean", "None")}}
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {}, "spec": spec}
 
 

@@ -90,19 +90,21 @@ def _follows_build(f: Failure, found: Sequence[Failure]) -> bool:
 
 
 def causes_of_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> Iterator[Failure]:
-    """What the logs of containers show that still run: an exception that ended a process, or a crash.
+    """What the logs of containers show that still run or were ended by a deletion: an exception, or a crash.
 
-    The replica with the cause often ends last: it writes a checkpoint, or torchrun waits for its processes.
+    The replica with the cause often ends last: it writes a checkpoint, or torchrun waits for its processes. By then,
+    the operator may have deleted its pod.
     """
     for pod in pods:
         for container in objects.main_containers(pod):
             name = str(container.get("name") or "")
-            if not objects.state_of(container, "running") or not kind.is_main_container(name):
+            ended = objects.state_of(container, "terminated")
+            if ended.get("exitCode") == 0 or not kind.is_main_container(name):
                 continue
             tail = read_tail(logs.get(log_key(objects.name_of(pod), name)))
-            if (tail.exception and not tail.is_handled and not tail.is_peer_loss) or tail.crash_signal:
-                made = _failure(kind, pod, {"name": name}, {}, tail)
-                yield replace(made, is_running=True)
+            made = replace(_failure(kind, pod, {"name": name}, {}, tail), is_running=not ended)
+            if tail.crash_signal or (tail.exception and not tail.is_handled and not made.is_effect):
+                yield made
 
 
 def likely_causes(found: Sequence[Failure]) -> list[Failure]:
