@@ -137,7 +137,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
             raise TrainingConfigurationError(
                 f"{self.python_callable.__name__} succeeded, but its return value is not JSON and is lost: "
                 f"{why.removeprefix(NOT_JSON).rstrip(QUOTES)}.\n"
-                "Return strings, finite numbers, booleans, None, lists and dicts."
+                "Return strings, numbers, booleans, None, lists and dicts."
             )
         if why != outcome.result_error:
             raise self._lost(why)

@@ -170,7 +170,7 @@ def test_manifest_without_our_marks_is_left_as_it_is() -> None:
     prepared = read(own, keeps_name=True)
     assert prepared.manifest == own
     assert prepared.changes == []
-    assert [problem.code for problem in prepared.problems] == ["reserved-variable"]
+    assert [problem.code for problem in prepared.problems] == ["reserved-variable", "suspended"]
 
 
 @pytest.mark.parametrize("text", ["soon", "nan", "inf", "", "1 2"])

@@ -295,7 +295,7 @@ def test_retry_resumes_from_the_checkpoint_on_another_node(stage: Stage, mails: 
         assert "The job avoids 1 node on which earlier tries failed." in stage.log(2)
         tries = stage.airflow.stored(stage.dag, stage.run, "train", "ktrain_tries")["tries"]
         assert [one["try_number"] for one in tries] == [1, 2]
-        assert all(one["usage"]["held"] > 0 for one in tries)
+        assert all("held" in one["usage"] for one in tries)  # 0 if a try ended within a second
     stage.check_created(2)
     wait_gone(stage)
 

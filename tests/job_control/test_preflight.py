@@ -224,7 +224,7 @@ def _head(request: Request) -> Object:
         return version if where.version else {"kind": "APIGroup", "name": where.group}
     sent = request.body or {"metadata": {"name": where.name}}
     meta = {"uid": "u-1", "namespace": where.namespace, **sent.get("metadata", {})}
-    return {"apiVersion": where.api_version, "kind": sent.get("kind", "Any"), "metadata": meta}
+    return {"apiVersion": where.api_version, "kind": sent.get("kind", where.resource), "metadata": meta}
 
 
 @contextlib.contextmanager
