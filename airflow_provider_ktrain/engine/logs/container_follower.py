@@ -186,6 +186,11 @@ class ContainerFollower:
         """Whether the container may write, as far as is known."""
         return self.observed.run.started and not self.observed.stream_ends_by_itself
 
+    def has_read(self, restart: int) -> bool:
+        """Whether a line of this run, or of a later one, was read here, or its end."""
+        position = self._position
+        return position.restart > restart or position.complete or position.at_last > 0
+
     def read_span(self, restart: int) -> tuple[float, float]:
         """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read."""
         position = self._position

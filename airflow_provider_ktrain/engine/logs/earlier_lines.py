@@ -17,6 +17,9 @@ from airflow_provider_ktrain.engine.logs.emitter import EarlierEmitter, EndReach
 from airflow_provider_ktrain.engine.logs.reader import JobLogs, LogReader, ResponseEnd, time_of_line
 
 PAUSE_SECONDS = 1.0  #: after a request that failed
+#: A node's clock may be behind that of this host by so much: it may still write lines with times before the takeover.
+MAX_CLOCK_LAG_SECONDS = 60.0
+CLOCK_LAG_PAUSE_SECONDS = 5.0  #: between two requests for such lines
 
 
 class EarlierLines:
@@ -48,6 +51,7 @@ class EarlierLines:
         self.is_started = False  #: whether it is known where the last lines begin
         self.is_done = False
         self._complete = False
+        self._may_grow_until = asyncio.get_running_loop().time() + MAX_CLOCK_LAG_SECONDS
         self._misses = 0
         self._rests_until = 0.0  # by the loop's time
 
@@ -55,11 +59,20 @@ class EarlierLines:
     def can_read(self) -> bool:
         """Whether there is so much room in the log that a request is worth while, and the last one has not failed."""
         has_room = self.emitter.queue.is_low or not self.emitter.logs
-        return has_room and asyncio.get_running_loop().time() >= self._rests_until
+        rests = asyncio.get_running_loop().time() < self._rests_until and not (self._complete and not self._may_grow)
+        return has_room and not rests
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether the container may still write lines with times before the takeover, by its node's clock."""
+        container = self._container
+        writes = container.runs and not container.observed.draining and not container.has_read(self._restart)
+        return writes and asyncio.get_running_loop().time() < self._may_grow_until
 
     def tally(self) -> Tally:
-        """What became of the lines so far."""
-        return replace(self.emitter.tally, complete=self._complete)
+        """What became of the lines so far. Where some are missing, their number isn't known."""
+        tally = self.emitter.tally
+        return replace(tally, complete=self._complete and not tally.gaps)
 
     async def start(self, lines: int) -> None:
         """Find out where the last lines begin."""
@@ -87,7 +100,7 @@ class EarlierLines:
         if position.complete:
             self._next_run()
             return
-        query = self._query_of(position.restart)
+        query, may_grow = self._query_of(position.restart), self._may_grow
         if query is None:
             self._miss_run()
             return
@@ -102,8 +115,13 @@ class EarlierLines:
             self.emitter.gap(f"the log can't be read.\n{error}", position)
             self.is_done = True
             return
-        if response.end is ResponseEnd.COMPLETE:
-            self._next_run()
+        is_of_run = response.caught_up or not position.base.first
+        if response.end is ResponseEnd.COMPLETE and is_of_run:
+            if position.restart >= self._restart and may_grow:
+                self._complete = True  # as far as is known
+                self._rests_until = asyncio.get_running_loop().time() + CLOCK_LAG_PAUSE_SECONDS
+            else:
+                self._next_run()
         elif response.end is not ResponseEnd.STOPPED:
             self._misses += 1
             self._rests_until = asyncio.get_running_loop().time() + PAUSE_SECONDS

@@ -116,13 +116,14 @@ class EndReached(Exception):
 class _Steps(NamedTuple):
     """What happens with the lines of a response.
 
-    :param before: called with the position and the line's time before a line with a timestamp, maybe a known one.
+    :param before: called with the response's Replay and the line's time before a line with a timestamp, maybe a known
+        one.
     :param gap: called with the position and two times: lines may be missing between them.
     :param take: called with the position, the time and the text of a new line.
     :param without_time: whether texts of the kubelet, which have no timestamp, are taken too.
     """
 
-    before: Callable[[Position, str], None]
+    before: Callable[[Replay, str], None]
     gap: Callable[[Position, str, str], None]
     take: Callable[[Position, str, str], None]
     without_time: bool
@@ -242,7 +243,7 @@ class RateLimitedEmitter:
                 if without_time and replay.live and lines[number]:
                     self._take(position, position.last, lines[number], timed=False)
                 continue
-            before(position, time)
+            before(replay, time)
             if replay.live:
                 position.advance(time)
             elif not replay.fresh(time):
@@ -259,9 +260,9 @@ class RateLimitedEmitter:
 
     # lines that come for the first time
 
-    def _before(self, position: Position, _: str) -> None:
+    def _before(self, replay: Replay, _: str) -> None:
         if self.backlog is None and not self.queue.has_room:
-            self.fall_behind(position)
+            self.fall_behind(replay.position)
 
     def _missing(self, position: Position, after: str, time: str) -> None:
         """A response begins after the last line that was read: the node has removed what was between."""
@@ -284,9 +285,10 @@ class RateLimitedEmitter:
 
     # lines that were inspected before
 
-    def _before_again(self, position: Position, _: str) -> None:
+    def _before_again(self, replay: Replay, _: str) -> None:
         backlog = self.backlog
-        if backlog is None or backlog.logged is not position or self.only_counts or not self.queue.has_room_again:
+        is_of_backlog = backlog is not None and backlog.logged is replay.position
+        if backlog is None or not is_of_backlog or self.only_counts or not self.queue.has_room_again:
             raise EndReached
         if backlog.end_is_reached:
             self.has_caught_up()
@@ -311,6 +313,8 @@ class RateLimitedEmitter:
         size = len(text) + 1
         if self._flooded or size > self._allowance:
             self._flooded = True
+            self.tally.dropped += 1
+            self.tally.dropped_bytes += size
             self._unreported += 1
             self._unreported_bytes += size
             return
@@ -341,8 +345,6 @@ class RateLimitedEmitter:
         if not count:
             return
         self._unreported = self._unreported_bytes = 0
-        self.tally.dropped += count
-        self.tally.dropped_bytes += size
         dropped = f"dropped {counted(count, 'line')} ({readable_size(size)}) here"
         self.note(f"{dropped}: over the limit of {readable_size(self._limit[0])}/s", position)
 
@@ -380,9 +382,12 @@ class EarlierEmitter(RateLimitedEmitter):
         self.ended = False  #: whether all lines up to the takeover were read
         self._until, self._restart = until, restart
 
-    def _before(self, position: Position, time: str) -> None:
+    def _before(self, replay: Replay, time: str) -> None:
+        position = replay.position
         if position.restart == self._restart and time >= self._until:
             self.ended = True
+            if not replay.live and replay.fresh(time) and replay.gap is not None:  # it is the first line that is left
+                self._missing(position, replay.gap[0], time)
             raise EndReached
         self.only_counts = time < self.again_from
         if not (self.only_counts or self.queue.has_room_again):
