@@ -55,11 +55,12 @@ async def test_memory_does_not_grow_with_launcher_pods() -> None:
     context = FollowContext(Api(nobody), state, Lines())
     evidence = EvidenceCollector(context)
     restarts = RestartReporter(context, evidence)
-    sizes = []
+    sizes, recorders = [], []
     for number in range(600):
         pod = launcher(number)
         name = pod["metadata"]["name"]
         keep = evidence.recorder(LogLine(name, "mpi", "Launcher", 0, 0, "", ""))
+        recorders.append(keep)
         for line in range(TAIL_LINES):
             keep(f"line {line}", pod["metadata"]["creationTimestamp"], 0)
         mine = {pod["metadata"]["uid"]: pod}
@@ -73,6 +74,7 @@ async def test_memory_does_not_grow_with_launcher_pods() -> None:
         sizes.append(sum(len(repr(vars(held))) for held in (pods, evidence, restarts, restarts._history)))
     assert sizes[599] < sizes[299] * 1.1
     assert restarts.crash_loop(6)
+    recorders[0]("a line that comes after its pod was forgotten", START.isoformat(), 0)
 
 
 async def test_memory_of_a_waiting_job_is_bounded() -> None:

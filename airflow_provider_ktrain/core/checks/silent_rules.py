@@ -118,7 +118,7 @@ def idle_gpus(job: Job) -> Iterator[Finding]:
 
 @rule("shell-variable", WARNING)
 def shell_variable(job: Job) -> Iterator[Finding]:
-    """Without a shell, commands refer to variables by `$(NAME)`: Kubernetes passes `$NAME` as it is."""
+    """Without a shell, commands refer to variables by `$(NAME)`: Kubernetes passes `$NAME` unchanged."""
     for replica in job.programs:
         words = [*replica.main["command"], *replica.main["args"]]
         texts = [word.text for word in words]
@@ -127,7 +127,7 @@ def shell_variable(job: Job) -> Iterator[Finding]:
         for word in words:
             if "\n" not in word.text and (found := _VARIABLE.search(word.text)):
                 name = found[0].strip("${}")
-                message = f"{found[0]} is passed as it is: there is no shell that replaces it"
+                message = f"{found[0]} is passed unchanged: no shell replaces it"
                 yield Finding(word, message, found[0], f"$({name})", f"write $({name}), which Kubernetes replaces")
                 break
 

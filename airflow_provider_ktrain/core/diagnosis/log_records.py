@@ -36,7 +36,7 @@ _AFTER_LEVEL = re.compile(
     r"^[\s\]):|>-]{0,20}(?:(?:\[?[\w./<>-]{1,100}(?:\.py)?:(?:\w{1,100}:)?\d{1,9}[\])]?|[\w.]{1,100}(?=:\S| - |: )|"
     r"\[[\w.:/ -]{1,100}\]|\([\w.:/ -]{1,100}\))[\s:|-]{1,5})?"
 )
-#: a launcher's own, or what is no cause: reports of uploads, and libraries that register themselves twice
+#: records that aren't the program's own words about its end: those of launchers, NCCL, uploads and libraries
 _NOT_OF_PROGRAM = re.compile(
     r"torch[./]distributed[./]|^wandb: |\bNCCL (WARN|INFO)\b|ChildFailedError|^Root Cause|_FATAL\b|"
     r"exits with return code"

@@ -48,7 +48,7 @@ class JobChanged(KtrainError):
 async def served_versions(api: Api, group: str) -> list[str]:
     """The versions in which this cluster serves an API group; empty if it doesn't.
 
-    A page "404 page not found" may be that of a proxy, so only the list of all groups shows that there is no group.
+    A proxy may answer "404 page not found", too, so only the list of all groups proves that there is no such group.
     """
     groups = (await api.request("GET", "/apis")).get("groups") or ()
     return [v["version"] for found in groups if found["name"] == group for v in found.get("versions") or ()]

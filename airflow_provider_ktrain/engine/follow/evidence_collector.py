@@ -70,14 +70,16 @@ class EvidenceCollector:
         key, uid = log_key(source.pod, source.container), source.pod_uid
         keep = self._tails.setdefault(key, deque(maxlen=TAIL_LINES)).append
 
-        seen = [-1]  # the run that is scanned
+        scanned, scanner = -1, CauseScanner[TailLine]()
 
         def record(text: str, time: str, run: int) -> None:
+            nonlocal scanned, scanner
             line = TailLine(uid, run, time, ends_of(text))
             keep(line)
-            if run != seen[0]:
-                seen[0], self._scanners[key] = run, CauseScanner()
-            self._scanners[key].see(text, line)
+            if run != scanned:
+                scanned, scanner = run, CauseScanner()
+                self._scanners[key] = scanner
+            scanner.see(text, line)
             if is_report(text):
                 self._reports.setdefault(key, deque(maxlen=REPORT_LINES)).append(line)
 

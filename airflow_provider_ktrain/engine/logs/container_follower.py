@@ -17,7 +17,7 @@ How the log of one container is read:
 - A pod of the same name can be another pod. Whenever a request fails, the pod is read and its uid compared.
 - When nothing is left to read, or the final drain has read what there is up to now, the follower is DONE.
 
-Reading never waits for Airflow's log. If that has no room, lines are only inspected, and `log_backlog` requests them
+Reading never waits for Airflow's log. If that has no room, lines are only inspected, and `backlog_lines` requests them
 again from where the log stopped. The cursor has the position up to which lines are logged.
 """
 
@@ -28,16 +28,15 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from airflow_provider_ktrain.core.logs.backlog import Backlog
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
-from airflow_provider_ktrain.core.text.output import clipped, counted, shown_log
+from airflow_provider_ktrain.core.text.output import clipped, shown_log
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import AbsentError, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
-from airflow_provider_ktrain.engine.logs.emitter import EndReached, RateLimitedEmitter, Tally
+from airflow_provider_ktrain.engine.logs.emitter import RateLimitedEmitter, Tally
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.reader import (
     TAIL_CHECK_BYTES,
@@ -64,14 +63,13 @@ ENDED_STATUS_LAG_SECONDS = 30.0  #: likewise if the stream had ended: a loaded n
 ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
 TIMESTAMP_BYTES = 64  #: enough for the timestamp of a line
 BACKLOG_SILENCE_SECONDS = 10.0  #: without a byte until a request for lines that were inspected before is repeated
-BACKLOG_NOTE_SECONDS = 60.0  #: between two notes about how far the log is behind
 
 
 class ContainerFollower:
     """Follows one container of one pod in a task of its own.
 
     :param forget: called when the pod of the container is gone and its log was read.
-    :param behind: called with this follower when the log falls behind: `log_backlog` is to be called.
+    :param behind: called with this follower when the log falls behind: see `backlog_lines`.
     """
 
     def __init__(
@@ -108,18 +106,6 @@ class ContainerFollower:
             began=job.began,
         )
         self._reader = LogReader(job, self.path, name, self.emitter, self.observed)
-        self._backlog_reader = LogReader(
-            job,
-            self.path,
-            name,
-            self.emitter,
-            self.observed,
-            emit=self.emitter.log_again,
-            silence=BACKLOG_SILENCE_SECONDS,
-        )
-        self._backlog_rests_until = 0.0  # by the loop's time
-        self._backlog_misses = 0  # requests in a row that brought no line of the backlog
-        self._backlog_noted_at = 0.0
         self.source = source
         self._failures = 0
         self._finished = False  # the log is read as far as it goes
@@ -199,7 +185,12 @@ class ContainerFollower:
         first = max(position.first, self.emitter.gap_until)
         return epoch_seconds(first) or 0.0, epoch_seconds(position.last) or 0.0
 
-    # lines that are logged later than they were inspected
+    # for lines that are logged later than they were inspected: see `backlog_lines`
+
+    @property
+    def is_following(self) -> bool:
+        """Whether a stream of the newest run is open."""
+        return self._reader.is_following
 
     def _set_logged(self, position: Position) -> None:
         cursor = self._job.cursor
@@ -209,69 +200,6 @@ class ContainerFollower:
         else:
             cursor.inspected[self._key] = self._position
             self._behind(self)
-
-    @property
-    def can_log_backlog(self) -> bool:
-        """Whether there is so much room in the log that a request is worth while, and the last one has not failed."""
-        return self.emitter.queue.is_low and asyncio.get_running_loop().time() >= self._backlog_rests_until
-
-    async def log_backlog(self) -> None:
-        """Make one request for the lines that are inspected and not logged. It ends when there is no more room."""
-        backlog = self.emitter.backlog
-        if backlog is None or self.emitter.has_caught_up():
-            return
-        self._note_backlog(backlog)
-        run, ended = self.observed.run, False
-        query = self.query_of(backlog.logged.restart)
-        if query is None or self.observed.deleted:
-            gone = "the pod was deleted" if self.observed.deleted else "the kubelet no longer has this log"
-            self._give_up_backlog(f"{gone} before there was room in Airflow's log")
-            return
-        # an open stream shows that this is still the log of the same run
-        same_run = self._reader.is_following and backlog.inspected.restart == backlog.logged.restart
-        patience = MAX_MISMATCHED_READS if same_run else ENDED_STATUS_LAG_SECONDS
-        any_start = run.final or self._backlog_misses >= patience
-        moved = backlog.logged.last, backlog.logged.at_last, backlog.logged.base.count
-        try:
-            response = await self._backlog_reader.read(backlog.logged, query, any_start=any_start)
-            ended = response.end is ResponseEnd.COMPLETE
-            if ended and response.caught_up and response.unended_line:
-                await self.emitter.log_again(response.unended_line, Replay.after(backlog.logged))
-        except EndReached:
-            self._backlog_misses = 0
-            return
-        except ApiStatusError as error:
-            self._give_up_backlog(f"the log can't be read.\n{error}")
-            return
-        if self.emitter.has_caught_up() or response.end is ResponseEnd.STOPPED:
-            return
-        if moved != (backlog.logged.last, backlog.logged.at_last, backlog.logged.base.count):
-            self._backlog_misses = 0
-            return
-        self._backlog_misses += 1
-        self._backlog_rests_until = asyncio.get_running_loop().time() + 1.0
-        if response.end is ResponseEnd.CUT:
-            await self._read_pod()
-        elif (ended or response.end is ResponseEnd.NO_LOG) and self._backlog_misses > MAX_MISMATCHED_READS:
-            self._give_up_backlog("the node removed them before there was room in Airflow's log")
-
-    def _give_up_backlog(self, why: str) -> None:
-        self._backlog_misses = 0
-        self.emitter.give_up_run(why)
-        self.emitter.has_caught_up()
-
-    def _note_backlog(self, backlog: Backlog) -> None:
-        """Say once in a while how far the log is behind."""
-        now = asyncio.get_running_loop().time()
-        if not self._backlog_noted_at:
-            self._backlog_noted_at = now
-        elif now - self._backlog_noted_at >= BACKLOG_NOTE_SECONDS:
-            self._backlog_noted_at = now
-            self.emitter.note(
-                f"The log is {counted(backlog.total, 'line')} behind: they have been read and checked for results and "
-                f"errors until {backlog.inspected.last[11:19]}, and are logged until {backlog.logged.last[11:19]}.",
-                backlog.logged,
-            )
 
     def query_of(self, restart: int) -> Mapping[str, str] | None:
         """What requests the log of a run; None: the kubelet keeps two of them, and not this one any more."""
@@ -308,7 +236,7 @@ class ContainerFollower:
 
     async def _resume(self) -> None:
         self._resumed = False
-        await self._read_pod()
+        await self.read_pod()
 
     async def _follow(self) -> None:
         run = self.observed.run
@@ -463,7 +391,7 @@ class ContainerFollower:
             elif self._failures > 1:
                 draining = self.observed.draining
                 await self._back_off(MAX_DRAIN_RETRY_PAUSE_SECONDS if draining else MAX_RETRY_PAUSE_SECONDS)
-            await self._read_pod()
+            await self.read_pod()
         return response
 
     async def _back_off(self, longest: float = MAX_RETRY_PAUSE_SECONDS) -> None:
@@ -478,12 +406,12 @@ class ContainerFollower:
         run, loop = self.observed.run, asyncio.get_running_loop()
         until = loop.time() + (ENDED_STATUS_LAG_SECONDS if self._finished else STATUS_LAG_SECONDS)
         while self.observed.run == run and not self.observed.deleted and loop.time() < until:
-            await self._read_pod()
+            await self.read_pod()
             if self.observed.run == run:
                 await self._wait_for_news(1)
         self._progress.any_start = self.observed.run == run
 
-    async def _read_pod(self) -> None:
+    async def read_pod(self) -> None:
         """Read the pod: is it still the one that is followed, and which run is its newest?"""
         while not self.observed.deleted:
             try:
@@ -508,7 +436,7 @@ class ContainerFollower:
         if self.observed.run == run:
             await self._wait_for_news(seconds)
         if self.observed.run == run:
-            await self._read_pod()
+            await self.read_pod()
 
     async def _wait_for_news(self, seconds: float | None = None) -> None:
         """Wait until something is observed, at most that many seconds. Default: no limit."""

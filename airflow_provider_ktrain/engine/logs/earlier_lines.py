@@ -95,7 +95,7 @@ class EarlierLines:
         return None if query is None else {name: value for name, value in query.items() if name != "follow"}
 
     async def read(self) -> None:
-        """Make one request. It ends when there is no more room, or where the takeover was."""
+        """Make one request. Reading stops when the log has no more room, or at the time of the takeover."""
         position = self._position
         if position.complete:
             self._next_run()

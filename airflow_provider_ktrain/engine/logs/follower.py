@@ -21,6 +21,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, normal_ti
 from airflow_provider_ktrain.core.logs.exec_trace import KnownJob
 from airflow_provider_ktrain.core.text.output import shown_log
 from airflow_provider_ktrain.engine.api.client import Api
+from airflow_provider_ktrain.engine.logs.backlog_lines import BacklogLines
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
 from airflow_provider_ktrain.engine.logs.earlier_lines import EarlierLines
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, RateLimitedEmitter, Tally, ignore
@@ -110,7 +111,7 @@ class LogFollower:
         log_socket().watch_for_stalls()
         self._job = JobLogs(api, sink, kind, self.cursor, self.budget, inspector, job, self._began)
         self._takeover = takeover
-        self._behind: dict[ContainerFollower, None] = {}  # with lines that are inspected and not logged
+        self._behind: dict[ContainerFollower, BacklogLines] = {}
         self._earlier: list[EarlierLines] = []  # also those that are done
         self._stop_again_at = asyncio.get_running_loop().time() + AGAIN_SECONDS
         self._logging_later: asyncio.Task[None] | None = None
@@ -176,7 +177,8 @@ class LogFollower:
         return ContainerFollower(self._job, pod, container, self._forget, self._fall_behind)
 
     def _fall_behind(self, container: ContainerFollower) -> None:
-        self._behind[container] = None
+        if container not in self._behind:
+            self._behind[container] = BacklogLines(self._job, container)
         self._log_later()
 
     # lines that the containers' tasks can't log
@@ -189,7 +191,7 @@ class LogFollower:
         """Make one request after the other, as long as there are lines to log or to count."""
         while self._behind or self._unread_earlier:
             new = next((lines for lines in self._unread_earlier if not lines.is_started), None)
-            behind = next((container for container in self._behind if container.can_log_backlog), None)
+            behind = next((container for container, lines in self._behind.items() if lines.can_read), None)
             earlier = next((lines for lines in self._unread_earlier if lines.can_read), None)
             if asyncio.get_running_loop().time() >= self._stop_again_at:
                 for lines in self._unread_earlier:
@@ -209,15 +211,16 @@ class LogFollower:
 
     async def _log_backlog(self, container: ContainerFollower) -> None:
         """Make a request for lines of one container. An unexpected error costs the rest of them."""
-        del self._behind[container]
+        lines = self._behind.pop(container)
         if not container.emitter.only_counts:
             try:
-                await container.log_backlog()
+                await lines.read()
             except Exception:
                 container.emitter.only_counts = True
                 log.exception("Lines of %s/%s can't be logged any longer", container.pod, container.name)
             if container.emitter.backlog is not None and not container.emitter.only_counts:
-                self._behind[container] = None  # after the others
+                self._behind.pop(container, None)
+                self._behind[container] = lines  # after the others
                 return
         if container.task.done() and container.observed.deletion_reported:
             self._forget(container)

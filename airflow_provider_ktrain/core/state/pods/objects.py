@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, parse_ti
 Json = Mapping[str, Any]
 NODE_NAME = "metadata.name"  #: the only field that matchFields of a node affinity may name
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
-LOST_RUN = "ContainerStatusUnknown"  #: the kubelet's reason for the end of a run of which it finds no trace
+LOST_RUN = "ContainerStatusUnknown"  #: the kubelet's reason if it can't tell how a run ended
 TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
 
@@ -161,8 +161,8 @@ def restarts_of(pod: Json) -> Iterator[int]:
 def restart_count(container: Json) -> int:
     """How often a container was started again in its pod, by its status.
 
-    If the kubelet finds no trace of a run, it counts the restart before it starts the container. In a pod that it has
-    evicted it never starts it (recording 101).
+    If the kubelet can't tell how a run ended, it counts the restart before it starts the container. If it has evicted
+    the pod, that start never comes (recording 101), so the restart isn't counted here until the container runs.
     """
     count, last = int(container.get("restartCount") or 0), (container.get("lastState") or {}).get("terminated") or {}
     is_lost = state_of(container, "terminated").get("reason", LOST_RUN) == LOST_RUN
