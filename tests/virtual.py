@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import selectors
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
@@ -20,8 +21,9 @@ Ts = TypeVarTuple("Ts")
 
 START = 1_000.0  #: seconds of the loop at its beginning: not 0, which code may take for "never"
 EPOCH = 1_796_119_200.0  #: epoch seconds at START: 2026-12-01 10:00 UTC, later than all recordings
-LONGEST_SECONDS = 100_000.0  #: of a test: pytest-timeout's alarm would come in a callback, where asyncio swallows it
+LONGEST_SECONDS = 100_000.0  #: of a test
 STUCK_SECONDS = 20.0  #: of real time without anything that can happen
+BUSY_SECONDS = 240.0  #: of real time in which the loop is busy, and its own time doesn't advance
 
 
 class Stuck(BaseException):
@@ -41,6 +43,7 @@ class _Selector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[Any]:
+        self.loop.check_progress()
         ready = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
             return ready
@@ -59,6 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now, self._origin, self._threads = now, EPOCH - START, 0
         self.ahead = 0.0  #: seconds by which the clock of this host is ahead of those of other hosts
         self._conditions: dict[asyncio.Future[None], Callable[[], object]] = {}
+        self._seen = now, time.monotonic()
         super().__init__(selector)
         self._clock_resolution = 1e-9
 
@@ -76,6 +80,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds: float) -> None:
         """Let time pass within a callback, as one that blocks the loop does."""
         self._now += seconds
+
+    def check_progress(self) -> None:
+        """Raise Stuck in a test that repeats something for ever, without a pause."""
+        real = time.monotonic()
+        seen, since = self._seen
+        if seen != self._now:
+            self._seen = self._now, real
+        elif real - since > BUSY_SECONDS:
+            tasks = "\n".join(map(repr, asyncio.all_tasks(self)))
+            raise Stuck(f"the loop is busy, and its time has not advanced for {BUSY_SECONDS:.0f} s:\n{tasks}")
 
     def thread_works(self) -> Callable[[], object]:
         """A thread works for this loop until it calls what this returns: time stands still meanwhile."""

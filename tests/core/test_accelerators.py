@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import json
 import re
@@ -360,21 +361,23 @@ def resource_names(text: str) -> list[str]:
     )
 
 
-def parsed(code: str) -> ast.Module:
-    """The syntax tree. Python 3.11 raises SystemError if a finalizer of other tests' garbage parses code meanwhile."""
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python 3.11's parser raises SystemError if a finalizer of other tests' garbage parses code meanwhile."""
     gc.collect()
     gc.disable()
     try:
-        return ast.parse(code)
+        yield
     finally:
         gc.enable()
 
 
+@no_garbage_collection()
 def test_only_the_table_names_resources() -> None:
     """Comments, docstrings and the conditions of nodes aside: what decides or is shown uses the table."""
     found = {}
     for file in {*PACKAGE.rglob("*.py")} - {PACKAGE / "core/diagnosis/node_conditions.py"}:
-        tree = parsed(file.read_text())
+        tree = ast.parse(file.read_text())
         documentation = {
             id(node.body[0].value)
             for node in ast.walk(tree)
