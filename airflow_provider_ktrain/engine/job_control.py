@@ -7,6 +7,7 @@ between, it reads and decides again. The job's owner doesn't change.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -22,7 +23,13 @@ from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object
-from airflow_provider_ktrain.engine.api.job_calls import JobRead, job_pods, read_job, set_suspended
+from airflow_provider_ktrain.engine.api.job_calls import (
+    JobRead,
+    in_served_version,
+    job_pods,
+    read_job,
+    set_suspended,
+)
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 from airflow_provider_ktrain.engine.release import Released, release_others
 from airflow_provider_ktrain.engine.submit.deletion_waiter import pods_before_resumption
@@ -53,7 +60,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         )
     end = timing.now() + timeout
 
-    async def write(job: Object) -> tuple[int, str]:
+    async def write(ref: JobRef, job: Object) -> tuple[int, str]:
         _require_unended(ref, job, "scaled")
         if "Worker" not in kind.replicas(job):
             have = ", ".join(kind.replicas(job))
@@ -90,7 +97,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         running = [p for p in pods if (p.get("status") or {}).get("phase") == "Running"]
         if len(pods) == len(running) == workers:
             return True
-        _require_unended(ref, await read_job(api, ref), "scaled")
+        _require_unended(ref, await _read(api, ref), "scaled")
         return False
 
     await _wait_until(
@@ -112,7 +119,7 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
     """Suspend the job and wait until its pods are gone."""
     end = timing.now() + timeout
 
-    async def write(job: Object) -> str:
+    async def write(ref: JobRef, job: Object) -> str:
         _require_unended(ref, job, "suspended")
         if not await _is_queued(api, job):
             await set_suspended(api, ref, job, True)
@@ -143,11 +150,11 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
     end = timing.now() + timeout
 
     async def settled() -> bool:
-        return not await pods_before_resumption(api, ref)
+        return not (await in_served_version(api, ref, functools.partial(pods_before_resumption, api)))[1]
 
     await _wait_until(settled, end, f"{ref} was not resumed: its old pods are still there after {timeout:.0f} s")
 
-    async def write(job: Object) -> str:
+    async def write(ref: JobRef, job: Object) -> str:
         _require_unended(ref, job, "resumed")
         if kueue.queue_of(job) and (workload := await kueue.find_workload(api, ref)) is not None:
             return await _requeue(api, ref, workload)
@@ -158,7 +165,7 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
         return f"{ref} {queued}"
 
     async def taken_up() -> bool:
-        return bool(await job_pods(api, ref)) or phase_of(await read_job(api, ref)).ended
+        return bool(await job_pods(api, ref)) or phase_of(await _read(api, ref)).ended
 
     await _wait_until(taken_up, end, f"{ref} was resumed, but it has no pods after {timeout:.0f} s")
     return f"{ref} is resumed"
@@ -212,16 +219,24 @@ def _require_unended(ref: JobRef, job: Object | Absent, what: str) -> None:
         raise KtrainError(f"{ref} is {phase}: it can't be {what}")
 
 
-async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]], end: float) -> T:
-    """Read the job and call `write`, which decides and writes; repeat if the job has changed in between."""
+async def _read(api: Api, ref: JobRef) -> Object | Absent:
+    """The job, in another version if that of the reference isn't served any more."""
+    return (await in_served_version(api, ref, functools.partial(read_job, api)))[1]
+
+
+async def _fenced(api: Api, ref: JobRef, write: Callable[[JobRef, Object], Awaitable[T]], end: float) -> T:
+    """Read the job and call `write`, which decides and writes; repeat if the job has changed in between.
+
+    :param write: gets a reference in a version that is served, and the job.
+    """
 
     async def attempt() -> T:
         while True:
-            job = await read_job(api, ref)
+            served, job = await in_served_version(api, ref, functools.partial(read_job, api))
             if job is ABSENT:
                 raise KtrainError(f"{ref} (uid {ref.uid}) no longer exists")
             try:
-                return await write(job)
+                return await write(served, job)
             except ApiStatusError as e:
                 if e.status != 409 and not isinstance(e, AbsentError):
                     raise

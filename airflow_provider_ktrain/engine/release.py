@@ -145,14 +145,14 @@ async def release(
     pods = list(releasing.seen.values())
     if left:
         names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
-        gpus = described(_held(left), "0 GPUs")
+        gpus = _held_by(left)
         raise ReleaseError(
             f"{ref}: {counted(len(left), 'pod')} with {gpus} still present "
             f"{seconds:.0f} s after the deletion was requested.\n"
             f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     ended = bool(pods) and all(map(has_ended, pods))
-    freed = "" if ended else f"{describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
+    freed = "" if ended else _freed(pods, verify, seconds)
     notes = filter(None, (why, "" if gone else STILL_DELETED))
     text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
     return Released(round(seconds, 3), text, freed)
@@ -207,6 +207,23 @@ async def release_others(
                 raise ReleaseError(f"{ref} could not be released, because it kept changing.\n{e}") from None
             await asyncio.sleep(pause)
             pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
+
+
+# a pod whose fields can't be read stops no release
+
+
+def _held_by(pods: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        return described(_held(pods), "0 GPUs")
+    except Exception:
+        return "accelerators"
+
+
+def _freed(pods: Sequence[Mapping[str, Any]], verified: bool, seconds: float) -> str:
+    try:
+        return f"{describe_freed(pods, verified)}{f' ({seconds:.1f} s)' * verified}"
+    except Exception:
+        return ""
 
 
 def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool) -> str:

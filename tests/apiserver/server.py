@@ -269,11 +269,11 @@ class ApiServer(Faults, Store):
         else:
             changed.pop("status", None)
         if changed == obj:  # keeps its version
-            return Response(200, obj)
+            return Response(200, {**obj, "apiVersion": request.where.api_version})
         put = copied(self.put(resource.plural, changed))
         if "deletionTimestamp" in put["metadata"] and not put["metadata"].get("finalizers"):
             self.remove(resource.plural, put["metadata"]["name"])
-        return Response(200, put)
+        return Response(200, {**put, "apiVersion": request.where.api_version})
 
     def _delete(self, request: Request, resource: Resource, obj: Object) -> Response:
         options = request.body if isinstance(request.body, dict) else {}

@@ -89,6 +89,18 @@ async def test_create_that_is_not_answered_by_its_object_may_have_been_processed
         assert await get(api, f"{JOBS}/a") is not ABSENT
 
 
+@pytest.mark.parametrize("lie", [lie for lie in LIES if "404" in lie])
+async def test_404_of_something_else_does_not_refuse_a_create(lie: str) -> None:
+    kube = PodServer()
+    kube.replace("POST", "/pytorchjobs", LIES[lie], processed=False)
+    body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}}
+    async with serving(kube) as api:
+        with pytest.raises(ApiUnavailable, match="may have been processed"):
+            await api.request("POST", JOBS, body=body)
+        with pytest.raises(ApiStatusError, match='namespaces "other" not found'):
+            await api.request("POST", JOBS.replace("/ns/", "/other/"), body=body)
+
+
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
 async def test_status_that_names_the_object_proves_its_absence(method: str) -> None:
     async with serving(PodServer()) as api:

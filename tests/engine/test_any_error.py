@@ -13,19 +13,32 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Event, Mode
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError, UnreachableError
-from airflow_provider_ktrain.core.identity.names import OnFinishAction
-from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB
-from airflow_provider_ktrain.engine import timing
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, OnFinishAction, Owner, TaskKey
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
+from airflow_provider_ktrain.engine import job_control, timing
 from airflow_provider_ktrain.engine.api.client import Api
-from airflow_provider_ktrain.engine.api.job_calls import read_training
+from airflow_provider_ktrain.engine.api.job_calls import Log, read_training
 from airflow_provider_ktrain.engine.api.threads import LoopThread, in_thread
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from airflow_provider_ktrain.engine.release import release, release_others
-from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
-from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.release import ReleaseError, release, release_others
+from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
-from tests.apiserver import PODS, PodServer, Request, Response, clients, connected, failure
+from tests.apiserver import (
+    NAMESPACE,
+    PODS,
+    ApiServer,
+    Object,
+    PodServer,
+    Request,
+    Response,
+    clients,
+    connected,
+    failure,
+    served,
+)
 from tests.engine.staged import NAME, Staged, staged
 from tests.engine.tasks import Lines, host_of
 from tests.engine.test_answers import LIES
@@ -79,6 +92,97 @@ async def test_job_is_released_if_the_client_cannot_be_opened_at_first(error: Ba
         await owner.close()
         await until(lambda: not training.exists, 10)  # a worker doesn't wait for the pods
         assert not training.exists, training.log
+
+
+class Posted:
+    """A submission of a job without pods."""
+
+    owner = Owner(TaskKey("tests", "dag", "train", "run"), 1, "ti-1")
+
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+        def build(submission: str) -> Object:
+            metadata = {
+                "name": NAME, "namespace": NAMESPACE, "labels": self.owner.key.labels(submission),
+                "annotations": {OWNER_ANNOTATION: self.owner.annotation()},
+            }  # fmt: skip
+            return {**PYTORCHJOB.skeleton("kubeflow.org/v1", ("Master",)), "metadata": metadata}
+
+        return await submit(api, PYTORCHJOB, "v1", build, self.owner, 1, posting=posting, end_job=end_job, log=log)
+
+    @property
+    def delete_command(self) -> str:
+        return "kubectl delete"
+
+    async def find(self, api: Api) -> Submitted | None:
+        return await find_own(api, PYTORCHJOB, "v1", NAMESPACE, NAME, self.owner)
+
+
+async def killed_in_submission(kube: ApiServer, at: float, host: Host | None = None) -> str:
+    """Submit in a worker that is killed after so many seconds; returns its log."""
+    async with served(kube) as url, connected(url) as api:
+        log, stop = Lines(), StopSignal()
+        owner = Training(lambda: contextlib.nullcontext(api), host or host_of(), log, stop)
+        asyncio.get_running_loop().call_later(at, stop.request, "killed")
+        try:
+            submitted = await owner.submit(Posted())
+            await owner.follow(submitted.ref, Options())
+        except Stopped:
+            pass
+        except KtrainError:
+            await owner.interrupted(Event.ERROR)
+        await owner.close()
+        await asyncio.sleep(60)  # a create request that was sent may still be processed
+        return str(log)
+
+
+@virtual
+@pytest.mark.parametrize(
+    "host", [pytest.param(host_of(), id="worker"), pytest.param(Host(), id="terminal", marks=pytest.mark.thorough)]
+)
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize(("method", "processed"), [("POST", True), ("POST", False), ("GET", False), ("DELETE", True)])
+async def test_job_of_a_killed_submission_is_released_after_any_error(
+    method: str, error: str, processed: bool, host: Host
+) -> None:
+    """The kill comes when the first answer of the create was lost, or after one that was none."""
+    kube = ApiServer()
+    is_refused = error in ("401", "403", "403 of another object")  # such a request is not processed
+    kube.replace(method, "/pytorchjobs", ERRORS[error], 3, processed=processed and not is_refused)
+    if method != "POST":
+        kube.replace("POST", "/pytorchjobs", LIES["login page"])
+    log = await killed_in_submission(kube, 0.3, host)
+    assert any(line.startswith("POST ") for line in kube.requests)
+    assert not kube.objects["pytorchjobs"], log
+
+
+@virtual
+@pytest.mark.parametrize("status", [500, 504])
+async def test_create_that_is_processed_after_an_error_is_released(status: int) -> None:
+    """kube-apiserver goes on with a request that it has answered by 504, and etcd with one that took too long."""
+
+    def late(request: Request, true: Response | None) -> Response:
+        asyncio.get_running_loop().call_later(3, lambda: kube.put("pytorchjobs", {**request.body}))
+        return failure(status, "etcdserver: request timed out")
+
+    kube = ApiServer()
+    kube.replace("POST", "/pytorchjobs", late, processed=False)
+    log = await killed_in_submission(kube, 0.3)
+    assert not kube.objects["pytorchjobs"], log
+
+
+@virtual
+@pytest.mark.parametrize("stays", [False, True])
+async def test_pod_whose_fields_cannot_be_read_stops_no_release(stays: bool) -> None:
+    async with staged() as training, connected(training.url) as api:
+        pod = training.pod(grace=2)
+        odd = {"extendedResourceClaimStatus": {"requestMappings": [None]}}
+        training.api.change("pods", pod, lambda pod: pod["status"].update(odd))
+        if stays:
+            training.api.change("pods", pod, lambda pod: pod["metadata"].update(finalizers=["test"]))
+        problem = pytest.raises(ReleaseError, match="1 pod with accelerators still present")
+        with problem if stays else contextlib.nullcontext():
+            await release(api, training.ref, Mode.DELETE, await read_training(api, training.ref))
+        assert training.exists is stays
 
 
 @virtual
@@ -254,6 +358,29 @@ async def test_job_of_others_is_released_in_another_version() -> None:
         await release_others(api, training.ref, lambda read: Mode.DELETE)
         assert not training.exists
         assert not training.holding
+
+
+@virtual
+@pytest.mark.parametrize("operation", ["scale", "suspend", "resume"])
+async def test_job_is_controlled_in_another_version(operation: str) -> None:
+    async with staged(MPIJOB, roles=("Launcher", "Worker")) as training, connected(training.url) as api:
+        if operation == "resume":
+            training.spec(runPolicy={"suspend": True})
+            training.after(5, training.start)
+        else:
+            training.start(grace=2)
+        unserve(training, "kubeflow.org/v2beta1", versions="v1")
+        match operation:
+            case "scale":
+                training.after(5, lambda: training.pod(1, role="Worker"))
+                await job_control.scale(api, training.ref, 2, timeout=30)
+                assert training.job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
+            case "suspend":
+                await job_control.suspend(api, training.ref, timeout=30)
+                assert training.job["spec"]["runPolicy"]["suspend"]
+            case "resume":
+                await job_control.resume(api, training.ref, timeout=30)
+                assert not training.job["spec"]["runPolicy"]["suspend"]
 
 
 @virtual

@@ -165,8 +165,10 @@ def _error(method: str, target: Target, status: int, answer: Any, retry_after: s
     reason, message = str(answer.get("reason") or ""), str(answer.get("message") or "")
     found = answer.get("details")
     details = _pause_of(retry_after) | (found if isinstance(found, dict) else {})
+    named = (details.get("name"), details.get("kind"), details.get("group") or "")
+    if status == 404 and method == "POST" and named != (target.namespace, "namespaces", ""):
+        return ApiStatusError(status, reason, message, details) if "admission webhook" in message else None
     if status == 404 and method != "POST" and not target.sub:  # a list of a namespace that doesn't exist is empty
-        named = (details.get("name"), details.get("kind"), details.get("group") or "")
         dressed_up = any(cause.get("reason") == "UnexpectedServerResponse" for cause in details.get("causes") or ())
         proved = (
             target.name

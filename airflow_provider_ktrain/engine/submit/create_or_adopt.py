@@ -113,12 +113,14 @@ class Posting:
     async def wait(self) -> None:
         """Wait for the response, if a request is on its way.
 
-        A signal handler may have raised an error while it was sent. That is no response.
+        A signal handler may have raised an error while it was sent. That is no response. After a 504 or 500, the API
+        server may still process the request.
         """
         if self._request is not None:
             await asyncio.wait([self._request])
             error = asyncio.CancelledError() if self._request.cancelled() else self._request.exception()
-            if error is None or (isinstance(error, KtrainError) and not isinstance(error, ApiUnavailable)):
+            refused = isinstance(error, KtrainError) and not isinstance(error, ApiUnavailable)
+            if error is None or (refused and not (isinstance(error, ApiStatusError) and error.status >= 500)):
                 self.until = 0.0
 
     @property
