@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -14,7 +15,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
-from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout
+from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import clipped
 from airflow_provider_ktrain.engine.api.threads import LoopThread
@@ -57,6 +58,9 @@ class TaskRun:
         self._ti = context["ti"]
         self._host: WorkerHost | None = None
         self._loop = LoopThread()  # of all hosts, and the clock of this thread
+        seconds = run_seconds(operator.execution_timeout)
+        #: when this process ends the training, before Airflow would: it counts from the start of `execute` or a resume
+        self._deadline = math.inf if seconds is None else self._loop.epoch() + seconds
         self._killed = False
         # what this process knows about the training, for OpenLineage; a deferral ends the process
         self.job: Mapping[str, str] = {}  #: the XCom `job`, if this process has pushed it
@@ -104,10 +108,15 @@ class TaskRun:
             options = operator._options(submitted.job)
             until = self._loop.now() + compat.worker_seconds() if operator.deferrable else None
             patience = 0.0 if compat.has_retry(context) else operator.patience
-            outcome = host.follow(submitted.ref, options, until, patience=patience)
+            outcome = host.follow(submitted.ref, self._in_this_process(options), until, patience=patience)
             if outcome is not None:
                 return self._finish(outcome, host)
             self._defer(self._deferral(submitted.ref, options, host.handover), host)
+
+    def _in_this_process(self, options: Options) -> Options:
+        """The options with the deadline of this process. It comes before the job's after a slow submission."""
+        deadline = min(self._deadline, options.deadline or math.inf)
+        return options if deadline == math.inf else replace(options, deadline=deadline)
 
     def _note(self, submission: Submission, submitted: Submitted) -> None:
         """Describe the job, store and push its identity. A failure is only logged: it is also found by its name."""
@@ -209,9 +218,10 @@ class TaskRun:
             if seconds is None:
                 raise
             self._defer(deferral)
+        here = replace(deferral, options=self._in_this_process(deferral.options))
         with host:
             try:
-                outcome = host.follow_on(deferral, until, patience=patience, first=Noticed(Event.TRIGGER_FAILED))
+                outcome = host.follow_on(here, until, patience=patience, first=Noticed(Event.TRIGGER_FAILED))
             except Exception:
                 host.check()
                 if seconds is None:
@@ -222,7 +232,8 @@ class TaskRun:
             self._defer(replace(deferral, handover=host.handover), host)
 
     def _followed_to_the_end(self, host: WorkerHost, deferral: Deferral, first: Noticed) -> Outcome:
-        outcome = host.follow_on(deferral, None, patience=self._operator.patience, first=first)
+        here = replace(deferral, options=self._in_this_process(deferral.options))
+        outcome = host.follow_on(here, None, patience=self._operator.patience, first=first)
         assert outcome is not None  # only with `until`
         return outcome
 

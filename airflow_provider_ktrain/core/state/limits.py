@@ -93,7 +93,8 @@ def clocks(
     """
     created = objects.created_at(job)
     if deadline is not None:
-        yield Clock(Limit.EXECUTION, deadline, deadline_seconds or deadline - (created or deadline))
+        since_creation = deadline - (created or deadline)  # less than `deadline_seconds` if a worker must end sooner
+        yield Clock(Limit.EXECUTION, deadline, min(deadline_seconds or math.inf, since_creation))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
         yield from _clock(Limit.QUEUE, limits.queue, _queued_since(job), _transition(job, "Suspended", "True"))
         return
