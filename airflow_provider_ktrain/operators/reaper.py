@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef
 from airflow_provider_ktrain.core.identity.reaping import ENDED_TASK_STATES, is_kept, judge
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.pods.objects import has_ended
-from airflow_provider_ktrain.core.state.status import phase_of
+from airflow_provider_ktrain.core.state.status import Seen, phase_of, seen_in
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.exceptions import as_airflow_errors
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.api.client import Api, Object
-    from airflow_provider_ktrain.engine.api.job_calls import JobRead
+    from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
     from airflow_provider_ktrain.worker_host import WorkerHost
 
 
@@ -122,6 +123,8 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                     self.log.info("%s is kept: its task is %s now.", ref, state)
                     continue
                 try:
+                    if state != "success" and (text := host.call(functools.partial(_success, ref, state, self.log))):
+                        self.log.warning(text)
                     self.log.info(host.call(functools.partial(_release, ref)))
                     done.append(str(ref))
                 except KtrainError as e:  # must not keep the other jobs from being released
@@ -220,6 +223,27 @@ async def _active_pods(ref: JobRef, api: Api, namespace: str) -> int:
     from airflow_provider_ktrain.engine.api.job_calls import job_pods
 
     return sum(not has_ended(pod) for pod in await job_pods(api, ref))
+
+
+async def _success(ref: JobRef, state: str, log: Log, api: Api, namespace: str) -> str:
+    """What its task would have returned, of a job that has succeeded; empty for any other job, or if it can't be read.
+
+    Airflow may fail a task whose training has succeeded, such as when no worker could resume it.
+    """
+    from airflow_provider_ktrain.engine.api.job_calls import read_training
+    from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
+
+    known = ""
+    try:
+        read = await read_training(api, ref)
+        if read.job is ABSENT or seen_in(read.job, read.pods) is not Seen.SUCCEEDED:
+            return ""
+        known = f"The training of {ref} succeeded, but its task is {state}. If you clear the task, it trains again."
+        value, error, reported = await PrimaryResult.read(api, ref, read, log)
+    except Exception as e:  # must not keep the job from being released
+        return f"{known}\nIts result can't be read.\n{e}" if known else ""
+    result = f"KTRAIN_RESULT {json.dumps(value)}" if reported and not (value is None and error) else ""
+    return "\n".join(filter(None, (known, result, error or ("" if reported else "It has reported no result."))))
 
 
 async def _release(ref: JobRef, api: Api, namespace: str) -> str:

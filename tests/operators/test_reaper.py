@@ -15,6 +15,8 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _
 from tests.engine.tasks import EvictedApi
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
 
+RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
+
 
 @pytest.fixture
 def supervisor(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
@@ -96,6 +98,40 @@ def test_ended_job_that_was_not_deleted_is_released(
     reaper, found = look(instance, dry_run=False)
     assert len(reaper.second_look(instance.context, found)) == (not kept)
     assert bool(instance.jobs()) is kept
+
+
+@of_each_kind
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(f"echo '{RESULT}'; sleep 5", RESULT), ("sleep 5", "It has reported no result.")],
+)
+def test_success_that_airflow_did_not_take_is_logged_before_its_job_is_deleted(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str], program: str, said: str
+) -> None:
+    """No worker could resume the task, so that Airflow has failed it."""
+    instance.delete()
+    deferred = instance.execute(number=2, max_tries=1, command=["sh", "-c", program])
+    assert instance.event(deferred)["outcome"]["succeeded"]
+    reaper, found = look(instance, dry_run=False)
+    capsys.readouterr()
+    assert len(reaper.second_look(instance.context, found)) == 1
+    assert not instance.jobs()
+    output = capsys.readouterr().out
+    assert "succeeded, but its task is failed. If you clear the task, it trains again.\n" + said in output
+
+
+@pytest.mark.embedded("sets fault switches")
+def test_unreadable_result_of_a_success_does_not_keep_its_job(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instance.delete()
+    deferred = instance.execute(number=2, max_tries=1, command=["sh", "-c", "sleep 5"])
+    assert instance.event(deferred)["outcome"]["succeeded"]
+    reaper, found = look(instance, dry_run=False)
+    instance.cluster.admin("status", status=403, path="/log")
+    assert len(reaper.second_look(instance.context, found)) == 1
+    assert not instance.jobs()
+    assert "Its result is unknown: the log of Master 0 could not be read to its end" in capsys.readouterr().out
 
 
 def test_concurrent_reapers_release_a_job_once(instance: Instance, supervisor: Supervisor) -> None:

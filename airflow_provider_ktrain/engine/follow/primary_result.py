@@ -8,7 +8,9 @@ import functools
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
+from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.logs.result import (
     EARLIER,
     MARKER_PREFIX,
@@ -20,12 +22,15 @@ from airflow_provider_ktrain.core.logs.result import (
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
 
 READ_SECONDS = 20.0  #: for one log, also if the API server can't be reached: the release of the GPUs waits for it
 READ_TIMEOUT_SECONDS = 10.0  #: without a byte
@@ -150,6 +155,16 @@ class PrimaryResult:
         """Whether the program has printed its result before `at`, in epoch seconds. A signal handler's is later."""
         printed = epoch_seconds(self.origin.get("time"))
         return printed is not None and printed < at and self.find()[2]
+
+    @classmethod
+    async def read(cls, api: Api, ref: JobRef, read: JobRead, log: Log) -> tuple[Any, str, bool]:
+        """As `find`, of a job that has ended and that nobody follows: from the pods that were kept."""
+        state = JobState(ref, Handover())
+        state.job = {} if read.job is ABSENT else read.job
+        state.pods.update({pod["metadata"]["uid"]: pod for pod in read.pods}, (), timing.utc_now())
+        result = cls(FollowContext(api, state, log), process_budget())
+        await result.complete(())
+        return result.find()
 
     async def _read_left_out(self) -> None:
         """Read the line from the log of the container's newest run, or of the one before it."""
