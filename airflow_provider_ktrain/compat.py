@@ -6,6 +6,7 @@ has a test for each internal that this module uses: if Airflow changes it, the t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import inspect
@@ -15,6 +16,7 @@ import sys
 import termios
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -59,6 +61,7 @@ SIGKILL_DELAY_SECONDS = 5.0  #: from SIGTERM, on which Airflow calls `on_kill`, 
 #: remote log storage to which Airflow uploads a log file when its process or trigger ends
 UPLOADED_LOGS = ("s3://", "gs://", "wasb", "oss://", "hdfs://")
 
+CELERY_PROVIDER = "apache-airflow-providers-celery"
 VISIBILITY_TIMEOUT = 86400.0  #: seconds; what Airflow's Celery provider sets for these brokers by default
 VISIBILITY_BROKERS = ("redis://", "rediss://", "sqs://", "sentinel://")
 
@@ -96,8 +99,13 @@ def worker_seconds() -> float:
 def redelivery_seconds(executor: str | None) -> float | None:
     """Seconds after which Celery's broker delivers the message of a running task again; None if it doesn't.
 
+    Since 3.18.0, Airflow's Celery provider ignores it (apache/airflow#64052).
+
     :param executor: the task's `executor`: a name, a class or an alias; None is the default executor.
     """
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+        if tuple(map(int, metadata.version(CELERY_PROVIDER).split(".")[:2])) >= (3, 18):
+            return None
     entries = [e.strip() for e in _setting("core", "executor").split(";")[0].split(",")]
     aliased = [entry for entry in entries if entry.split(":")[0] == executor]
     if not any("Celery" in entry for entry in ([executor, *aliased] if executor else entries[:1])):

@@ -1,6 +1,6 @@
 """Finds settings of Airflow under which it fails a try whose training goes on or has succeeded.
 
-Both causes are in Airflow itself (docs/where-it-runs.md), so that a task can only warn of them.
+The causes are in Airflow itself (docs/where-it-runs.md), so that a task can only warn of them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def without_retry(retries: int) -> str:
         return ""
     return (
         "Set retries to 1 or more: Airflow may fail this try although the training succeeds, and then only a retry "
-        "returns the result.\nIts scheduler can take an old message of the executor for the end of the task "
-        "(apache/airflow#72716, #71580)."
+        "returns the result.\nReasons, by executor: an old message (apache/airflow#72716, #71580), a broker or pods "
+        "that are not available when the task resumes, a lost worker."
     )
 
 

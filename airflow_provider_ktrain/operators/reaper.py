@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -123,8 +124,9 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                     self.log.info("%s is kept: its task is %s now.", ref, state)
                     continue
                 try:
-                    if state != "success" and (text := host.call(functools.partial(_success, ref, state, self.log))):
-                        self.log.warning(text)
+                    if state != "success":
+                        with contextlib.suppress(KtrainError):  # the release reads the job again
+                            host.call(functools.partial(_report_success, ref, state, self.log))
                     self.log.info(host.call(functools.partial(_release, ref)))
                     done.append(str(ref))
                 except KtrainError as e:  # must not keep the other jobs from being released
@@ -225,25 +227,24 @@ async def _active_pods(ref: JobRef, api: Api, namespace: str) -> int:
     return sum(not has_ended(pod) for pod in await job_pods(api, ref))
 
 
-async def _success(ref: JobRef, state: str, log: Log, api: Api, namespace: str) -> str:
-    """What its task would have returned, of a job that has succeeded; empty for any other job, or if it can't be read.
+async def _report_success(ref: JobRef, state: str, log: Log, api: Api, namespace: str) -> None:
+    """Log what the task of a job that has succeeded would have returned.
 
     Airflow may fail a task whose training has succeeded, such as when no worker could resume it.
     """
     from airflow_provider_ktrain.engine.api.job_calls import read_training
     from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
 
-    known = ""
+    read = await read_training(api, ref)
+    if read.job is ABSENT or seen_in(read.job, read.pods) is not Seen.SUCCEEDED:
+        return
     try:
-        read = await read_training(api, ref)
-        if read.job is ABSENT or seen_in(read.job, read.pods) is not Seen.SUCCEEDED:
-            return ""
-        known = f"The training of {ref} succeeded, but its task is {state}. If you clear the task, it trains again."
         value, error, reported = await PrimaryResult.read(api, ref, read, log)
-    except Exception as e:  # must not keep the job from being released
-        return f"{known}\nIts result can't be read.\n{e}" if known else ""
-    result = f"KTRAIN_RESULT {json.dumps(value)}" if reported and not (value is None and error) else ""
-    return "\n".join(filter(None, (known, result, error or ("" if reported else "It has reported no result."))))
+        found = f"KTRAIN_RESULT {json.dumps(value)}" if reported else "It has reported no result."
+        result = f"{found}\n{error}" if error and value is not None else error or found
+    except Exception as e:
+        result = f"Its result can't be read.\n{e}"
+    log.warning(f"{ref} succeeded, but its task is {state}.\nIf you clear the task, it trains again.\n{result}")
 
 
 async def _release(ref: JobRef, api: Api, namespace: str) -> str:

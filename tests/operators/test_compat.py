@@ -263,6 +263,18 @@ def test_time_to_the_redelivery_of_a_message_by_the_executor(
     assert compat.redelivery_seconds(executor) == seconds
 
 
+@pytest.mark.parametrize(("version", "seconds"), [("3.17.3", 86400.0), ("3.18.0", None), ("3.26.0rc1", None)])
+def test_newer_celery_provider_ignores_a_redelivered_message(
+    version: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / f"apache_airflow_providers_celery-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {compat.CELERY_PROVIDER}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    assert compat.redelivery_seconds(None) == seconds
+
+
 def test_trigger_logs_have_the_suffix_that_is_announced() -> None:
     handler: Any = FileTaskHandler
     name = handler.add_triggerer_suffix("attempt=1.log", 7)

@@ -117,7 +117,7 @@ def test_success_that_airflow_did_not_take_is_logged_before_its_job_is_deleted(
     assert len(reaper.second_look(instance.context, found)) == 1
     assert not instance.jobs()
     output = capsys.readouterr().out
-    assert "succeeded, but its task is failed. If you clear the task, it trains again.\n" + said in output
+    assert "succeeded, but its task is failed.\nIf you clear the task, it trains again.\n" + said in output
 
 
 @pytest.mark.embedded("sets fault switches")
