@@ -50,7 +50,6 @@ handovers = st.builds(
     result_line=texts,
     result_from=st.sampled_from([{}, FROM]),
     pod_history=objects,
-    queue=objects,
     handed_over_at=numbers,
     training_metrics=objects | st.builds(lambda series: {"series": series}, objects),
     phases=st.lists(st.tuples(texts, numbers).map(list), max_size=20),
@@ -100,8 +99,8 @@ def test_points_are_left_out_first() -> None:
 @pytest.mark.parametrize("containers", [0, 100])
 def test_result_line_is_left_out_if_it_can_be_read_again(containers: int) -> None:
     positions = cursor(containers).to_dict()
-    found = fitted(result_line="\u0451" * 20_000, result_from=FROM, cursor=positions, queue={"phase": "Queued"})
-    assert found == Handover(result_from=FROM, cursor=positions, queue={"phase": "Queued"})
+    found = fitted(result_line="\u0451" * 20_000, result_from=FROM, cursor=positions, metrics={"log.lines": 1.0})
+    assert found == Handover(result_from=FROM, cursor=positions, metrics={"log.lines": 1.0})
 
 
 def test_cursor_is_shortened_before_a_result_that_cannot_be_read_again_is_lost() -> None:

@@ -52,3 +52,8 @@ async def test_job_that_ran_is_known_to_have_run(metrics: dict[str, float], phas
         state.enter(phase)
         state.phase_since -= 60
     assert state.has_run is has_run
+
+
+async def test_job_whose_counts_did_not_fit_into_the_handover_counts_as_one_that_has_run() -> None:
+    state = JobState(JobRef("MPIJob", "v2beta1", "ns", "train", "uid"), Handover(handed_over_at=1.0))
+    assert state.has_run

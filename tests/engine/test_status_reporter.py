@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedStep
 from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
@@ -128,7 +128,7 @@ async def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
     metrics.steps = ReportedSteps(before=99)
     for step in (90, 95, 101):
         metrics.steps.note(step, 1000.0 + step)
-    state.queue = QueueMemory(requested=Amounts({GPU: 16}))
+    state.requested_by_workload = Amounts({GPU: 16})
     state.metrics["seconds.queued"] = 100.0
     status = reporter.take()()
     assert status["requested_gpus"] == 16

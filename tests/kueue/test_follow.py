@@ -8,8 +8,6 @@ import math
 import pytest
 
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.apiserver import ApiServer
 from tests.engine.tasks import Task, of_each_kind
@@ -27,7 +25,7 @@ EVICTED_FOR_GOOD = {
 async def test_a_job_that_kueue_gave_up_on_fails_and_may_be_retried(task: Task) -> None:
     ref = (await task.submit(queue="team-a")).ref
     await write_workload(task.api, (await task.job()) or {}, [EVICTED_FOR_GOOD], active=False)
-    outcome = await task.ended(ref, handover=Handover(queue={"phase": "given up", "since": timing.epoch() - 61}))
+    outcome = await task.ended(ref)
     assert not outcome.succeeded
     assert outcome.cause is not None
     assert outcome.cause["summary"].startswith(f"{ref} can't run: Kueue gave up on the job: DeactivatedDueToReq")

@@ -1,4 +1,4 @@
-"""What the follower of a queue hands over to the next process: its clock, the evictions, and what was logged."""
+"""The follower of a queue in several processes: its clock, the evictions, and what was logged."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.queue.kueue_status import QueuePhase
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue as requests
 from airflow_provider_ktrain.engine.api.client import Api
@@ -78,32 +79,28 @@ async def set_conditions(task: Task, *conditions: dict[str, str]) -> None:
 
 
 @of_each_kind
-async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task: Task) -> None:
+async def test_clock_of_a_job_that_never_fits_begins_again_in_the_next_process(task: Task) -> None:
+    """A Workload doesn't show since when it has had its reason."""
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [NEVER_FITS])
-    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
-        assert await follower.find_failure() is None
-    assert timing.epoch() - state.queue.since < 60
-    handed_over = {**state.queue.to_dict(), "since": timing.epoch() - 601}
-    state = await state_of(task, Handover(queue=handed_over))
-    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
-        cause = await follower.find_failure()
-    assert cause is not None
-    assert cause.summary.startswith(f"{state.ref} can't run: ExceedsMaxQuota: couldn't assign flavors")
+    for handover in (Handover(), Handover(handed_over_at=timing.epoch() - 3600)):
+        state = await state_of(task, handover)
+        async with following(task, state, QueuePhase.NEVER_FITS) as follower:
+            await asyncio.sleep(599)
+            assert await follower.find_failure() is None
+            await asyncio.sleep(2)
+            cause = await follower.find_failure()
+        assert cause is not None
+        assert cause.summary.startswith(f"{state.ref} can't run: ExceedsMaxQuota: couldn't assign flavors")
 
 
 async def test_another_phase_starts_the_clock_again(task: Task) -> None:
-    state = await state_of(task, Handover(queue={"phase": "queued", "since": timing.epoch() - 601}))
-    await write_workload(task.api, state.known_job, [NEVER_FITS])
-    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
-        assert await follower.find_failure() is None
-
-
-@pytest.mark.parametrize("unreadable", [{"phase": 1, "since": "soon", "eviction": None}, "text", None])
-async def test_unreadable_memory_is_ignored(task: Task, unreadable: Any) -> None:
-    state = await state_of(task, Handover.from_dict({"queue": unreadable}))
-    await write_workload(task.api, state.known_job, [NEVER_FITS])
-    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
+    state = await state_of(task)
+    await write_workload(task.api, state.known_job, [])
+    async with following(task, state, QueuePhase.QUEUED) as follower:
+        await asyncio.sleep(601)
+        await set_conditions(task, NEVER_FITS)
+        await until(lambda: _reaches(follower, QueuePhase.NEVER_FITS))
         assert await follower.find_failure() is None
 
 
@@ -113,7 +110,8 @@ async def test_evictions_are_counted_and_logged_once_in_all_processes(task: Task
     await write_workload(task.api, state.known_job, [RESERVED, PREEMPTED])
     async with following(task, state, QueuePhase.EVICTED):
         pass
-    later = await state_of(task, Handover(metrics=state.metrics, queue=state.queue.to_dict()))
+    seen_at = epoch_seconds(PREEMPTED["lastTransitionTime"]) or 0.0
+    later = await state_of(task, Handover(metrics=state.metrics, handed_over_at=seen_at + 60))
     async with following(task, later, QueuePhase.EVICTED) as follower:
         assert (later.metrics["queue.evictions"], later.metrics["queue.preemptions"]) == (1, 1)
         again = {**PREEMPTED, "reason": "PodsReadyTimeout", "lastTransitionTime": "2026-11-22T03:00:00Z"}
@@ -144,7 +142,16 @@ async def test_workloads_are_watched_as_soon_as_the_right_is_granted(server: Api
         await until(lambda: _sees(follower), 1000)
         assert timing.now() - began == pytest.approx(queueing.FORBIDDEN_RETRY_SECONDS, abs=1)
     assert sum("Can't read Kueue's Workloads" in line for line in task.log.messages) == 1
-    assert state.queue.warned is True
+
+
+async def test_missing_right_is_logged_by_the_first_process(server: ApiServer, task: Task) -> None:
+    state = await state_of(task, Handover(handed_over_at=timing.epoch()))
+    server.fail("GET", "/workloads", 403, math.inf)
+    async with follower_of(task.api, state, task) as follower:
+        for _ in range(20):
+            await _step(follower)
+        assert follower.wakes_at is not None
+    assert not any("Can't read Kueue's Workloads" in line for line in task.log.messages)
 
 
 async def _refused(follower: QueueFollower, task: Task) -> bool:
@@ -188,7 +195,7 @@ CRASHED = {
 async def test_the_job_whose_pods_were_never_ready_fails_with_what_kept_them(
     task: Task, status: Any, category: Category, why: str, detail: str
 ) -> None:
-    state = await state_of(task, Handover(queue={"phase": "given up", "since": timing.epoch() - 61}))
+    state = await state_of(task)
     labels = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
     meta = {"name": f"{task.name}-master-0", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
     pod = {"metadata": {**meta, "labels": labels}, "spec": {"nodeSelector": {"gpu": "a100"}}, "status": status}
@@ -197,6 +204,7 @@ async def test_the_job_whose_pods_were_never_ready_fails_with_what_kept_them(
     gave_up = {**EVICTED_FOR_GOOD, "message": "The workload is deactivated due to RequeuingLimit"}
     await write_workload(task.api, state.known_job, [gave_up], active=False)
     async with following(task, state, QueuePhase.GIVEN_UP) as follower:
+        await asyncio.sleep(61)
         cause = await follower.find_failure()
     assert cause is not None
     assert cause.category == category

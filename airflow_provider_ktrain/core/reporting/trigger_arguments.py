@@ -16,7 +16,6 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 MAX_BYTES = 48_000  #: of the arguments' JSON; encrypted, 49,087 bytes become 65,532
 
 Handover = dict[str, Any]
-Shrink = Callable[[Handover, int], Handover]
 
 
 def fitted(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,21 +53,20 @@ def _with_shorter_cursor(handover: Handover, excess: int) -> Handover:
     return {**handover, "cursor": Cursor.from_dict(cursor).to_dict(max(json_size(cursor) - excess, 0))}
 
 
-def _without(field: str, empty: Any) -> Shrink:
-    """A step that empties a field."""
-    return lambda handover, excess: {**handover, field: empty}
+def _without_counts(handover: Handover, excess: int) -> Handover:
+    """Without what decides nothing but steps: counts, phases and metrics begin again."""
+    return {**handover, "metrics": {}, "phases": [], "training_metrics": {}}
 
 
-_STEPS: Sequence[Shrink] = (
+def _without_all(handover: Handover, excess: int) -> Handover:
+    """Without what a process has seen: all logs are read again."""
+    return {"handed_over_at": handover.get("handed_over_at", 0.0)}
+
+
+_STEPS: Sequence[Callable[[Handover, int], Handover]] = (
     _without_points,
     _without_result_line,
     _with_shorter_cursor,
-    _without("metrics", {}),
-    _without("phases", []),
-    _without("training_metrics", {}),
-    _without("pod_history", {}),
-    _without("queue", {}),
-    _without("result_line", ""),
-    _without("result_from", {}),
-    _without("cursor", {}),
+    _without_counts,
+    _without_all,
 )

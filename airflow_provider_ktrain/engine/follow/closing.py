@@ -63,7 +63,6 @@ class Closing:
                 "crashes": self._output.restarts.handover(),
                 "existing": self._state.existing_pods,
             },
-            queue=self._state.queue.to_dict(),
             handed_over_at=timing.epoch(),
             training_metrics=self._output.training_metrics.handover(),
             phases=[[name, at] for name, at in self._state.phases],

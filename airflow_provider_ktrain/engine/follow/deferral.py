@@ -9,39 +9,8 @@ from typing import Any
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.trigger_arguments import fitted
-from airflow_provider_ktrain.core.state.accelerators import read_stored, stored
 from airflow_provider_ktrain.core.text.xcom_values import transportable
 from airflow_provider_ktrain.engine.follow.options import Options
-
-
-@dataclass(frozen=True)
-class QueueMemory:
-    """What Kueue did with the job so far: `queue` in the handover. Each field may be missing.
-
-    :param requested: the accelerators that the Workload requests. None if no Workload was seen. Default: None.
-    """
-
-    phase: str = ""
-    since: float = 0.0
-    eviction: str = ""
-    warned: bool = False
-    requested: Mapping[str, int] | None = None
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> QueueMemory:
-        """Read what another process wrote. A value of another type counts as missing."""
-        types: dict[str, Any] = {"phase": str, "since": int | float, "eviction": str, "warned": bool}
-        read = {name: data[name] for name, type_ in types.items() if isinstance(data.get(name), type_)}
-        return cls(**read, requested=read_stored(data) or None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types; empty if there is nothing to know."""
-        if self == QueueMemory():
-            return {}
-        return {
-            **{name: value for name, value in vars(self).items() if name != "requested"},
-            **stored(self.requested or {}),
-        }
 
 
 @dataclass(frozen=True)
@@ -56,7 +25,6 @@ class Handover:
     result_line: str = ""
     result_from: dict[str, str] = field(default_factory=dict)
     pod_history: dict[str, Any] = field(default_factory=dict)
-    queue: dict[str, Any] = field(default_factory=dict)
     handed_over_at: float = 0.0  #: epoch seconds; 0 if unknown
     training_metrics: dict[str, Any] = field(default_factory=dict)
     phases: list[list[Any]] = field(default_factory=list)

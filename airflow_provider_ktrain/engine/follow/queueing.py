@@ -16,9 +16,16 @@ from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import with_obstacle
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.state.queue import kueue_status
-from airflow_provider_ktrain.core.state.queue.kueue_status import QueuePhase, QueueStatus, queue_status, workload_of
+from airflow_provider_ktrain.core.state.queue.kueue_status import (
+    Eviction,
+    QueuePhase,
+    QueueStatus,
+    queue_status,
+    workload_of,
+)
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import counted
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
@@ -42,8 +49,10 @@ _USE_ONE_CLUSTER = "Use a LocalQueue whose ClusterQueue has no admission check o
 class QueueFollower:
     """What the queue does with one job.
 
-    :param context: of the job. The state's metrics get the numbers of evictions and preemptions, and its `queue` what
-        to hand over.
+    A process before this one has logged the evictions until the handover, and the missing right. When the job will
+    never be admitted, the time until it fails begins again in each process.
+
+    :param context: of the job. The state's metrics get the numbers of evictions and preemptions.
     """
 
     def __init__(self, context: FollowContext) -> None:
@@ -55,6 +64,9 @@ class QueueFollower:
         self._place_at: float | None = None  # timing.now() from which to read the place in the queue again
         self._look_at: float | None = 0.0  # timing.now() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
+        self._status_since = 0.0  # timing.now() from when its phase is known
+        self._eviction: Eviction | None = None  # the last one that was counted
+        self._is_refused = bool(self._state.handover.handed_over_at)  # whether the missing right was logged
         self._confirm_at = 0.0  # timing.now() from which to ask the API server whether the job will never run
         self._logged = ("", 0.0)  # the last line, and when
         self._in_queue = False  # whether the job names a queue
@@ -86,8 +98,8 @@ class QueueFollower:
                 return
             await self.close()
             self._look_at = timing.now() + FORBIDDEN_RETRY_SECONDS
-            if not self._state.queue.warned:
-                self._remember(warned=True)
+            if not self._is_refused:
+                self._is_refused = True
                 self._log.warning(
                     f"Can't read Kueue's Workloads in {self._state.ref.namespace}, so the log won't show why the job "
                     f"waits.\n`ktrain rbac --kueue --service-account NAMESPACE:NAME` prints the Role and its binding.\n"
@@ -104,8 +116,6 @@ class QueueFollower:
             await self._subscribe()
             workload = self.workload
         if workload is None:
-            if self.status is not None:
-                self._remember(phase="", since=0.0)
             self.status = None  # what an earlier Workload showed proves nothing about the job now
             self._no_workload_since = min(self._no_workload_since, timing.now())
             self._log_missing_workload()
@@ -115,16 +125,12 @@ class QueueFollower:
         if status.phase is QueuePhase.QUEUED:
             status = replace(status, place=await kueue.find_place(self._api, self._kueue_version, workload))
         self._place_at = None if status.place is None else timing.now() + kueue.PLACE_SECONDS
+        if self.status is None or status.phase is not self.status.phase:
+            self._status_since = timing.now()
+            self._state.requested_by_workload = kueue_status.requested_accelerators(workload)
         self.status = status
-        if status.phase != self._state.queue.phase:
-            requested = kueue_status.requested_accelerators(workload)
-            self._remember(phase=str(status.phase), since=timing.epoch(), requested=requested)
         self._log_eviction(status)
         self._log_changes(status)
-
-    def _remember(self, **changes: Any) -> None:
-        """Change what is handed over to the next process."""
-        self._state.queue = replace(self._state.queue, **changes)
 
     async def _subscribe(self) -> None:
         if self._workloads is not None or self._look_at is None or timing.now() < self._look_at:
@@ -172,14 +178,19 @@ class QueueFollower:
 
     def _log_eviction(self, status: QueueStatus) -> None:
         """Count and log each eviction once, also if another process has seen it before."""
-        eviction = status.last_eviction
-        seen = eviction is None or f"{eviction.reason} {eviction.at}" == self._state.queue.eviction
+        eviction, before = status.last_eviction, self._eviction
+        if eviction is None:
+            seen = True
+        elif before is None:
+            seen = (epoch_seconds(eviction.at) or 0.0) <= self._state.handover.handed_over_at
+        else:
+            seen = (eviction.reason, eviction.at) == (before.reason, before.at)
+        self._eviction = eviction or before
         self._count(status, more=0 if seen else 1)
         if eviction is not None:
             self._state.pods.mark_evicted()
         if eviction is None or seen:
             return
-        self._remember(eviction=f"{eviction.reason} {eviction.at}")
         if status.phase not in (QueuePhase.PAUSED, QueuePhase.GIVEN_UP):
             times = counted(int(self._state.metrics.get("queue.evictions", 1)), "time")
             self._log.warning(
@@ -229,8 +240,7 @@ class QueueFollower:
             return None
         if status.phase is QueuePhase.NEVER_FITS and self._ran_before:
             return None
-        waited = timing.epoch() - self._state.queue.since
-        return max(timing.now() + seconds - waited, self._confirm_at)
+        return max(self._status_since + seconds, self._confirm_at)
 
     @property
     def _ran_before(self) -> bool:

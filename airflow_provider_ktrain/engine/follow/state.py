@@ -30,7 +30,7 @@ from airflow_provider_ktrain.core.text.output import with_short_first_line
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.api.job_calls import belongs
-from airflow_provider_ktrain.engine.follow.deferral import Handover, QueueMemory
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 
 #: messages of conditions that only repeat the phase
 REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|successfully completed)\.?")
@@ -56,7 +56,7 @@ class JobState:
         self.phase: Phase | None = None  #: None until the job and its pods are known
         self.began = self.phase_since = timing.now()
         self.metrics = dict(handover.metrics)
-        self.queue = QueueMemory.from_dict(mapping(handover.queue))
+        self.requested_by_workload = Amounts()  #: the accelerators; empty if no Workload was seen
         self.phases = list(_phases(handover.phases))  #: with the epoch seconds of each
 
     @property
@@ -150,9 +150,13 @@ class JobState:
 
     @property
     def has_run(self) -> bool:
-        """Whether the job was Running or Restarting, or a queue has evicted it, in any process that followed it."""
+        """Whether the job was Running or Restarting, or a queue has evicted it, in any process that followed it.
+
+        A handover without metrics had no room for them: then the job counts as one that has run.
+        """
         ran = any(self.seconds_in(phase) for phase in (Phase.RUNNING, Phase.RESTARTING))
-        return ran or bool(self.metrics.get("queue.evictions"))
+        is_unknown = bool(self.handover.handed_over_at and not self.handover.metrics)
+        return ran or is_unknown or bool(self.metrics.get("queue.evictions"))
 
     @property
     def superseded(self) -> bool:
@@ -163,7 +167,7 @@ class JobState:
     @property
     def requested(self) -> Amounts:
         """The accelerators that the job requests: by its Workload, which includes a runtime's, or by its manifest."""
-        return Amounts(self.queue.requested or {}) | accelerators_of_job(self.known_job)
+        return self.requested_by_workload | accelerators_of_job(self.known_job)
 
     def enter(self, phase: Phase) -> None:
         """Change the phase and start its clock."""
