@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from airflow_provider_ktrain.exceptions import TrainingJobError
+from tests.clusters import IMAGE
 from tests.core.manifests import replica
 from tests.operators.task_instance import Instance
 
@@ -33,7 +34,7 @@ def manifest(case: dict[str, Any]) -> dict[str, Any]:
     for name, log in case["logs"].items():
         role = name.partition(" ")[0]
         specs[role] = replica()
-        specs[role]["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c", program(log)], "image": "image"}
+        specs[role]["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c", program(log)], "image": IMAGE}
     spec = {"pytorchReplicaSpecs": specs, "runPolicy": {"cleanPodPolicy": case.get("clean", "None")}}
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {}, "spec": spec}
 
