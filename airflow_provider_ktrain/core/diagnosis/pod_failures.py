@@ -76,12 +76,12 @@ def find_failures(
     def order(f: Failure) -> tuple[object, ...]:
         lost = f.tail.is_peer_loss * (2 - names_network_error(f.tail.exception or f.tail.crash_line))
         began = f.since.timestamp() if f.since else 0
-        return lost > 0 or f.is_effect or _follows_build(f, found), lost, f.since is None, began, f.role, f.index
+        return lost > 0 or f.is_effect or follows_build(f, found), lost, f.since is None, began, f.role, f.index
 
     return sorted(found, key=order)
 
 
-def _follows_build(f: Failure, found: Sequence[Failure]) -> bool:
+def follows_build(f: Failure, found: Sequence[Failure]) -> bool:
     """Whether a replica can't import what another one has failed to build."""
     if not f.tail.exception.startswith("ImportError"):
         return False

@@ -13,7 +13,12 @@ from airflow_provider_ktrain.core.diagnosis.collectives import explain_timeout
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node, describe_nodes
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, causes_of_peers, describe_exit_code
+from airflow_provider_ktrain.core.diagnosis.pod_failures import (
+    Failure,
+    causes_of_peers,
+    describe_exit_code,
+    follows_build,
+)
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
 from airflow_provider_ktrain.core.state.pods.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, ends_of_chain, first_line
@@ -26,8 +31,9 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     if not found:
         return None
     failure = found[0]
-    if failure.is_effect:
-        failure = next(causes_of_peers(evidence.kind, evidence.pods, evidence.logs), failure)
+    may_follow = failure.is_effect or failure.tail.exception.startswith("ImportError")
+    peers = causes_of_peers(evidence.kind, evidence.pods, evidence.logs) if may_follow else ()
+    failure = next((peer for peer in peers if failure.is_effect or follows_build(failure, [peer])), failure)
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
     if failure.tail.is_peer_loss and cause == _lost_a_peer(failure):
         cause = _left_early(evidence, failure, cause) or explain_timeout(evidence, cause) or cause
