@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from airflow_provider_ktrain.core.diagnosis.hangs import LOOK_FOR_STACKS, explai
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_conditions import node_problems
-from airflow_provider_ktrain.core.logs.stacks import MARK, End, Frame, Stack, own_text, read_record
+from airflow_provider_ktrain.core.logs.stacks import FUNCTION_FILE, MARK, End, Frame, Stack, own_text, read_record
 from airflow_provider_ktrain.core.state.limits import Limit
 
 from .test_diagnosis import pod
@@ -286,3 +287,70 @@ def test_records_are_no_lines_of_a_log() -> None:
     tail = read_tail(["ValueError: x", f'{MARK}{{"end": true}}'])
     assert tail.last_line == "ValueError: x"
     assert tail.quoted_lines == ("ValueError: x",)
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        pytest.param(
+            (*WAITS[:2], Frame("/tmp/ktrain-{}/ktrain_function.py", 14, "train")),
+            "both replicas wait in all_reduce (line 12 of the function)",
+            id="function, whose file each container has in a directory of its own",
+        ),
+        pytest.param(
+            (
+                Frame("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"),
+                Frame("/opt/venv/lib/python3.11/site-packages/torch/__init__.py", 1900, "<module>"),
+                Frame("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"),
+                Frame("/opt/venv/lib/python3.11/site-packages/corpkg/model.py", 3, "<module>"),
+                Frame("<frozen importlib._bootstrap>", 1204, "_gcd_import"),
+                Frame("/ktrain/code/train.py", 5, "<module>"),
+            ),
+            "both replicas import corpkg (train.py:5)",
+            id="import of a package",
+        ),
+        pytest.param(
+            (
+                Frame("<frozen importlib._bootstrap_external>", 1073, "get_data"),
+                Frame("/usr/lib/python3.11/json/__init__.py", 106, "<module>"),
+                Frame("<frozen importlib._bootstrap>", 1204, "_gcd_import"),
+                Frame("/ktrain/code/train.py", 2, "<module>"),
+            ),
+            "both replicas import json (train.py:2)",
+            id="import of the standard library",
+        ),
+        pytest.param(
+            (
+                Frame("<frozen importlib._bootstrap_external>", 1073, "get_data"),
+                Frame("/tmp/ktrain-{}/ktrain_function.py", 4, "train"),
+            ),
+            "both replicas import a module (line 2 of the function)",
+            id="module that is being read",
+        ),
+        pytest.param(
+            (
+                Frame("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"),
+                Frame("/usr/lib/python3/dist-packages/torch/__init__.py", 9, "<module>"),
+                Frame("<frozen importlib._bootstrap>", 1204, "_gcd_import"),
+                Frame("<frozen runpy>", 112, "_get_module_details"),
+            ),
+            "both replicas import torch",
+            id="before the program has a frame",
+        ),
+    ],
+)
+def test_processes_at_one_line_are_one_group(frames: tuple[Frame, ...], text: str) -> None:
+    named = (tuple(replace(frame, path=frame.path.format(name)) for frame in frames) for name in ("x7", "q2"))
+    stacks = {f"Worker {number}": [main(found)] for number, found in enumerate(named)}
+    assert sentence(stacks, 2) == text
+
+
+def test_rank_whose_function_hangs_is_named() -> None:
+    stacks = {}
+    for number in range(4):
+        file = f"/tmp/ktrain-{number}/{FUNCTION_FILE}"
+        own = Frame(file, 9, "load") if number == 2 else Frame(file, 14, "train")
+        stacks[f"Worker {number}"] = [main((own,) if number == 2 else (*WAITS[:2], own))]
+    assert sentence(stacks, 4) == (
+        "Worker 2 is in load (line 7 of the function), 3 other replicas wait in all_reduce (line 12 of the function)"
+    )

@@ -14,6 +14,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.logs.result import PART_MARKER, RESULT_MARKER, find_result, keep_result_line
+from airflow_provider_ktrain.core.logs.stacks import FUNCTION_FILE, FUNCTION_OFFSET
 from airflow_provider_ktrain.core.manifest.program import (
     MPI,
     NOT_JSON,
@@ -69,6 +70,13 @@ def test_arguments_and_result_are_passed_unchanged() -> None:
     output = run(program(Definition(source), "f", ["ü\n'\""], {"b": [1, None]}))
     result, error, _ = find_result(PYTORCHJOB, {}, [], output.strip())
     assert (result, error) == ({"a": "ü\n'\"", "b": [1, None], "rank": "$(X) $$"}, "")
+
+
+@pytest.mark.parametrize("indentation", ["", "    "])
+def test_file_of_a_function_has_the_same_name_and_lines_everywhere(indentation: str) -> None:
+    source = f"{indentation}def f():\n{indentation}    return __file__, 1 / 0\n"
+    output = run(program(Definition(source), "f", [], {}))
+    assert f'/{FUNCTION_FILE}", line {2 + FUNCTION_OFFSET}, in f' in output
 
 
 def test_only_rank_0_prints_a_result() -> None:

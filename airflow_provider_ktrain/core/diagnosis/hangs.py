@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem
-from airflow_provider_ktrain.core.logs.stacks import LAUNCHER, RANK, WORKER, Frame, Stack
+from airflow_provider_ktrain.core.logs.stacks import (
+    FUNCTION_FILE,
+    FUNCTION_OFFSET,
+    LAUNCHER,
+    RANK,
+    WORKER,
+    Frame,
+    Stack,
+)
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import counted, format_duration, listed
 
@@ -39,6 +47,7 @@ LOOK_FOR_STACKS = (
     "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy dump in "
     "a pod shows where it waits. A program that is sent as code prints its stacks when the job is released."
 )
+_IMPORT = "<frozen importlib"  #: frames of Python while it imports a module
 _STATES = {"D": "it waits in the kernel, for a disk, a network file system or a driver"}
 _STARTS = {
     Limit.PROGRESS: "No step for {}",
@@ -55,12 +64,14 @@ class Place:
     :param at: its file and line, or the number of the operation.
     :param inner: the function that it has called, if that waits for peers, or the operation. Default: empty.
     :param why: why the place isn't known. Default: empty.
+    :param imports: the module that it imports. Default: empty, it imports none.
     """
 
     function: str = ""
     at: str = ""
     inner: str = ""
     why: str = ""
+    imports: str = ""
 
     @property
     def text(self) -> str:
@@ -70,9 +81,10 @@ class Place:
     @property
     def detail(self) -> str:
         """Such as `train.py:88 in train, in all_reduce`."""
+        called = self.inner or (self.imports and f"the import of {self.imports}")
         if not self.function:
-            return self.why or self.text
-        return f"{self.at} in {self.function}" + (f", in {self.inner}" if self.inner else "")
+            return self.why or (self.text if self.at else called)
+        return f"{self.at} in {self.function}" + (f", in {called}" if called else "")
 
 
 @dataclass(frozen=True)
@@ -190,6 +202,8 @@ class Hang:
             return f"{who} {'do' if many else 'does'} not answer (state {state}{known})"
         if place.inner:
             return f"{who} {'wait' if many else 'waits'} in {place.text}"
+        if place.imports:
+            return f"{who} {'import' if many else 'imports'} {place.imports}{f' ({place.at})' if place.at else ''}"
         workers = {worker.text for process in group.processes for worker in process.workers}
         others = {other.text for process in group.processes for other in process.others}
         beside = ""
@@ -324,8 +338,28 @@ def _place(stack: Stack) -> Place:
     if not stack.frames:
         return Place(why="no answer, state S")
     own = _own(stack.frames) or _of_package(stack.frames) or stack.frames[0]
-    called = _collective(stack.frames[: stack.frames.index(own)])
-    return Place(own.function, f"{own.path.rpartition('/')[2]}:{own.line}", called)
+    inner = stack.frames[: stack.frames.index(own)]
+    imports = _imported(inner or stack.frames)
+    if imports and own.path.startswith("<frozen"):
+        return Place(imports=imports)
+    file = own.path.rpartition("/")[2]
+    # the task's user knows no file of its function
+    at = f"line {own.line - FUNCTION_OFFSET} of the function" if file == FUNCTION_FILE else f"{file}:{own.line}"
+    return Place(own.function, at, _collective(inner), imports=imports)
+
+
+def _imported(frames: Sequence[Frame]) -> str:
+    """What the program's own frame imports, or Python before it has one; empty if it imports nothing.
+
+    :param frames: innermost first.
+    """
+    if not any(frame.path.startswith(_IMPORT) for frame in frames):
+        return ""
+    modules = (frame.path for frame in reversed(frames) if frame.function == "<module>")
+    path = next((path for path in modules if not path.startswith("<")), "")
+    package = _PACKAGE.search(path)
+    name = package[1] if package else path.removesuffix("/__init__.py").rpartition("/")[2]
+    return name.removesuffix(".py") or "a module"
 
 
 def _collective(frames: Sequence[Frame]) -> str:

@@ -14,6 +14,8 @@ MARK = "KTRAIN_STACK "
 MAX_CHARS = 4096  #: of a record: starter.py keeps it shorter
 MAX_NUMBER = 2**53  #: numbers of a record are below it
 MAX_RECORDS = 400  #: of one container: they have 64 KiB together
+FUNCTION_FILE = "ktrain_function.py"  #: has the function of a task, from the line after FUNCTION_OFFSET
+FUNCTION_OFFSET = 2
 RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"  #: parts that a process has in a training
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.logs import result
 from airflow_provider_ktrain.core.logs.result import NOT_RETURNED, PART_BYTES, PART_MARKER, RESULT_MARKER
+from airflow_provider_ktrain.core.logs.stacks import FUNCTION_FILE, FUNCTION_OFFSET
 
 PREFIX = "KTRAIN_"  #: of our variables
 PROGRAM_VARIABLE = "KTRAIN_PROGRAM"
@@ -36,9 +37,10 @@ MAX_BYTES = 96 * 1024  #: of the encoded program: Linux takes 128 KiB in one env
 #: writes the program to a file, so that tracebacks show its lines, and executes it
 _LAUNCH = """\
 import base64, os, sys, tempfile
-with tempfile.NamedTemporaryFile("wb", prefix="ktrain-", suffix=".py", delete=False) as f:
+path = os.path.join(tempfile.mkdtemp(prefix="ktrain-"), "{file}")
+with open(path, "wb") as f:
     f.write(base64.b64decode(os.environ["{variable}"]))
-os.execv(sys.executable, [sys.executable, "-u", *{options!r}, f.name])
+os.execv(sys.executable, [sys.executable, "-u", *{options!r}, path])
 """
 
 #: starts Python in all slots by mpirun. Open MPI needs options that MPICH and Intel MPI don't know. Its ranks are not
@@ -230,16 +232,22 @@ def program(
             expected="JSON values: strings, numbers, booleans, None, lists and dicts",
             remedy="pass a path or an id instead",
         ) from None
-    text = "from __future__ import annotations\n\n" + _PROGRAM.format(
-        source=definition.text,
-        name=name,
-        given=given,
-        not_json=NOT_JSON,
-        rank=runner.rank,
-        value=runner.value,
-        search=_SEARCH,
-        reason_chars=REASON_CHARS,
-        output=runner.output,
+    source = definition.text
+    is_block = source.startswith("if True:\n")
+    text = (
+        "from __future__ import annotations\n"
+        + "\n" * (FUNCTION_OFFSET - 1 - is_block)
+        + _PROGRAM.format(
+            source=source,
+            name=name,
+            given=given,
+            not_json=NOT_JSON,
+            rank=runner.rank,
+            value=runner.value,
+            search=_SEARCH,
+            reason_chars=REASON_CHARS,
+            output=runner.output,
+        )
     )
     if (size := len(base64.b64encode(text.encode()))) > MAX_BYTES:
         raise ManifestError(
@@ -254,7 +262,7 @@ def program(
 def command(*, torchrun: bool) -> list[str]:
     """The command that runs the program: by torchrun, which reads the operator's PET_* variables, or by Python."""
     options = ["-m", "torch.distributed.run"] if torchrun else []
-    return ["python3", "-c", _LAUNCH.format(variable=PROGRAM_VARIABLE, options=options)]
+    return ["python3", "-c", _LAUNCH.format(file=FUNCTION_FILE, variable=PROGRAM_VARIABLE, options=options)]
 
 
 def mpirun_command(forwarded: Sequence[str]) -> list[str]:
