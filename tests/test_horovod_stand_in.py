@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,15 +27,17 @@ def train(tmp_path: Path, sizes: str, *options: str) -> list[int]:
     both, first = script(tmp_path / "both", "echo a:1; echo b:1"), script(tmp_path / "first", "echo a:1")
     discover = tmp_path / "discover"
     discover.symlink_to(both)
-    agent = script(tmp_path / "agent", 'shift; eval "exec $*"')
+    agent = script(tmp_path / "agent", '[ "$1" = b ] || sleep 1; shift; eval "exec $*"')  # the first host starts last
     launcher = subprocess.Popen(
         [
             sys.executable, str(IMAGE / "usr/local/bin/horovodrun"), "-np", "2", "--min-np", "1", "--max-np", "2",
             *options, "--host-discovery-script", str(discover), sys.executable, str(PROGRAM),
         ],
         env={**os.environ, "OMPI_MCA_plm_rsh_agent": str(agent), "ELASTIC_SIZES": sizes},
-        stdout=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
+    end = threading.Timer(120.0, os.killpg, (launcher.pid, signal.SIGKILL))
+    end.start()
     found: list[int] = []
     alone = 0
     with launcher:
@@ -45,6 +49,7 @@ def train(tmp_path: Path, sizes: str, *options: str) -> list[int]:
             if (line.startswith("[0]<stdout>:batch 20 on 2") and not alone) or alone == 2:  # 20 batches of this size
                 (tmp_path / "next").symlink_to(both if alone else first)
                 (tmp_path / "next").rename(discover)
+    end.cancel()
     assert launcher.returncode == 0
     return found
 
