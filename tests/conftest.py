@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 
@@ -67,6 +68,18 @@ def cluster() -> Iterator[TestCluster]:
     """The cluster of all tests that need no other one. They use names of their own, and leave no fault behind."""
     with clusters.cluster(gpus=64) as reached:
         yield reached
+
+
+@pytest.fixture(scope="module")
+def no_garbage_collection() -> Iterator[None]:
+    """For tests that parse code: Python 3.11 can't if garbage collection lets a traceback be formatted meanwhile.
+
+    That parses lines of code, and both count their depth in one place (https://github.com/python/cpython/issues/106905).
+    """
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from airflow_provider_ktrain.exceptions import TrainingJobError
 from scripts.message_texts import Placeholder, Text, has_words, shown, variants
 from scripts.messages import LEVELS, PACKAGE, Message, messages
 
+pytestmark = pytest.mark.usefixtures("no_garbage_collection")
+
 NAMESPACE = "team-" + "n" * 58
 REQUEST = f"GET /apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs/{'j' * 46}"
 #: a short and a long value for each placeholder name. Names of jobs are cut after 46 characters.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import gc
 import json
 import re
 from collections import Counter
@@ -361,18 +359,7 @@ def resource_names(text: str) -> list[str]:
     )
 
 
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Python 3.11's parser raises SystemError if a finalizer of other tests' garbage parses code meanwhile."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@no_garbage_collection()
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_only_the_table_names_resources() -> None:
     """Comments, docstrings and the conditions of nodes aside: what decides or is shown uses the table."""
     found = {}
