@@ -45,7 +45,7 @@ class TrainingJobError(AirflowException):
 
 
 class TrainingUserCodeError(TrainingJobError, category=Category.USER_CODE):
-    """The program failed with an exception or an exit code."""
+    """The program failed with an exception or an exit code, or reported NaN (`fail_on_nan`)."""
 
 
 class TrainingOutOfMemoryError(TrainingJobError, category=Category.OUT_OF_MEMORY):

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
-from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_divergence, diagnose_limit
 from airflow_provider_ktrain.core.ending import RULES, Event, Successor, why_ended
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.adoption import decide
@@ -22,6 +22,7 @@ from airflow_provider_ktrain.core.identity.existing_job import describe_existing
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.identity.reaping import ENDED_TASK_STATES, judge
 from airflow_provider_ktrain.core.state.limits import Limit
+from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_NAME_CHARS
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
 from airflow_provider_ktrain.engine.release import describe_freed
 from airflow_provider_ktrain.exceptions import TrainingJobError
@@ -215,9 +216,11 @@ def limits() -> Iterator[str]:
     statuses = [{"name": "c" * 63, "image": image, "state": {"waiting": waiting}}]
     pod = {"metadata": {"name": "p" * 253, "labels": labels}, "status": {"containerStatuses": statuses}}
     for limit, pods, amount in itertools.product(Limit, ([], [pod]), (1, 86400)):
-        if limit is not Limit.CRASH_LOOP:
+        if limit not in (Limit.CRASH_LOOP, Limit.NAN):
             yield diagnose_limit(limit, amount, make_evidence(job, pods)).summary
     yield diagnose_crash_loop(CrashLoop("Worker 999", 12), make_evidence(job, [pod])).summary
+    for metric, step in itertools.product(("loss", "m" * MAX_NAME_CHARS), (None, 10**9)):
+        yield diagnose_divergence("Worker 999", metric, step).summary
 
 
 def releases() -> Iterator[str]:

@@ -116,6 +116,9 @@ class TrainingJobOperator(JobParameters):
         `finite`. The value of that name is the result's, else the last one of the metric. If it isn't reached, or
         there is none, the task fails for good (`TrainingRequirementError`), without a return value and asset events.
         Each bound is templated, and the one that was rendered before the submission counts. Default: None.
+    :param fail_on_nan: names of metrics (`KTRAIN_METRIC`), or True for all. The training ends early when a container
+        that is followed (`logs`) has reported one of them three times in a row as NaN or infinity, and its log still
+        ends so. It fails as by an exception, and is retried. Default: False.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also

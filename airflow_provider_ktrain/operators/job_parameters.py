@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FOLLOWING_PARAMETERS = (
     "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
     "partial_start_timeout", "log_stall_timeout", "progress_timeout", "max_restarts", "crash_loop_limit",
-    "require",
+    "require", "fail_on_nan",
 )  # fmt: skip
 
 
@@ -108,6 +108,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         avoid_failed_nodes: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
         require: Mapping[str, str] | None = None,
+        fail_on_nan: bool | str | Collection[str] = False,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -154,6 +155,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.avoid_failed_nodes = avoid_failed_nodes
         self.skip_on_exit_code = skip_on_exit_code
         self.require = require
+        self.fail_on_nan = fail_on_nan
         self.server_dry_run = dry_run  # `dry_run` is a method of every operator
 
     # the manifest
@@ -396,6 +398,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             deadline=deadline_of(job),
             on_finish_action=OnFinishAction.of(self.on_finish_action),
             require=dict(self.require or {}),
+            fail_on_nan=_names(self.fail_on_nan),
         )
 
     # what the task returns
@@ -434,6 +437,11 @@ def _path_of(manifest: Any) -> str | None:
     if isinstance(manifest, str) and "\n" not in manifest and manifest.strip().endswith((".yaml", ".yml", ".json")):
         return manifest.strip()
     return None
+
+
+def _names(metrics: bool | str | Collection[str]) -> bool | tuple[str, ...]:
+    """The names of `fail_on_nan`; True: all metrics."""
+    return metrics if isinstance(metrics, bool) else (metrics,) if isinstance(metrics, str) else tuple(metrics)
 
 
 def _seconds(limit: timedelta | float | None) -> float | None:

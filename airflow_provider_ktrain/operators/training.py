@@ -77,6 +77,7 @@ class _ReplicaSpecsOperator(TrainingJobOperator):
         avoid_failed_nodes: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
         require: Mapping[str, str] | None = None,
+        fail_on_nan: bool | str | Collection[str] = False,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -94,7 +95,7 @@ class _ReplicaSpecsOperator(TrainingJobOperator):
             workload_priority_class=workload_priority_class, volumes=volumes, pod_override=pod_override, labels=labels,
             annotations=annotations, checkpoint_dir=checkpoint_dir, resume_on_clear=resume_on_clear,
             avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, require=require,
-            dry_run=dry_run,
+            fail_on_nan=fail_on_nan, dry_run=dry_run,
             **kwargs,
         )  # fmt: skip
         self.workers = workers
@@ -223,6 +224,7 @@ class TrainJobOperator(TrainingJobOperator):
         avoid_failed_nodes: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
         require: Mapping[str, str] | None = None,
+        fail_on_nan: bool | str | Collection[str] = False,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -240,7 +242,7 @@ class TrainJobOperator(TrainingJobOperator):
             workload_priority_class=workload_priority_class, volumes=volumes, pod_override=pod_override, labels=labels,
             annotations=annotations, checkpoint_dir=checkpoint_dir, resume_on_clear=resume_on_clear,
             avoid_failed_nodes=avoid_failed_nodes, skip_on_exit_code=skip_on_exit_code, require=require,
-            dry_run=dry_run,
+            fail_on_nan=fail_on_nan, dry_run=dry_run,
             **kwargs,
         )  # fmt: skip
         self.runtime = runtime

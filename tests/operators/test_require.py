@@ -128,3 +128,26 @@ def test_a_bound_that_renders_to_no_number_fails_before_the_submission(instance:
     with pytest.raises(TrainingConfigurationError, match=r"require\['loss'\]: invalid parameter; found '<= None'"):
         instance.execute(require={"loss": "<= {{ x }}"}, rendered={"require": {"loss": "<= None"}})
     assert not instance.jobs()
+
+
+NAN = ["sh", "-c", """while :; do echo 'KTRAIN_METRIC {"step": 7, "loss": NaN}'; sleep 1; done"""]
+
+
+@of_each_kind
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_training_that_diverges_is_ended_and_may_be_retried(instance: Instance, deferrable: bool) -> None:
+    def train() -> None:
+        ended = instance.execute(command=NAN, deferrable=deferrable, fail_on_nan="loss", retries=1)
+        instance.resume(instance.event(ended))
+
+    with pytest.raises(TrainingUserCodeError, match=r"loss 3 times in a row .*since step 7 \(fail_on_nan\)") as e:
+        train()
+    assert not isinstance(e.value, AirflowFailException)
+    assert not instance.jobs()
+    assert instance.running() == 0
+
+
+@pytest.mark.parametrize(("names", "found"), [([], r"\[\]"), ("", "''"), (1, "1"), ({"loss": 1}, "{'loss': 1}")])
+def test_invalid_names_of_metrics_fail_when_the_dag_is_parsed(instance: Instance, names: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=rf"fail_on_nan: invalid parameter; found {found}"):
+        instance.execute(fail_on_nan=names)

@@ -29,7 +29,8 @@ VALUES = {
     "queue_timeout": 11.0, "schedule_timeout": 12.0, "startup_timeout": 13.0, "partial_start_timeout": 14.0,
     "log_stall_timeout": 15.0, "progress_timeout": 16.0, "max_restarts": 17, "crash_loop_limit": 18,
     "resume_on_clear": True, "avoid_failed_nodes": True, "skip_on_exit_code": 19, "dry_run": True, "timeout": 20.0,
-    "missing_ok": False, "force": True, "conditions": ["Failed"], "max_jobs": 21, "confirm_after": 22.0,
+    "fail_on_nan": True, "missing_ok": False, "force": True, "conditions": ["Failed"], "max_jobs": 21,
+    "confirm_after": 22.0,
 }  # fmt: skip
 
 

@@ -126,6 +126,11 @@ def _exit_codes(value: Any) -> bool:
     return all(_whole(code, 1) and code <= 255 for code in codes)
 
 
+def _metric_names(value: Any) -> bool:
+    names = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    return isinstance(value, bool) or (bool(names) and all(_text(name) and name != "" for name in names))
+
+
 def _bound(value: Any) -> bool:
     from airflow_provider_ktrain.core.requirements import is_bound
 
@@ -174,7 +179,7 @@ _PLURALS = ",".join(kind.plural for kind in KINDS.values())
 #: the parameters that may not be None
 REQUIRED = {
     "job_name", "kubernetes_conn_id", "timeout", "on_finish_action", "reattach", "conditions", "confirm_after",
-    "max_jobs",
+    "max_jobs", "fail_on_nan",
 }  # fmt: skip
 PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("name", "kubernetes_conn_id", "cluster_context", "image", "priority_class_name"), _TEXT),
@@ -236,6 +241,9 @@ PARAMETERS: Mapping[str, Shape] = {
     "require": Shape(
         "a comparison with a number (>=, <=, > or <), or finite, by name", _bound, Mapping,
         'write {"val_accuracy": ">= 0.9", "loss": "finite"}',
+    ),
+    "fail_on_nan": Shape(
+        "True, False, or names of metrics", _metric_names, remedy='write "loss", ["loss", "grad_norm"], or True'
     ),
     "replicas": Shape("a whole number, 0 or more, by role", _whole, Mapping, 'write {"Worker": 2}', numbers=True),
     "container_resources": Shape("a mapping of resources to quantities", _scalar, Mapping, 'write {"memory": "64Gi"}'),

@@ -23,6 +23,7 @@ from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.devices import requested_by
 from airflow_provider_ktrain.core.state.pods.objects import Json
+from airflow_provider_ktrain.core.state.steps.non_finite import REPORTS_IN_A_ROW
 
 Rule = Callable[[Evidence], Cause | None]
 _NO_FAILURE_LEFT = "its last failure is no longer visible"
@@ -78,6 +79,20 @@ def diagnose_limit(
         last_lines=(),
     )
     return _with_failed_nodes(cause, evidence)
+
+
+def diagnose_divergence(replica: str, metric: str, step: float | None) -> Cause:
+    """The cause if `fail_on_nan` ended the job.
+
+    :param step: of the first report that was NaN or infinite; None if it had none.
+    """
+    since = "" if step is None else f", since step {step:.10g}"
+    return Cause(
+        Category.USER_CODE,
+        f"{replica} reported {metric} {REPORTS_IN_A_ROW} times in a row as NaN or infinity{since} ({Limit.NAN})",
+        resolution="Check the learning rate and the data of that step. A retry trains again.",
+        replica=replica,
+    ).with_short_summary()
 
 
 def lost_replica(job: Mapping[str, Any], pods: Sequence[Json]) -> str:
@@ -225,6 +240,8 @@ _LIMITS = {
 
 def category_of(limit: Limit | None) -> Category:
     """The category of a cause of which only the limit is known."""
+    if limit is Limit.NAN:
+        return Category.USER_CODE
     return _LIMITS[limit][0] if limit in _LIMITS else Category.UNKNOWN
 
 

@@ -33,6 +33,7 @@ class Limit(enum.StrEnum):
     PROGRESS = "progress_timeout"
     RESTARTS = "max_restarts"
     CRASH_LOOP = "crash_loop_limit"
+    NAN = "fail_on_nan"
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Following:
         was, self._suspension_noticed = self._suspension_noticed, state.phase is Phase.SUSPENDED
         if self._suspension_noticed and not was:
             return Noticed(Event.SUSPENDED)
-        for find in (self._stopped_pod, self._passed_limit, self._restarts, self._crash_loop):
+        for find in (self._stopped_pod, self._passed_limit, self._restarts, self._crash_loop, self._diverged):
             if (found := find()) is not None:
                 return found
         if not self._rests(Event.QUEUE_VERDICT) and (cause := await self._queue.find_failure()) is not None:
@@ -187,6 +187,11 @@ class Following:
         if loop is None or self._rests(Event.CRASH_LOOP, Limit.CRASH_LOOP):
             return None
         return Noticed(Event.CRASH_LOOP, Limit.CRASH_LOOP, loop=loop)
+
+    def _diverged(self) -> Noticed | None:
+        if not self._output.divergence.is_suspected or self._rests(Event.LIMIT, Limit.NAN):
+            return None
+        return Noticed(Event.LIMIT, Limit.NAN)
 
     def _clocks(self) -> list[Clock]:
         """The limits that run, later by the time in which nothing could be observed, and not before their rest is over.
@@ -261,6 +266,8 @@ class Following:
             match noticed.event:
                 case Event.QUEUE_VERDICT | Event.STARTUP_RULE if self._observer.recovered_at(now) > now:
                     return False  # a start that nobody could report is reported now
+                case Event.LIMIT if noticed.limit is Limit.NAN:
+                    return await self._output.divergence.confirms()
                 case Event.LIMIT:
                     return await self._still_passed(noticed)
                 case Event.RESTARTS:
@@ -296,7 +303,9 @@ class Following:
         evidence = await self.closing.evidence_of_running_job()
         if noticed.loop is not None:
             return diagnosis.diagnose_crash_loop(noticed.loop, evidence)
-        limit = noticed.limit or Limit.EXECUTION
+        limit, diverged = noticed.limit or Limit.EXECUTION, self._output.divergence.cause
+        if limit is Limit.NAN and diverged is not None:
+            return diverged
         step = self._output.training_metrics.step
         cause = diagnosis.diagnose_limit(limit, noticed.amount, evidence, step=step, replicas=self._replicas.line)
         if limit in LOG_LIMITS and (unread := self._probe.unread_replicas):

@@ -30,6 +30,7 @@ class Options:
     release: bool = True
     conditions: tuple[str, ...] = ()
     require: Mapping[str, str] = field(default_factory=dict)
+    fail_on_nan: bool | tuple[str, ...] = False
 
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON types."""
@@ -38,6 +39,7 @@ class Options:
             "on_finish_action": self.on_finish_action.value,
             "conditions": list(self.conditions),
             "require": dict(self.require),
+            "fail_on_nan": self.fail_on_nan if isinstance(self.fail_on_nan, bool) else list(self.fail_on_nan),
         }
 
     @classmethod
@@ -47,5 +49,10 @@ class Options:
         conditions = tuple(mapping(data).get("conditions") or ())
         action = OnFinishAction.of(mapping(data).get("on_finish_action", OnFinishAction.DELETE_JOB))
         require = dict(mapping(mapping(data).get("require")))
-        read = {"limits": limits, "conditions": conditions, "on_finish_action": action, "require": require}
+        names = mapping(data).get("fail_on_nan")
+        nan = tuple(map(str, names)) if isinstance(names, list | tuple) else names is True
+        read = {
+            "limits": limits, "conditions": conditions, "on_finish_action": action, "require": require,
+            "fail_on_nan": nan,
+        }  # fmt: skip
         return cls(**{**known_fields(cls, data), **read})

@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.divergence import DivergenceProbe
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
@@ -63,6 +64,7 @@ class JobOutput:
             began=context.host.began(),
         )
         self.result = PrimaryResult(context, self.follower.budget)
+        self.divergence = DivergenceProbe(context, self.follower.budget)
 
     def _is_chosen(self, pod: Mapping[str, Any], container: str) -> bool:
         state = self._state
@@ -174,12 +176,14 @@ class JobOutput:
         keep = self._guarded("last lines", self.evidence.recorder(source), source)
         take_report = self._taker_of_reports(source)
         find_lost_ranks = self._guarded("lost ranks", self._finder_of_lost_ranks(source), source)
+        count_nan = self._guarded("reports of NaN", self.divergence.inspector(source), source)
 
         def inspect(text: str, written: str, run: int) -> None:
             self.last_line_at = timing.epoch()
             keep(text, written, run)
             take_report(text, written)
             find_lost_ranks(text)
+            count_nan(text, run)
 
         return inspect
 
