@@ -23,6 +23,8 @@ TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
 NEXT_DUE = "next_due"  #: field of the status: when the next one is due, in epoch seconds
 STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: see `core.reporting.status_document`
+SUMMARY_XCOM = "ktrain_summary"  #: key of the XCom that lists of trainings show: see `core.reporting.summary`
+ALL_TRIES = "all_tries"  #: field of the XCom `usage`: the usage of all tries together
 
 MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON
 MAX_TRIES = 10  #: tries that are summarized
@@ -89,7 +91,39 @@ def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
     :param entry: `try_number`, `cause`, `started_at`, `ended_at`, `usage`, `step`.
     """
     others = [one for one in _tries(stored) if one.get("try_number") != entry["try_number"]]
-    return {"version": VERSION, "tries": [*others, dict(entry)][-MAX_TRIES:]}
+    tries = [*others, dict(entry)]
+    document = {"version": VERSION, "tries": tries[-MAX_TRIES:]}
+    older = [*map(_counted, tries[:-MAX_TRIES]), *_older(stored)]
+    return {**document, "older": total_usage(older)} if older else document
+
+
+def usage_of_other_tries(stored: Any, try_number: int) -> list[Mapping[str, Any]]:
+    """What other tries of the task used, also before a clear: for `total_usage`.
+
+    :param stored: the return value of `with_try`, or None.
+    """
+    return [_counted(one) for one in _tries(stored) if one.get("try_number") != try_number] + _older(stored)
+
+
+def total_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Accelerator-seconds of several tries together: `held` and `wasted`; and `tries`, how many are counted.
+
+    :param usages: each has `tries`, too, if it isn't about one try.
+    """
+    amounts = {name: round(sum(_seconds(one.get(name)) for one in usages), 1) for name in ("held", "wasted")}
+    return {"tries": sum(int(_seconds(one.get("tries", 1))) for one in usages), **amounts}
+
+
+def _counted(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**mapping(one.get("usage")), "tries": 1}
+
+
+def _older(stored: Any) -> list[Mapping[str, Any]]:
+    return [older] if (older := mapping(mapping(stored).get("older"))) else []
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
 
 def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:

@@ -113,8 +113,9 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
     def execute(self, context: Context) -> Any:
         """Make the function the job's program, then do what the operator of its kind does."""
         from airflow_provider_ktrain.exceptions import as_airflow_errors
+        from airflow_provider_ktrain.operators.summaries import explained
 
-        with as_airflow_errors():
+        with as_airflow_errors(), explained(context, self.log):
             name, args, kwargs = self.python_callable.__name__, list(self.op_args), dict(self.op_kwargs)
             text = program(self._definition, name, args, kwargs, self.runner)
         self.command = self.launch_command()

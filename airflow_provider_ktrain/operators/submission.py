@@ -121,6 +121,11 @@ class Submission:
         is_stored = compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self.attempt})
         self._request = replace(request, owner=replace(request.owner, is_stored=is_stored))
 
+    def described(self) -> dict[str, str]:
+        """The job that is submitted, after `settle`."""
+        place = {name: self._state["place"][name] for name in ("namespace", "name", "cluster")}
+        return {"kind": self._request.kind.name, **place}
+
     @property
     def is_retry(self) -> bool:
         """Whether an earlier try may have left a job."""

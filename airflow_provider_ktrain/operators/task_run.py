@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
+from airflow_provider_ktrain.core.formats import ALL_TRIES
 from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -35,7 +36,7 @@ from airflow_provider_ktrain.exceptions import (
 )
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
-from airflow_provider_ktrain.operators import airflow_settings, asset_events, reported_outcome, task_store
+from airflow_provider_ktrain.operators import airflow_settings, asset_events, reported_outcome, summaries, task_store
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
 from airflow_provider_ktrain.operators.submission import Submission
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -88,6 +89,10 @@ class TaskRun:
     @as_airflow_errors()
     def execute(self) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
+        with summaries.explained(self._context, self._log):
+            return self._execute()
+
+    def _execute(self) -> Any:
         operator, context, log = self._operator, self._context, self._log
         if not operator.server_dry_run and (earlier := self._earlier_success()):
             return self._conclude(earlier, Event.SUCCESS_FOUND)
@@ -101,6 +106,10 @@ class TaskRun:
                 return None
             host.expect(submission, request.on_finish_action)
             submission.settle(context, lambda job: host.call(lambda api, _: submission.cluster(api, job, log)), log)
+            with self._only_logged(
+                "Lists of trainings don't show this one: its summary could not be stored in Airflow."
+            ):
+                summaries.push_begun(operator, context, submission.described(), request.checkpoint_dir or "")
             submitted = host.submit(submission)
             self._note(submission, submitted)
             airflow_settings.check(operator, submitted.ref)
@@ -167,8 +176,11 @@ class TaskRun:
     @as_airflow_errors()
     def resume(self, event: Mapping[str, Any]) -> Any:
         """Return the result, raise the cause, or follow the job if its trigger failed."""
-        ended = read_event(event)
-        return self._finish(self._with_release(ended)) if isinstance(ended, Outcome) else self._follow_in_worker(ended)
+        with summaries.explained(self._context, self._log):
+            ended = read_event(event)
+            if isinstance(ended, Outcome):
+                return self._finish(self._with_release(ended))
+            return self._follow_in_worker(ended)
 
     @as_airflow_errors()
     def resume_after_failure(self, next_kwargs: Mapping[str, Any] | None, otherwise: Callable[[], Any]) -> Any:
@@ -177,12 +189,13 @@ class TaskRun:
         :param otherwise: what Airflow does; called after a timeout if this try has no job.
         """
         reason = compat.trigger_failure(next_kwargs)
-        if reason is None:
-            found = self._deferral_of_this_try()
-            return otherwise() if found is None else self._end_after_deferral(found[0])
-        if trace := compat.trigger_traceback(next_kwargs):
-            self._log.warning("Traceback of the trigger:\n%s", trace)
-        return self._follow_in_worker(reason)
+        with summaries.explained(self._context, self._log):
+            if reason is None:
+                found = self._deferral_of_this_try()
+                return otherwise() if found is None else self._end_after_deferral(found[0])
+            if trace := compat.trigger_traceback(next_kwargs):
+                self._log.warning("Traceback of the trigger:\n%s", trace)
+            return self._follow_in_worker(reason)
 
     def _end_after_deferral(self, deferral: Deferral) -> Any:
         """Airflow's timeout of the deferral has expired: conclude a job that has ended, or release it."""
@@ -323,8 +336,15 @@ class TaskRun:
         self.outcome = outcome = operator._with_fit_result(outcome)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
+        used: dict[str, Any] = {}
+        with self._only_logged("The usage of earlier tries could not be read from the task store."):
+            used = task_store.read_total_usage(context, None if event is Event.SUCCESS_FOUND else outcome.usage)
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
+            if used.get("tries", 0) > 1:
+                outcome = replace(outcome, usage={**outcome.usage, ALL_TRIES: used})
             reported_outcome.push(outcome, context, all_xcoms=operator.do_xcom_push)
+        with self._only_logged("The summary of the training could not be pushed to Airflow."):
+            summaries.push_ended(context, outcome, used)
         if outcome.succeeded and not outcome.unmet:
             compat.push_return_value(context, operator, outcome.result)
             if operator.outlets:

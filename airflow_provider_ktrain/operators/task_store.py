@@ -22,6 +22,8 @@ from airflow_provider_ktrain.core.formats import (
     mapping,
     step_of_tries,
     stored_outcome,
+    total_usage,
+    usage_of_other_tries,
     with_failed_nodes,
     with_try,
 )
@@ -92,6 +94,15 @@ def write_outcome(context: Context, outcome: Outcome) -> bool:
     }
     compat.remember(context, TRIES_STATE, with_try(compat.recall(context, TRIES_STATE), entry))
     return True
+
+
+def read_total_usage(context: Context, usage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What all tries used, also before a clear; of those whose usage is stored: none below Airflow 3.3.
+
+    :param usage: of this try. None: it has none, as before its job is submitted.
+    """
+    others = usage_of_other_tries(compat.recall(context, TRIES_STATE), context["ti"].try_number)
+    return total_usage([*others, *([] if usage is None else [{**usage, "tries": 1}])])
 
 
 def read_earlier_step(context: Context, first_try: int) -> float | None:

@@ -1,0 +1,86 @@
+"""The XCom `ktrain_summary`: one small document about a training, which lists and comparisons show.
+
+A worker writes it before it submits the job, and again at the end. docs/reference/formats.md describes its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
+from airflow_provider_ktrain.core.reporting.redaction import redacted
+from airflow_provider_ktrain.core.text.output import shown
+
+MAX_BYTES = 1536  #: of the document's JSON
+MAX_METRICS = 8
+MAX_PARAMETERS = 12
+OWN_VARIABLES = "KTRAIN_"  #: prefix of variables that aren't the user's
+#: numbers of metrics and parameters, and characters of each text: what is tried in turn until the document fits
+_LIMITS = ((MAX_METRICS, MAX_PARAMETERS, 160), (MAX_METRICS, MAX_PARAMETERS, 60), (4, 6, 40), (0, 0, 40))
+_SHORT_CHARS = 40  #: of a name or value of a parameter, and of the name of a metric
+
+
+def parameters_of(
+    words: Sequence[Any],
+    env: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    hides: Callable[[str], bool],
+) -> dict[str, str]:
+    """What the user has set for the program, by name, without secrets.
+
+    :param words: of the command and its arguments. Flags with an operand or a value count: `--lr 0.1`, `--lr=0.1`.
+    :param env: environment variables.
+    :param arguments: of a function, by name.
+    :param hides: whether Airflow hides the value of a variable, by its name.
+    """
+    found = {name: _value(redacted({name: value})[shown(name)]) for name, value in arguments.items()}
+    shown_words = [str(word) for word in redacted(list(words), hides=hides)]
+    for at, word in enumerate(shown_words):
+        name, given, value = word.partition("=")
+        if not name.startswith("-") or " " in name or "\n" in name or not name.strip("-"):
+            continue
+        follows = shown_words[at + 1] if at + 1 < len(shown_words) else "-"
+        if given or not follows.startswith("-"):
+            found[name.lstrip("-")] = _value(value if given else follows)
+        elif name.startswith("--"):
+            found[name.lstrip("-")] = "true"
+    for name, value in env.items():
+        if not name.startswith(OWN_VARIABLES):
+            found[name] = _value(redacted({"name": name, "value": str(value)}, hides=hides)["value"])
+    return {_short(name, _SHORT_CHARS): value for name, value in [*found.items()][:MAX_PARAMETERS]}
+
+
+def _value(value: Any) -> str:
+    return _short(" ".join(str(value).split()), _SHORT_CHARS)
+
+
+def _short(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[: chars - 3]}..."
+
+
+def metrics_of(training_metrics: Any) -> dict[str, list[Any]]:
+    """The last and best value of the first metrics of a status or an outcome."""
+    named = [*mapping(training_metrics).items()][:MAX_METRICS]
+    return {
+        _short(shown(str(name)), _SHORT_CHARS): [mapping(one).get("last"), mapping(one).get("best")]
+        for name, one in named
+    }
+
+
+def summary(before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """A summary as JSON types of at most MAX_BYTES, without secrets.
+
+    What doesn't fit is left out: texts are shortened, then metrics and parameters are left out.
+
+    :param before: the summary that this one replaces.
+    :param changes: its fields that have other values now.
+    """
+    whole = shown({**before, "version": VERSION, **changes})
+    for metrics, parameters, chars in _LIMITS:
+        document = {name: _short(value, chars) if isinstance(value, str) else value for name, value in whole.items()}
+        document["metrics"] = dict([*mapping(whole.get("metrics")).items()][:metrics])
+        document["parameters"] = dict([*mapping(whole.get("parameters")).items()][:parameters])
+        if json_size(document) <= MAX_BYTES:
+            break
+    return document

@@ -1,0 +1,130 @@
+"""Writes the XCom `ktrain_summary` of a task, and the cause of a try that ends without an outcome."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.diagnosis.model import Category
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, VERSION, mapping
+from airflow_provider_ktrain.core.reporting import asset_events
+from airflow_provider_ktrain.core.reporting.summary import metrics_of, parameters_of, summary
+from airflow_provider_ktrain.core.text.output import first_line, shown
+from airflow_provider_ktrain.engine import timing
+from airflow_provider_ktrain.exceptions import (
+    BY_CATEGORY,
+    TrainingClusterError,
+    TrainingConfigurationError,
+    TrainingJobError,
+    TrainingKilledError,
+    TrainingSupersededError,
+    airflow_error,
+)
+from airflow_provider_ktrain.operators import task_store
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.engine.follow.outcome import Outcome
+    from airflow_provider_ktrain.operators.job_parameters import JobParameters
+
+#: categories of causes that no job has: errors of the task itself
+CONFIGURATION, CLUSTER = "configuration", "cluster"
+
+
+def push_begun(operator: JobParameters, context: Context, job: Mapping[str, str], checkpoint: str) -> None:
+    """Push the summary of a training that is about to be submitted.
+
+    :param job: `kind`, `namespace`, `name` and `cluster`.
+    :param checkpoint: its checkpoint directory; empty if it has none.
+    """
+    words = [*_words(operator.command), *_words(operator.args)]
+    arguments = mapping(getattr(operator, "op_kwargs", None))
+    _push(
+        context,
+        {},
+        try_number=context["ti"].try_number,
+        state="running",
+        job=dict(job),
+        started=round(timing.epoch(), 1),
+        usage=task_store.read_total_usage(context, None),
+        parameters=parameters_of(words, mapping(operator.env), arguments, compat.hides),
+        checkpoint=checkpoint,
+    )
+
+
+def _words(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else []
+
+
+def push_ended(context: Context, outcome: Outcome, usage: Mapping[str, Any]) -> None:
+    """Push the summary of a training that has ended.
+
+    :param usage: of all tries: see `core.formats.total_usage`.
+    """
+    before = mapping(compat.own_xcom(context["ti"], SUMMARY_XCOM))
+    cause = mapping(outcome.cause) or mapping(outcome.status.get("cause"))
+    model = ""
+    with contextlib.suppress(ValueError):
+        model = asset_events.model_uri(outcome.result)
+    _push(
+        context,
+        before,
+        try_number=context["ti"].try_number,
+        state="succeeded" if outcome.succeeded and not outcome.unmet else "failed",
+        cause=first_line(str(cause.get("summary") or "")),
+        category=str(cause.get("category") or ""),
+        ended=round(timing.epoch(), 1),
+        usage=dict(usage),
+        metrics=metrics_of(outcome.training_metrics),
+        code=str(mapping(compat.own_xcom(context["ti"], "job")).get("code") or ""),
+        model_uri=model,
+    )
+
+
+def _push(context: Context, before: Mapping[str, Any], **changes: Any) -> None:
+    compat.push(context, SUMMARY_XCOM, summary(before, **changes))
+
+
+@contextlib.contextmanager
+def explained(context: Context, log: Any) -> Iterator[None]:
+    """Store the error of the body as the cause of the try, unless an outcome has stored one.
+
+    It must not delay or hide how the try ends: what can't be stored is logged, and a kill stores nothing.
+    """
+    try:
+        yield
+    except (TrainingKilledError, TrainingSupersededError):
+        raise
+    except Exception as e:
+        if isinstance(e, KtrainError | TrainingJobError):
+            try:
+                _explain(context, airflow_error(e) if isinstance(e, KtrainError) else e)
+            except Exception as failure:
+                log.warning("The cause could not be stored in Airflow.\n%s: %s", type(failure).__name__, failure)
+        raise
+
+
+def _explain(context: Context, error: TrainingJobError) -> None:
+    ti = context["ti"]
+    status, before = (mapping(compat.own_xcom(ti, key)) for key in (STATUS_XCOM, SUMMARY_XCOM))
+    if status.get("cause"):
+        return
+    text, now = shown(str(error)), round(timing.epoch(), 1)
+    head, _, detail = text.partition("\n")
+    cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
+    known = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **status}
+    compat.push(context, STATUS_XCOM, {**known, "written_at": now, "ended": True, "cause": cause})
+    ended = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
+    _push(context, before, try_number=ti.try_number, **ended)
+
+
+def _category(error: TrainingJobError) -> str:
+    if isinstance(error, TrainingConfigurationError):
+        return CONFIGURATION
+    if isinstance(error, TrainingClusterError):
+        return CLUSTER
+    return next((c.value for c, of in BY_CATEGORY.items() if isinstance(error, of)), Category.UNKNOWN.value)

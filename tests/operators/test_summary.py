@@ -1,0 +1,80 @@
+"""The XCom `ktrain_summary` of a training, and the cause of a try that has no job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
+from airflow_provider_ktrain.core.reporting.summary import MAX_BYTES
+from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingUserCodeError
+from tests.operators.task_instance import Instance
+
+GOOD = ["sh", "-c", """echo 'KTRAIN_METRIC {"step": 1, "loss": 0.5}'
+echo 'KTRAIN_RESULT {"model_uri": "s3://models/1"}'; sleep 1"""]  # fmt: skip
+BAD = ["sh", "-c", "echo 'ValueError: no data'; sleep 1; exit 3"]
+
+
+def summary_of(instance: Instance) -> dict[str, Any]:
+    assert instance.ti is not None
+    found: dict[str, Any] = instance.ti.xcoms[SUMMARY_XCOM]
+    assert len(json.dumps(found)) <= MAX_BYTES
+    return found
+
+
+def test_deferred_training_has_a_summary_before_and_after_its_end(instance: Instance) -> None:
+    args = ["--lr", "0.1", "--layers=4", "--amp", "--password", "hunter2"]
+    env = {"DATA": "s3://data", "API_TOKEN": "secret", "LONG": "x" * 5000}
+    deferred = instance.execute(command=GOOD, args=args, env=env, do_xcom_push=False)
+    begun = summary_of(instance)
+    assert instance.ti is not None
+    assert instance.ti.jobs_at[SUMMARY_XCOM] == 0, "it was written before the submission"
+    assert begun["state"] == "running"
+    assert begun["job"]["name"] == instance.job_name
+    parameters = begun["parameters"]
+    assert {"lr": "0.1", "layers": "4", "amp": "true", "DATA": "s3://data"}.items() <= parameters.items()
+    assert parameters["password"] == parameters["API_TOKEN"] == "***"
+    instance.resume(instance.event(deferred))
+    ended = summary_of(instance)
+    assert (ended["state"], ended["cause"], ended["usage"]["tries"]) == ("succeeded", "", 1)
+    assert ended["metrics"] == {"loss": [0.5, 0.5]}
+    assert ended["model_uri"] == "s3://models/1"
+    assert {name: ended[name] for name in ("job", "parameters", "started")} == {
+        name: begun[name] for name in ("job", "parameters", "started")
+    }
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_usage_is_that_of_all_tries_that_are_stored(instance: Instance, has_state: bool) -> None:
+    instance.has_state = has_state
+    with pytest.raises(TrainingUserCodeError):
+        instance.execute(command=BAD, deferrable=False, retries=2)
+    first = summary_of(instance)
+    assert (first["state"], first["category"]) == ("failed", "user code")
+    assert "exit code 3" in first["cause"]
+    instance.execute(command=GOOD, deferrable=False, retries=2, number=2)
+    both = summary_of(instance)["usage"]
+    assert instance.ti is not None
+    usage = instance.ti.xcoms["usage"]
+    assert both["tries"] == (2 if has_state else 1)
+    assert both["held"] == pytest.approx(usage["held"] + (first["usage"]["held"] if has_state else 0), abs=0.2)
+    assert usage.get("all_tries") == (both if has_state else None)
+    if has_state:  # a later try returns the success: it uses nothing
+        instance.execute(command=GOOD, deferrable=False, retries=2, number=3)
+        assert summary_of(instance)["usage"] == both
+
+
+def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TrainingConfigurationError) as raised:
+        instance.execute(rendered={"gpus": "many"})
+    assert instance.ti is not None
+    status = instance.ti.xcoms[STATUS_XCOM]
+    assert status["cause"]["category"] == summary_of(instance)["category"] == "configuration"
+    assert status["cause"]["summary"] == summary_of(instance)["cause"] == str(raised.value).partition("\n")[0]
+    assert status["ended"]
+    monkeypatch.setenv("AIRFLOW_CONN_NOWHERE", "kubernetes://?kube_config_path=%2Fmissing")
+    with pytest.raises(TrainingClusterError):
+        instance.execute(kubernetes_conn_id="nowhere")
+    assert summary_of(instance)["category"] == "cluster"
