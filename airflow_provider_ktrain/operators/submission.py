@@ -117,13 +117,13 @@ class Submission:
         if not job:  # else the clusters were compared
             _same_place(before, place)
         life = {"max_tries": request.owner.max_tries, "first_try": request.first_try}
-        self._state = {"version": VERSION, **life, "place": place}
+        self._state, self._place = {"version": VERSION, **life, "place": place}, place
         is_stored = compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self.attempt})
         self._request = replace(request, owner=replace(request.owner, is_stored=is_stored))
 
     def described(self) -> dict[str, str]:
         """The job that is submitted, after `settle`."""
-        place = {name: self._state["place"][name] for name in ("namespace", "name", "cluster")}
+        place = {name: self._place[name] for name in ("namespace", "name", "cluster")}
         return {"kind": self._request.kind.name, **place}
 
     @property

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowSkipException
+
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import KtrainError
@@ -97,32 +99,33 @@ def explained(context: Context, log: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (TrainingKilledError, TrainingSupersededError):
+    except (TrainingKilledError, TrainingSupersededError, AirflowSkipException):
         raise
     except Exception as e:
-        if isinstance(e, KtrainError | TrainingJobError):
-            try:
-                _explain(context, airflow_error(e) if isinstance(e, KtrainError) else e)
-            except Exception as failure:
-                log.warning("The cause could not be stored in Airflow.\n%s: %s", type(failure).__name__, failure)
+        try:
+            _explain(context, e)
+        except Exception as failure:
+            log.warning("The cause could not be stored in Airflow.\n%s: %s", type(failure).__name__, failure)
         raise
 
 
-def _explain(context: Context, error: TrainingJobError) -> None:
+def _explain(context: Context, raised: Exception) -> None:
     ti = context["ti"]
     status, before = (mapping(compat.own_xcom(ti, key)) for key in (STATUS_XCOM, SUMMARY_XCOM))
     if status.get("cause"):
         return
-    text, now = shown(str(error)), round(timing.epoch(), 1)
+    error = airflow_error(raised) if isinstance(raised, KtrainError) else raised
+    text = shown(str(error) if isinstance(error, TrainingJobError) else f"{type(error).__name__}: {error}")
+    now = round(timing.epoch(), 1)
     head, _, detail = text.partition("\n")
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
-    known = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **status}
-    compat.push(context, STATUS_XCOM, {**known, "written_at": now, "ended": True, "cause": cause})
+    stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **status}
+    compat.push(context, STATUS_XCOM, {**stored, "written_at": now, "ended": True, "cause": cause})
     ended = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
     _push(context, before, try_number=ti.try_number, **ended)
 
 
-def _category(error: TrainingJobError) -> str:
+def _category(error: Exception) -> str:
     if isinstance(error, TrainingConfigurationError):
         return CONFIGURATION
     if isinstance(error, TrainingClusterError):

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.formats import ALL_TRIES
 from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.state.limits import Limit
-from airflow_provider_ktrain.core.text.output import clipped
+from airflow_provider_ktrain.core.text.output import clipped, format_duration
 from airflow_provider_ktrain.engine.api.threads import LoopThread
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover, seconds_in_worker
 from airflow_provider_ktrain.engine.follow.following import Noticed
@@ -106,9 +106,8 @@ class TaskRun:
                 return None
             host.expect(submission, request.on_finish_action)
             submission.settle(context, lambda job: host.call(lambda api, _: submission.cluster(api, job, log)), log)
-            with self._only_logged(
-                "Lists of trainings don't show this one: its summary could not be stored in Airflow."
-            ):
+            # Airflow or the XCom backend rejects it
+            with self._only_logged("The list of trainings doesn't show this one: its summary was not stored."):
                 summaries.push_begun(operator, context, submission.described(), request.checkpoint_dir or "")
             submitted = host.submit(submission)
             self._note(submission, submitted)
@@ -341,6 +340,9 @@ class TaskRun:
             used = task_store.read_total_usage(context, None if event is Event.SUCCESS_FOUND else outcome.usage)
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
             if used.get("tries", 0) > 1:
+                held, wasted = (format_duration(used[name]) for name in ("held", "wasted"))
+                # a retry, from Airflow 3.3 on
+                log.info("Accelerators of all tries together: held for %s, wasted for %s.", held, wasted)
                 outcome = replace(outcome, usage={**outcome.usage, ALL_TRIES: used})
             reported_outcome.push(outcome, context, all_xcoms=operator.do_xcom_push)
         with self._only_logged("The summary of the training could not be pushed to Airflow."):

@@ -78,3 +78,11 @@ def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest
     with pytest.raises(TrainingClusterError):
         instance.execute(kubernetes_conn_id="nowhere")
     assert summary_of(instance)["category"] == "cluster"
+
+
+def test_success_that_could_not_be_stored_is_a_failure_with_a_cause(instance: Instance) -> None:
+    with pytest.raises(ConnectionError):
+        instance.execute(command=GOOD, deferrable=False, refuses="return_value")
+    assert instance.ti is not None
+    assert instance.ti.xcoms[STATUS_XCOM]["cause"]["summary"] == "ConnectionError: Airflow rejects return_value"
+    assert summary_of(instance)["state"] == "failed"
