@@ -36,6 +36,7 @@ CHANGED = "Its result is stored with a change: "
 MAX_REASON_CHARS = 400  #: of the text that stands in for a return value
 MAX_MARKERS = 8  #: tried per line
 PART_BYTES = 1900  #: of the text in a numbered line, which has less than 2,000 bytes in all
+MAX_PART_CHARS = PART_BYTES + 100  #: of a numbered line from its marker on
 MAX_PARTS = -(-MAX_BYTES // PART_BYTES)
 _PART = re.compile(rf"{PART_MARKER}([0-9a-f]{{8}}) (([1-9]\d?)/([1-9]\d?) ([0-9a-f]{{8}}) ([ -~]+))\r?\Z")
 
@@ -67,7 +68,8 @@ def keep_result_line(held: str, line: str) -> str:
     :param held: what this function returned for the lines before; an empty string at first.
     :return: an empty string, or text that begins with one of the markers and is at most a little longer than MAX_BYTES.
     """
-    if PART_MARKER in line and (part := _part(line[line.rfind(PART_MARKER) :])):
+    numbered = line[line.rfind(PART_MARKER) :] if PART_MARKER in line else ""
+    if numbered and len(numbered) <= MAX_PART_CHARS and (part := _part(numbered)):
         return _with_part(held, part)
     if held.startswith(PART_MARKER):
         return held

@@ -188,6 +188,6 @@ def _take(source: _Source, block: bytes) -> bool:
         if isinstance(record, End):
             source.left_out = record.left_out
             return True
-        if record is not None:
+        if record is not None and len(source.stacks) < MAX_RECORDS:
             source.stacks.append(record)
     return False

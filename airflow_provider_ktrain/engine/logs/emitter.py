@@ -35,7 +35,7 @@ MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megab
 BYTES_PER_SECOND, BURST_BYTES = 2 * 1024 * 1024, 32 * 1024 * 1024
 INIT_BYTES_PER_SECOND, INIT_BURST_BYTES = 16, 32 * 1024  #: the same of an init container
 PAUSE_SECONDS, INIT_PAUSE_SECONDS = 5.0, 600.0  #: for which it regains its allowance before lines are logged again
-MAX_GAPS = 20  #: kept per container of deleted pods
+MAX_GAPS = 20  #: reported of one container
 
 
 @dataclass(slots=True)
@@ -350,7 +350,7 @@ class RateLimitedEmitter:
 
     def gap(self, text: str, position: Position) -> None:
         """Note that lines may be missing here, and keep it for the report."""
-        self.tally.gaps += (text,)
+        self.tally.gaps = (*self.tally.gaps, text)[:MAX_GAPS]
         self.note(text, position)
 
     def note(self, text: str, position: Position) -> None:

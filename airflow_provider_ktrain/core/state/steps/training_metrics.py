@@ -84,7 +84,8 @@ class Series:
         """Add a point that was reported before all those that `add` was called with."""
         if point.step < self.lowest:
             later = [known for known in self.points if known.step >= self.lowest]
-            self.points = [*(known for known in self.points if known.step < point.step), point, *later]
+            points = [*(known for known in self.points if known.step < point.step), point, *later]
+            self.points = thinned(points, MAX_POINTS) if len(points) > 2 * MAX_POINTS else points
             self.best = best_of(self.points if self.best is None else [self.best, *self.points], name)
 
 
