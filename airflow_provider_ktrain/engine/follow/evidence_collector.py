@@ -79,7 +79,7 @@ class EvidenceCollector:
             if run != scanned:
                 scanned, scanner = run, CauseScanner()
                 self._scanners[key] = scanner
-            scanner.see(text, line)
+            scanner.see(line.text, line)
             if is_report(text):
                 self._reports.setdefault(key, deque(maxlen=REPORT_LINES)).append(line)
 
