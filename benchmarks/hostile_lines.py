@@ -2,8 +2,9 @@
 
     python benchmarks/hostile_lines.py
 
-Each line passes what sees a followed line: the search for stacks, results and metrics, and its last lines are kept
-(`inspect`). A line that is quoted in a message is cut and masked as well (`quote`). CPU of this thread, least of five.
+Each line passes what sees a followed line: the search for stacks, results and metrics, and what keeps the last lines
+and those of causes (`inspect`). A line that is quoted in a message is cut and masked as well (`quote`). CPU of this
+thread, least of five.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from airflow_provider_ktrain.core.diagnosis.cause_scanner import CauseScanner
 from airflow_provider_ktrain.core.diagnosis.collectives import is_report
+from airflow_provider_ktrain.core.diagnosis.log_lines import TRACEBACK
 from airflow_provider_ktrain.core.logs.result import keep_result_line
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
@@ -31,6 +34,9 @@ HOSTILE = {
     "nrt_allocate": "nrt_allocate",
 }
 
+SCANNER = CauseScanner[str]()
+SCANNER.see(TRACEBACK, TRACEBACK)
+
 
 def inspect(line: str) -> None:
     own = own_text(line) or ""
@@ -38,7 +44,7 @@ def inspect(line: str) -> None:
     if METRIC_MARKER in own:
         TrainingMetrics().read_line("Master 0", own, 0.0)
     is_report(own)
-    ends_of(own)
+    SCANNER.see(ends_of(own), own)
 
 
 def quote(line: str) -> None:

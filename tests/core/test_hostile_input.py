@@ -263,7 +263,7 @@ MORE = (
 )
 
 
-def seconds(call: Any, text: str) -> float:
+def seconds(call: Any, text: Any) -> float:
     """CPU of the call: the least of five, or of fewer if it is slow."""
     times: list[float] = []
     while len(times) < 5 and sum(times) < 0.5:

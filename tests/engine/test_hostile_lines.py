@@ -26,7 +26,7 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.logs.emitter import MAX_GAPS, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
-from tests.core.test_hostile_input import JSON_VALUES, MARKERS
+from tests.core.test_hostile_input import JSON_VALUES, MARKERS, seconds
 from tests.operators.test_transport import encode
 
 from .tasks import Lines
@@ -139,6 +139,13 @@ async def test_what_is_kept_of_lines_does_not_grow_with_them(kind: str) -> None:
     assert full - empty < 6 * 1024 * 1024
     encode(live.sent())
     encode(earlier.sent())
+
+
+async def test_long_line_after_a_traceback_is_inspected_as_fast_as_any_other() -> None:
+    output = Output()
+    output.write(b"Traceback (most recent call last):")
+    hostile, ordinary = (unit * (200_000 // len(unit)) for unit in (b"\x1b[m", b"epoch 3 step 120: loss 0.31 "))
+    assert seconds(output.write, hostile) < 5 * seconds(output.write, ordinary)
 
 
 async def test_what_is_kept_of_gaps_and_stacks_is_bounded() -> None:

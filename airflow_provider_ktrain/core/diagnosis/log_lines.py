@@ -12,7 +12,6 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 TRACEBACK = "Traceback (most recent call last):"
 MAX_PREFIXES = 16  #: of processes, that are recognized by the first lines of their tracebacks
 MAX_PREFIX_CHARS = 100
-MAX_PROGRESS_CHARS = 500  #: of a line, in which progress is looked for
 STREAMS_SECONDS = 1.0  #: by which a line of stdout may be read after a later one of stderr
 
 
@@ -79,7 +78,7 @@ def time_of(line: str) -> float | None:
 
 def is_progress(text: str) -> bool:
     """Whether a line reports progress: a metric, a step or a bar, and not a sentence about one."""
-    match = _PROGRESS.search(text, 0, MAX_PROGRESS_CHARS)
+    match = _PROGRESS.search(text)
     if match is None:
         return False
     if not match[0][0].isalpha() or match[0].startswith("KTRAIN"):
