@@ -1,4 +1,7 @@
-"""Retrain when the data asset is updated. `ktrain_evaluate.py` continues with the event of the model asset."""
+"""Retrain when the data asset is updated. `ktrain_promote.py` continues with the event of the model asset.
+
+A model that isn't good enough sends no event: the task fails.
+"""
 
 import os
 import tempfile
@@ -28,5 +31,6 @@ with DAG("ktrain_retrain", schedule=[data], start_date=START, doc_md=__doc__, ta
         workers=1,
         checkpoint_dir="/models",  # each run has its own directory in it, and its result names the model there
         volumes=[MODELS],
+        require={"loss": "<= 0.5"},
         outlets=[model],
     )

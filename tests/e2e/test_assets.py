@@ -77,12 +77,10 @@ def test_event_of_a_deferred_training_and_its_alias_starts_a_dag(airflow: Airflo
     assert wait_for("a run for the alias", received) == [[model, extra]]
 
 
-def evaluated(airflow: Airflow, loss: float) -> None:
-    """Create the event of an evaluation."""
-    name = "ktrain_example_evaluation"
+def update(airflow: Airflow, name: str, **extra: Any) -> None:
+    """Create an event of an asset."""
     assets = airflow.call("GET", f"/api/v2/assets?name_pattern={name}")["assets"]
     (asset,) = (asset["id"] for asset in assets if asset["name"] == name)
-    extra = {"model_uri": "s3://models/other", "result": {"loss": loss}}
     airflow.call("POST", "/api/v2/assets/events", {"asset_id": asset, "extra": extra})
 
 
@@ -113,15 +111,14 @@ def promoted(airflow: Airflow, run: str) -> dict[str, Any] | None:
 
 @pytest.mark.embedded("needs the images of examples/")
 def test_new_data_leads_to_a_model_that_a_person_promotes(airflow: Airflow) -> None:
-    earlier = {dag: unpause(airflow, dag) for dag in ("ktrain_retrain", "ktrain_evaluate", "ktrain_promote")}
+    earlier = {dag: unpause(airflow, dag) for dag in ("ktrain_retrain", "ktrain_promote")}
     airflow.trigger("new_data")
-    retrain, evaluate, promote = (started(airflow, dag, runs) for dag, runs in earlier.items())
-    airflow.wait_state("ktrain_promote", promote, "compare", "success")
+    retrain, promote = (started(airflow, dag, runs) for dag, runs in earlier.items())
+    airflow.wait_state("ktrain_promote", promote, "evaluate", "success")
     model = airflow.xcom("ktrain_retrain", retrain, "train")["model_uri"]
-    evaluation = airflow.xcom("ktrain_evaluate", evaluate, "evaluate")
+    evaluation = airflow.xcom("ktrain_promote", promote, "evaluate")
     assert model.startswith("file://")
     assert evaluation["model_uri"] == model
-    assert events(airflow, "ktrain_evaluate", evaluate)["ktrain_example_evaluation"]["result"] == evaluation
     assert promoted(airflow, promote) is None
     assert decide(airflow, promote, "Approve") == f"Promote {model}?"
     airflow.wait_state("ktrain_promote", promote, "promote", "success")
@@ -129,17 +126,39 @@ def test_new_data_leads_to_a_model_that_a_person_promotes(airflow: Airflow) -> N
 
     airflow.wait_run("ktrain_promote", promote, "success")
     before = unpause(airflow, "ktrain_promote")
-    evaluated(airflow, loss=evaluation["loss"] + 1)
-    worse = started(airflow, "ktrain_promote", before)
-    airflow.wait_state("ktrain_promote", worse, "compare", "skipped")
-    wait_for("nobody is asked", lambda: airflow.task("ktrain_promote", worse, "approve")["state"] == "skipped")
+    update(airflow, "ktrain_example_model", model_uri=model)  # one that is as good
+    rejected = started(airflow, "ktrain_promote", before)
+    decide(airflow, rejected, "Reject")
+    airflow.wait_state("ktrain_promote", rejected, "promote", "skipped")
+    airflow.wait_run("ktrain_promote", rejected, "success")
+    assert promoted(airflow, rejected) is None
 
-
-def test_rejected_model_is_not_promoted(airflow: Airflow) -> None:
     before = unpause(airflow, "ktrain_promote")
-    evaluated(airflow, loss=-1)
-    run = started(airflow, "ktrain_promote", before)
-    decide(airflow, run, "Reject")
-    airflow.wait_state("ktrain_promote", run, "promote", "skipped")
-    airflow.wait_run("ktrain_promote", run, "success")
-    assert promoted(airflow, run) is None
+    update(airflow, "ktrain_example_promoted_model", loss=-1)
+    update(airflow, "ktrain_example_model", model_uri=model)
+    worse = started(airflow, "ktrain_promote", before)
+    airflow.wait_state("ktrain_promote", worse, "evaluate", "failed")
+    wait_for("nobody is asked", lambda: airflow.task("ktrain_promote", worse, "approve")["state"] == "upstream_failed")
+
+
+def test_only_good_models_start_a_dag(airflow: Airflow) -> None:
+    """A training that doesn't meet `require` fails for good, in a worker and deferred, and sends no event."""
+    dag, consumer = "required", "required_consumer"
+    earlier = unpause(airflow, consumer)
+    run = airflow.trigger(dag)
+    for host in ("worker", "deferred"):
+        airflow.wait_state(dag, run, f"good_{host}", "success")
+        airflow.wait_state(dag, run, f"bad_{host}", "failed")
+        assert "return_value" not in airflow.xcom_keys(dag, run, f"bad_{host}")
+        log = airflow.log(dag, run, f"bad_{host}")  # of its only try, although it has a retry
+        assert "TrainingRequirementError: val_accuracy is 0.87, required >= 0.9" in log
+
+    def received() -> bool:
+        states = {r["dag_run_id"]: r["state"] for r in airflow.runs(consumer) if r["dag_run_id"] not in earlier}
+        assert "failed" not in states.values()
+        runs = [airflow.xcom(consumer, run, "receive") for run, state in states.items() if state == "success"]
+        tasks = sorted(name for run in runs for name in run)
+        assert not [name for name in tasks if name.startswith("bad")]
+        return tasks == ["good_deferred", "good_worker"]
+
+    wait_for("the runs for the good models", received)
