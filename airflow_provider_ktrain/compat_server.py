@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, TRIES_STATE
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
@@ -20,6 +22,8 @@ SHOWN_PARTS = ("TASK_INSTANCE", "XCOM")  #: of a DAG, that the pages show: names
 MAX_STORED_CHARS = 256 * 1024  #: of a value of ours that is read: any task may store something else under our keys
 #: stands for a status that can't be read
 UNREADABLE: Mapping[str, Any] = {"unreadable": True}
+MAX_LISTED = 10_000  #: trainings that are read for a list, the newest ones
+ROWS_AT_ONCE = 500  #: that are fetched from the database
 TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has room; usually it takes a second or two
 
 
@@ -38,6 +42,36 @@ class TaskRecord:
     started_at: float | None
     ended_at: float | None
     followed: bool | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which trainings to list.
+
+    :param dag_ids: of these DAGs.
+    :param states: in one of these states of Airflow. Default: empty, in any.
+    :param since, until: whose try began from one time on, and before another. Default: None, at any time.
+    :param task: only of this task and map index, in any run. Default: None, of all.
+    """
+
+    dag_ids: frozenset[str]
+    states: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    task: TaskInstanceId | None = None
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A training of a list.
+
+    :param position: for `trainings`, to go on after this one.
+    :param summary: `core.reporting.summary`, or UNREADABLE.
+    """
+
+    position: str
+    record: TaskRecord
+    summary: Mapping[str, Any]
 
 
 def shows_tab_everywhere() -> bool:
@@ -76,27 +110,34 @@ def rights_dependencies() -> list[Any]:
 
 def may_read(user: Any, dag_id: str, *parts: str) -> bool:
     """Whether the user may read parts of a DAG."""
-    from airflow.api_fastapi.app import get_auth_manager
-    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
     from airflow.models.dag import DagModel
 
-    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    return _may_read(user, dag_id, DagModel.get_team_name(dag_id), parts)
+
+
+def rights(user: Any, dag_ids: Iterable[str]) -> dict[str, bool]:
+    """The DAGs whose task instances and XComs the user may read, each with whether their logs, too."""
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.models.dag import DagModel
+
+    wanted = set(dag_ids)
+    candidates = sorted(wanted and wanted & get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
+    teams = DagModel.get_dag_id_to_team_name_mapping(candidates) if candidates else {}
+    readable = [dag_id for dag_id in candidates if _may_read(user, dag_id, teams.get(dag_id), SHOWN_PARTS)]
+    return {dag_id: _may_read(user, dag_id, teams.get(dag_id), ("TASK_LOGS",)) for dag_id in readable}
+
+
+def _may_read(user: Any, dag_id: str, team: str | None, parts: Iterable[str]) -> bool:
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+
+    details = DagDetails(id=dag_id, team_name=team)
     return all(
         get_auth_manager().is_authorized_dag(
             method="GET", user=user, access_entity=DagAccessEntity[part], details=details
         )
         for part in parts
     )
-
-
-def readable_dag_ids(user: Any, dag_ids: set[str]) -> set[str]:
-    """Those of the DAGs whose task instances and XComs the user may read."""
-    from airflow.api_fastapi.app import get_auth_manager
-
-    if not dag_ids:
-        return set()
-    readable = dag_ids & get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
-    return {dag_id for dag_id in readable if may_read(user, dag_id, *SHOWN_PARTS)}
 
 
 def find_task(key: TaskInstanceId) -> TaskRecord | None:
@@ -133,20 +174,83 @@ def _followed(session: Any, key: TaskInstanceId) -> bool | None:
     return False if time.time() - row.created_date.timestamp() > TAKEOVER_SECONDS else None
 
 
-def active_trainings() -> list[TaskRecord]:
-    """The task instances that run or are deferred and have a status, newest first."""
-    from airflow.models.taskinstance import TaskInstance
+def summarized_dags() -> dict[str, float]:
+    """The DAGs that have a training with a summary, and since when, in epoch seconds."""
     from airflow.models.xcom import XComModel
-    from sqlalchemy import exists, select
+    from sqlalchemy import func, select
 
-    status = (XComModel.key == STATUS_XCOM, *_is(XComModel, TaskInstance))
+    columns = XComModel.dag_id, func.min(XComModel.timestamp)
+    with _session() as session:
+        rows = session.execute(select(*columns).where(XComModel.key == SUMMARY_XCOM).group_by(XComModel.dag_id)).all()
+    return {dag_id: at.timestamp() for dag_id, at in rows}
+
+
+def trainings(selection: Selection, after: str = "") -> Generator[Listed]:
+    """The newest MAX_LISTED trainings that have begun and have a summary, newest first.
+
+    They are fetched while they are consumed, in one query.
+
+    :param after: the position of the training before the first one. Default: empty, begin with the newest.
+    """
+    with _session() as session:
+        for row in session.execute(trainings_query(selection, after).execution_options(yield_per=ROWS_AT_ONCE)):
+            summary = _mapping(row.summary)
+            yield Listed(_position(row), _record(row), UNREADABLE if summary is None else summary)
+
+
+def trainings_query(selection: Selection, after: str = "") -> Any:
+    """The query of `trainings`. A position that can't be read counts as none."""
+    from airflow.models.taskinstance import TaskInstance as Ti
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import and_, or_, select
+
+    wanted: list[Any] = [Ti.dag_id.in_(sorted(selection.dag_ids)), Ti.start_date.is_not(None)]
+    if selection.states:
+        wanted.append(Ti.state.in_(selection.states))
+    if selection.since is not None:
+        wanted.append(Ti.start_date >= selection.since)
+    if selection.until is not None:
+        wanted.append(Ti.start_date < selection.until)
+    if selection.task is not None:
+        wanted += [Ti.task_id == selection.task.task_id, Ti.map_index == selection.task.map_index]
+    if (place := _place(after)) is not None:
+        wanted.append(or_(Ti.start_date < place[0], and_(Ti.start_date == place[0], Ti.id < place[1])))
+    return (
+        select(Ti.id, *_task_columns(), _text_of(XComModel.value).label("summary"))
+        .join(XComModel, and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, Ti)))
+        .where(*wanted)
+        .order_by(Ti.start_date.desc(), Ti.id.desc())
+        .limit(MAX_LISTED)
+    )
+
+
+def _position(row: Any) -> str:
+    return f"{row.start_date.isoformat()}_{row.id}"
+
+
+def _place(position: str) -> tuple[datetime, uuid.UUID] | None:
+    began, _, identifier = position.rpartition("_")
+    try:
+        at = datetime.fromisoformat(began)
+        return (at, uuid.UUID(identifier)) if at.tzinfo else None
+    except ValueError:
+        return None
+
+
+def find_trainings(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Listed]:
+    """The task instances that exist, with their summaries, in one query. The summary of one without is empty."""
+    from airflow.models.taskinstance import TaskInstance as Ti
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import and_, or_, select
+
     wanted = (
-        select(*_task_columns())
-        .where(TaskInstance.state.in_(ACTIVE_STATES), exists().where(*status))
-        .order_by(TaskInstance.start_date.desc())
+        select(Ti.id, *_task_columns(), _text_of(XComModel.value).label("summary"))
+        .outerjoin(XComModel, and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, Ti)))
+        .where(or_(*(and_(*_is(Ti, key)) for key in keys)))
     )
     with _session() as session:
-        return [_record(row) for row in session.execute(wanted)]
+        found = [Listed("", _record(row), _mapping(row.summary) or {}) for row in session.execute(wanted)]
+    return {listed.record.key: listed for listed in found}
 
 
 def read_statuses(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mapping[str, Any]]:

@@ -59,7 +59,7 @@ def listed(made: Site) -> str:
     running(made)
     made.queued()
     wait_for("the second training runs", lambda: made.status(made.begin("text_embeddings")).get("phase") == "Running")
-    return f"{made.airflow.url}/plugin/ktrain-running"
+    return f"{made.airflow.url}/plugin/ktrain-trainings"
 
 
 IN_FRAME = "document.querySelector('iframe')?.contentDocument.querySelectorAll('tbody tr').length >= 3"

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.reporting import asset_events
-from airflow_provider_ktrain.core.reporting.summary import metrics_of, parameters_of, summary
+from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION, metrics_of, parameters_of, summary
 from airflow_provider_ktrain.core.text.output import first_line, shown
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.exceptions import (
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.operators.job_parameters import JobParameters
-
-#: categories of causes that no job has: errors of the task itself
-CONFIGURATION, CLUSTER = "configuration", "cluster"
 
 
 def push_begun(operator: JobParameters, context: Context, job: Mapping[str, str], checkpoint: str) -> None:

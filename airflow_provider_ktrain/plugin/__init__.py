@@ -38,7 +38,7 @@ class LazyApplication:
 
 
 def registered_views(base: str, *, scoped: bool, everywhere: bool) -> list[dict[str, Any]]:
-    """The list of running trainings, and the training page as a tab of a task.
+    """The table of trainings, and the training page as a tab of a task.
 
     :param scoped: whether Airflow can limit a tab to the tasks of some operators.
     :param everywhere: whether all tasks have the tab otherwise.
@@ -46,10 +46,10 @@ def registered_views(base: str, *, scoped: bool, everywhere: bool) -> list[dict[
     found: list[dict[str, Any]] = [
         {
             "name": "Trainings",
-            "href": f"{base}{PREFIX}/running",
+            "href": f"{base}{PREFIX}/trainings",
             "destination": "nav",
             "category": "browse",
-            "url_route": "ktrain-running",
+            "url_route": "ktrain-trainings",
         }
     ]
     tab = {
@@ -66,7 +66,7 @@ def registered_views(base: str, *, scoped: bool, everywhere: bool) -> list[dict[
 
 
 class KtrainPlugin(AirflowPlugin):
-    """Registers the training page and the list of running trainings."""
+    """Registers the training page and the table of trainings."""
 
     name = "ktrain"
     fastapi_apps: list[Any] = [{"app": LazyApplication(), "name": "ktrain", "url_prefix": PREFIX}]  # noqa: RUF012 - as Airflow declares it

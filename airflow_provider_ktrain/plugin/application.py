@@ -26,12 +26,12 @@ from airflow_provider_ktrain import compat, compat_server
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.links.training import PREFIX
 from airflow_provider_ktrain.plugin import views
-from airflow_provider_ktrain.plugin.running import RunningTrainings
+from airflow_provider_ktrain.plugin.trainings import CATEGORIES, STATES, Filters, Trainings
 
 STATIC = Path(__file__).parent / "static"
 FILES = {
     "theme.js": "text/javascript", "charts.js": "text/javascript", "page.js": "text/javascript", "page.css": "text/css",
-    "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
+    "table.js": "text/javascript", "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
 }  # fmt: skip
 HEADERS = {
     "Content-Security-Policy": (
@@ -67,6 +67,7 @@ def task_key(
 
 
 Key = Annotated[TaskInstanceId, Depends(task_key)]
+Wanted = Annotated[Filters, Depends(Filters)]
 
 
 def _login(request: Request, code: int) -> str:
@@ -85,7 +86,7 @@ def build() -> FastAPI:
     templates.globals["root"] = compat.base_path() + PREFIX
     templates.globals["airflow"] = compat.base_path()
     rights = compat_server.rights_dependencies()
-    running = RunningTrainings()
+    trainings = Trainings()
 
     def page(name: str, **values: Any) -> HTMLResponse:
         return HTMLResponse(templates.get_template(name).render(**values), headers=HEADERS)
@@ -130,16 +131,17 @@ def build() -> FastAPI:
         view = view_of(key, user)
         return update(request, "training_body.html", {"series": view.series, "active": view.active}, view)
 
-    @app.get("/running")
-    def running_page(user: User) -> HTMLResponse:
-        """The trainings that run now, of DAGs that the user may read."""
-        return page("running.html", view=running.view(user, time.time()))
+    @app.get("/trainings")
+    def trainings_page(user: User, filters: Wanted) -> HTMLResponse:
+        """The table of trainings of DAGs that the user may read."""
+        choices = {"dags": trainings.dag_ids(user), "states": list(STATES), "categories": CATEGORIES}
+        return page("trainings.html", view=trainings.view(user, filters, time.time()), **choices)
 
-    @app.get("/running/update")
-    def running_update(request: Request, user: User) -> Response:
-        """The rows of the list."""
-        view = running.view(user, time.time())
-        return update(request, "running_body.html", {"active": True}, view)
+    @app.get("/trainings/update")
+    def trainings_update(request: Request, user: User, filters: Wanted) -> Response:
+        """The rows of the table."""
+        view = trainings.view(user, filters, time.time())
+        return update(request, "trainings_body.html", {"active": True}, view)
 
     @app.get("/static/{name}")
     def static(name: str) -> FileResponse:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from airflow_provider_ktrain.compat_server import ACTIVE_STATES, UNREADABLE, TaskRecord
+from airflow_provider_ktrain.compat_server import ACTIVE_STATES, UNREADABLE, Listed, TaskRecord
 from airflow_provider_ktrain.core.formats import NEXT_DUE, is_step, mapping
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
@@ -76,8 +76,8 @@ def _training_view(
     now: float,
 ) -> SimpleNamespace:
     read, key = mapping(status), record.key
-    written_at, active = _number(read.get("written_at")), record.state in ACTIVE_STATES
-    due = _number(read.get(NEXT_DUE)) or (written_at or now) + DUE_SECONDS
+    written_at, active = number(read.get("written_at")), record.state in ACTIVE_STATES
+    due = number(read.get(NEXT_DUE)) or (written_at or now) + DUE_SECONDS
     stale = active and read.get("phase") in REFRESHED and written_at is not None and now > due + LATE_SECONDS
     job = {name: _text(value) for name, value in mapping(read.get("job")).items()}
     phases = _phases(read)
@@ -96,11 +96,12 @@ def _training_view(
         data=(record, status, list(tries), with_logs, stale, active and minute_of(now)),
         key=key,
         query=page_query(key),
+        same_dag=urlencode({"dag_id": key.dag_id}),
         state=STATE_WORDS.get(record.state, record.state.replace("_", " ")),
         active=active or record.state in WAITING_STATES,
         phase=_text(read.get("phase")),
         ended_early=bool(cause) and not active and read.get("phase") not in ENDED,  # by a limit, before the job did
-        since=_clock(_number(read.get("phase_since"))),
+        since=clock(number(read.get("phase_since"))),
         age="" if not active or written_at is None else format_duration(max(now - written_at, 0)),
         written_at=written_at,
         stale=stale,
@@ -109,7 +110,7 @@ def _training_view(
         timeline=_timeline(phases, until),
         job=job,
         replicas=rows,
-        replica_count=int(_number(replicas.get("count")) or 0),
+        replica_count=int(number(replicas.get("count")) or 0),
         facts=_facts(job, replicas, read),
         gpus_name=_heading(replicas),
         metrics=_metrics(read),
@@ -129,39 +130,87 @@ def _training_view(
     )
 
 
-def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
-    """One row of the list of running trainings. One that can't be read says so, and breaks no list."""
+def training_row(listed: Listed, status: Mapping[str, Any] | None, *, with_logs: bool, now: float) -> dict[str, Any]:
+    """One row of the table of trainings. One that can't be read says so, and breaks no table.
+
+    :param status: of a training that runs. None: it has none.
+    """
     try:
-        return _running_row(record, status, now)
-    except Exception:  # any task can store anything under our key
-        return _running_row(record, UNREADABLE, now)
+        return _training_row(listed.record, listed.summary, status, with_logs, now)
+    except Exception:  # any task can store anything under our keys
+        return _training_row(listed.record, UNREADABLE, None, with_logs, now)
 
 
-def _running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
-    read, key = mapping(status), record.key
-    replicas, metrics = mapping(read.get("replicas")), mapping(read.get("metrics"))
-    loss = next((name for name in metrics if "loss" in str(name).lower()), None)
-    since = _number(read.get("phase_since"))
+def _training_row(
+    record: TaskRecord, summary: Mapping[str, Any], status: Mapping[str, Any] | None, with_logs: bool, now: float
+) -> dict[str, Any]:
+    key, read, active = record.key, mapping(status), record.state in ACTIVE_STATES
+    usage, own = mapping(summary.get("usage")), mapping(read.get("usage")) if active else {}
+    lasted = None if record.started_at is None else (now if active else record.ended_at or now) - record.started_at
+    held, began = (number(usage.get("held")) or 0.0) + (number(own.get("held")) or 0.0), number(read.get("phase_since"))
+    metrics = mapping(read.get("metrics")) if active else mapping(summary.get("metrics"))
+    counted = (number(usage.get("tries")) or 0) + (1 if active else 0)
+    cause = _text(summary.get("cause")) if record.state not in (*ACTIVE_STATES, "success") else ""
+    broken = UNREADABLE in (summary, read)
+    state = _text(read.get("phase")) if active else STATE_WORDS.get(record.state, record.state.replace("_", " "))
+    replicas = mapping(read.get("replicas"))
     return {
+        "key": key,
         "query": page_query(key),
         "dag_id": key.dag_id,
         "task": key.task_id if key.map_index < 0 else f"{key.task_id} [{key.map_index}]",
         "run_id": key.run_id,
-        "phase": UNREADABLE_PHASE if read == UNREADABLE else _text(read.get("phase")),
-        "replicas": int(_number(replicas.get("count")) or 0),
-        "gpus": _accelerators(replicas),
-        "gpus_number": int(_number(replicas.get("gpus")) or 0),
-        "since": "" if since is None else format_duration(max(now - since, 0)),
-        "since_seconds": 0 if since is None else round(now - since),
-        "loss": "" if loss is None else _value(mapping(metrics[loss]).get("last"), digits=4),
+        "state": UNREADABLE_PHASE if broken else state.capitalize() or "No data",
+        "gpus": _accelerators(replicas) if active and replicas else "",
+        "in_state": "" if not active or began is None else format_duration(max(now - began, 0)),
+        "started": clock(record.started_at).removesuffix(" UTC"),
+        "lasted": "" if lasted is None else format_duration(max(lasted, 0)),
+        "seconds": round(lasted or 0),
+        "tries": record.try_number,
+        "held": format_duration(held) if held else "",
+        "held_seconds": round(held),
+        "one_try": bool(held) and record.try_number > 1 and counted < record.try_number,
+        "metrics": [(_text(name), *_last_and_best(value)) for name, value in metrics.items()],
+        "parameters": {_text(name): _text(value) for name, value in mapping(summary.get("parameters")).items()},
+        "code": _text(summary.get("code")),
+        "cause": HIDDEN_CAUSE if cause and not with_logs else cause,
+        "category": _text(summary.get("category")) if cause else "",
     }
+
+
+def _last_and_best(value: Any) -> tuple[str, str]:
+    """Of a metric, from a summary or a status."""
+    both = (value.get("last"), value.get("best")) if isinstance(value, Mapping) else (*_list(value), None, None)
+    return _value(both[0], digits=4), _value(both[1], digits=4)
+
+
+def keep_differing_parameters(rows: Sequence[dict[str, Any]]) -> None:
+    """Of several rows of one task, keep only parameters that are not the same in all of them."""
+    tasks: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        tasks.setdefault((row["dag_id"], row["key"].task_id), []).append(row)
+    for same in tasks.values():
+        names = differing([row["parameters"] for row in same]) if len(same) > 1 else same[0]["parameters"]
+        for row in same:
+            row["parameters"] = {name: value for name, value in row["parameters"].items() if name in names}
+
+
+def differing(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names whose values are not the same in all mappings, in their order."""
+    names = dict.fromkeys(name for one in found for name in one)
+    return [name for name in names if len({one.get(name) for one in found}) > 1]
+
+
+def sums(count: int, held: float, wasted: float) -> dict[str, str]:
+    """The number of trainings, and their GPU time, as text."""
+    return {"count": f"{count:,}", "held": f"{held / 3600:,.1f} h", "wasted": f"{wasted / 3600:,.1f} h"}
 
 
 def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str]:
     """What the page can't know."""
     if read == UNREADABLE:
         return ["The status that is stored for this task can't be read: something else was stored in its place."]
-    if _number(read.get("written_at")) is None:
+    if number(read.get("written_at")) is None:
         if record.state in WAITING_STATES:
             return ["The training has not begun: the task waits for a worker."]
         if record.followed is False:
@@ -185,7 +234,7 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
 
 
 def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return [(_text(name), at) for name, began in _pairs(read.get("phases")) if (at := _number(began)) is not None]
+    return [(_text(name), at) for name, began in _pairs(read.get("phases")) if (at := number(began)) is not None]
 
 
 def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[str, Any]]:
@@ -196,7 +245,7 @@ def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[st
     return [
         {
             "phase": name,
-            "began": _clock(at),
+            "began": clock(at),
             "lasted": format_duration(length),
             "share": round(100 * length / whole, 2),
             "ends": name in ENDED,
@@ -221,7 +270,7 @@ def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], read: Mapping[st
         facts.append((job.get("kind") or "Job", f"{job.get('namespace', '')}/{job['name']}"))
     states = mapping(replicas.get("states"))
     if states:
-        counts = [f"{int(_number(count) or 0)} {_text(state)}" for state, count in states.items()]
+        counts = [f"{int(number(count) or 0)} {_text(state)}" for state, count in states.items()]
         facts += [("Replicas", ", ".join(counts)), (_heading(replicas), _accelerators(replicas))]
     elif read_stored(asked := _requested(read)):
         facts.append((f"{_heading(asked)} requested", _accelerators(asked)))
@@ -267,25 +316,25 @@ def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
         written, and nothing is written while the job waits.
     """
     used = dict(mapping(read.get("usage")))
-    written_at, gpus = _number(read.get("written_at")), _number(read.get("requested_gpus"))
+    written_at, gpus = number(read.get("written_at")), number(read.get("requested_gpus"))
     if now is not None and written_at is not None and gpus and read.get("phase") == Phase.QUEUED:
         since_then = gpus * max(now - written_at, 0)
-        used |= {name: (_number(used.get(name)) or 0) + since_then for name in ("queued", "requested")}
+        used |= {name: (number(used.get(name)) or 0) + since_then for name in ("queued", "requested")}
     shown = []
     for resource, amounts in ((None, used), *mapping(used.get("others")).items()):
         noun = _text(unit_of(str(resource or used.get("resource") or GPU))[1])
-        found = {label.format(noun): _number(mapping(amounts).get(name)) for name, label in USAGE.items()}
+        found = {label.format(noun): number(mapping(amounts).get(name)) for name, label in USAGE.items()}
         if resource or any(found.values()):
             of = f": {noun}" if resource else ""
             shown += [(label + of, format_duration(s)) for label, s in found.items() if s is not None]
-    if _number(used.get("unknown_claims")):
+    if number(used.get("unknown_claims")):
         shown.append(("Devices of ResourceClaims", "not counted"))
     return shown + _repeated(used)
 
 
 def _repeated(used: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a retry trained again after an earlier try had trained it; nothing if that isn't known."""
-    steps, seconds = _number(used.get("repeated_steps")), _number(used.get("repeated"))
+    steps, seconds = number(used.get("repeated_steps")), number(used.get("repeated"))
     if steps is None:
         return []
     time = f" in {format_duration(seconds)}" if steps and seconds is not None else ""
@@ -295,7 +344,7 @@ def _repeated(used: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
     found = []
     for limit in map(mapping, _list(read.get("limits"))):
-        due = _number(limit.get("due"))
+        due = number(limit.get("due"))
         if due is not None:
             left = "has expired" if due <= now else f"expires in {format_duration(due - now)}"
             found.append((_text(limit.get("name")), left))
@@ -327,7 +376,8 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
     return commands
 
 
-def _clock(at: float | None) -> str:
+def clock(at: float | None) -> str:
+    """A time in UTC, to the second; empty for none."""
     if at is None or not 0 <= at < 1e11:
         return ""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -353,7 +403,7 @@ def _text(value: Any) -> str:
     return "" if value is None else printable(ends_of(str(value), MAX_TEXT_CHARS))
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """The value if it is a number that isn't absurdly large; else None."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
     return float(value) if known else None

@@ -80,8 +80,8 @@ class ApiServer:
         return f"{self.url}/ktrain/training?{training.query()}"
 
     def list(self) -> str:
-        """The URL of the list of running trainings."""
-        return f"{self.url}/ktrain/running"
+        """The URL of the table of trainings."""
+        return f"{self.url}/ktrain/trainings"
 
     def token(self, role: str | None) -> str:
         """The token of a user with this role of SimpleAuthManager; None: without a role."""
@@ -113,8 +113,8 @@ class Site:
         return f"{self.airflow.url}/ktrain/training?{training.query()}"
 
     def list(self) -> str:
-        """The URL of the list of running trainings."""
-        return f"{self.airflow.url}/ktrain/running"
+        """The URL of the table of trainings."""
+        return f"{self.airflow.url}/ktrain/trainings"
 
     def task_page(self, training: Training) -> str:
         """The URL of the task instance's details in Airflow's UI."""

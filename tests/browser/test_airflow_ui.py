@@ -51,7 +51,7 @@ def test_entry_in_the_navigation_shows_the_list_in_a_frame(airflow_site: Site, o
 
 
 def test_frame_has_the_theme_of_the_ui(airflow_site: Site, open_page: Open) -> None:
-    tab = open_page(f"{airflow_site.airflow.url}/plugin/ktrain-running", color_scheme="light")
+    tab = open_page(f"{airflow_site.airflow.url}/plugin/ktrain-trainings", color_scheme="light")
     frame = frame_of(tab)
     until(frame, "document.documentElement.dataset.theme === 'light'")
     for theme in ("dark", "light"):

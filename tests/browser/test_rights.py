@@ -43,7 +43,7 @@ def test_user_without_a_role_sees_no_training(airflow_site: Site, server: ApiSer
     tab.get_by_role("heading", name="You don't have access to this training").wait_for()
     assert training.run_id not in tab.content()
     tab = open_page(server.list(), user=guest)
-    tab.get_by_text("No trainings are running.").wait_for()
+    tab.get_by_text("No trainings are found.").wait_for()
     assert training.run_id not in tab.content()
 
 

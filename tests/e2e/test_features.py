@@ -166,7 +166,7 @@ def test_deferred_training_logs_live_and_its_page_follows(stage: Stage) -> None:
         "no worker has the task", lambda: not airflow.task_processes(airflow.task(stage.dag, stage.run, "train")["id"])
     )
     listed = f"{run_of(stage.run)}&amp;task_id=train"
-    wait_for("the list of running trainings has it", lambda: listed in get(airflow.url, "/ktrain/running", admin)[1])
+    wait_for("the table of trainings has it", lambda: listed in get(airflow.url, "/ktrain/trainings", admin)[1])
     update = page(stage.dag, stage.run, "train", "/update")
     wait_for("the page has points", lambda: len(series(get(airflow.url, update, admin))) == 4)
     links = airflow.links(stage.dag, stage.run, "train")

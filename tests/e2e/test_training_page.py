@@ -40,7 +40,7 @@ def test_rights_are_checked(airflow: Airflow, kube: Kube) -> None:
         url = f"http://127.0.0.1:{port}"
         protected = [
             page("reports", run, "train"), page("reports", run, "train", "/update"),
-            "/ktrain/running", "/ktrain/running/update",
+            "/ktrain/trainings", "/ktrain/trainings/update",
         ]  # fmt: skip
         wait_for("the API server answers", lambda: answers(url))
         assert [get(url, path)[0] for path in protected] == [401] * 4
@@ -48,7 +48,7 @@ def test_rights_are_checked(airflow: Airflow, kube: Kube) -> None:
         lists = [get(url, path, guest) for path in protected[2:]]
         assert all(status == 200 and run_of(run) not in text for status, text, _ in lists)
         assert [get(url, path, admin)[0] for path in protected] == [200] * 4
-        wait_for("an administrator's list has the run", lambda: run_of(run) in get(url, "/ktrain/running", admin)[1])
+        wait_for("an administrator's list has the run", lambda: run_of(run) in get(url, "/ktrain/trainings", admin)[1])
         assert get(url, page("reports", "unknown", "train"), admin)[0] == 404
     finally:
         airflow.end("strict-api-server")

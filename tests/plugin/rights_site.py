@@ -27,7 +27,7 @@ from airflow.utils.state import DagRunState
 from sqlalchemy import text
 from starlette.testclient import TestClient
 
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, TRIES_STATE
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.plugin.application import build
 
 DAGS = ("mine", "theirs")
@@ -90,8 +90,9 @@ def fill_database() -> None:
             row = {"id": uuid.uuid4(), **key, "state": "running", "try_number": 2, "max_tries": 2, "pool": "p"}
             row |= {"pool_slots": 1, "start_date": now, "updated_at": now, "executor_config": {}}
             session.execute(TaskInstance.__table__.insert().values(**row))
-            xcom = {"dag_run_id": run.id, "key": STATUS_XCOM, "value": json.dumps(STATUS), "timestamp": now}
-            session.execute(XComModel.__table__.insert().values(**key, **xcom))
+            for name, value in ((STATUS_XCOM, STATUS), (SUMMARY_XCOM, {"cause": QUOTE})):
+                xcom = {"dag_run_id": run.id, "key": name, "value": json.dumps(value), "timestamp": now}
+                session.execute(XComModel.__table__.insert().values(**key, **xcom))
             state = {"dag_run_id": run.id, "key": TRIES_STATE, "value": json.dumps(TRIES), "updated_at": now}
             with contextlib.suppress(ImportError):  # below 3.3
                 from airflow.models.task_state_store import TaskStateStoreModel
@@ -104,7 +105,7 @@ def answers(client: TestClient, user: str) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {user}"}
     paths = {dag: f"/training?dag_id={dag}&run_id=run&task_id=train" for dag in DAGS}
     paths |= {f"update of {dag}": path.replace("/training", "/training/update") for dag, path in paths.items()}
-    paths |= {"list": "/running", "update of the list": "/running/update"}
+    paths |= {"list": "/trainings", "update of the list": "/trainings/update"}
     found = {name: client.get(path, headers=headers) for name, path in paths.items()}
     return {name: [answer.status_code, answer.text] for name, answer in found.items()}
 

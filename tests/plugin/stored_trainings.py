@@ -23,7 +23,8 @@ from airflow.utils.types import DagRunType
 from sqlalchemy import event, insert, text, update
 
 from airflow_provider_ktrain import compat_server
-from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.compat_server import Listed, Selection
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -37,6 +38,7 @@ KEYS = [
 STORED = ("[" * 100_000, "[" * 5_000 + "]" * 5_000, json.dumps({"phase": "x" * compat_server.MAX_STORED_CHARS}))
 WITHOUT_STATUS = TaskInstanceId("team-b", "run-0", "prepare")
 ENDED = TaskInstanceId("team-b", "run-0", "earlier")
+MISSING = TaskInstanceId("team-b", "run-0", "was deleted")
 
 
 def status_of(key: TaskInstanceId) -> Any:
@@ -58,7 +60,8 @@ def fill() -> None:
             session.execute(insert(TaskInstance).values(of_task))
     with create_session() as session:
         for key in (*KEYS, ENDED):
-            for name, value in ((STATUS_XCOM, status_of(key)), ("job", {"phase": "of another XCom"})):
+            others = (SUMMARY_XCOM, {"cause": key.run_id}), ("job", {"phase": "of another XCom"})
+            for name, value in ((STATUS_XCOM, status_of(key)), *others):
                 serialized = BaseXCom.serialize_value(value)
                 XComModel.set(name, serialized, **vars(key), serialize=False, session=session)  # as its API does
     with create_session() as session:
@@ -80,27 +83,44 @@ def counted_queries() -> Iterator[list[str]]:
     event.remove(settings.engine, "before_cursor_execute", note)
 
 
+def found(selection: Selection, after: str = "") -> list[Listed]:
+    return list(compat_server.trainings(selection, after))
+
+
 def main() -> None:
     fill()
     assert settings.engine is not None
-    records = compat_server.active_trainings()
+    since = compat_server.summarized_dags()
+    every = Selection(frozenset(since))
+    with counted_queries() as list_queries:
+        listed = found(every)
     with counted_queries() as queries:
-        found = compat_server.read_statuses([*KEYS, WITHOUT_STATUS])
+        statuses = compat_server.read_statuses([*KEYS, WITHOUT_STATUS])
+    with counted_queries() as find_queries:
+        by_key = compat_server.find_trainings([KEYS[0], KEYS[7], WITHOUT_STATUS, MISSING])
     with create_session() as session:  # the next status of a training replaces the one before
         changed = update(XComModel).where(XComModel.key == STATUS_XCOM, XComModel.run_id == "run-3")
         session.execute(changed.values(value={"phase": "Failed"}))
     right = {key: compat_server.UNREADABLE if key in KEYS[-3:] else status_of(key) for key in KEYS}
+    keys = [one.record.key for one in listed]
+    two_seconds = Selection(every.dag_ids, since=START, until=START + timedelta(seconds=2))
     print(
         json.dumps(
             {
                 "database": settings.engine.dialect.name,
-                "newest_first": [record.key for record in records] == KEYS[::-1],
-                "record": [records[0].state, records[0].try_number, records[0].started_at == START.timestamp() + 52],
-                "queries": len(queries),
-                "right": found == right,
-                "changed": [(compat_server.read_statuses([KEYS[3]]) or {}).get(KEYS[3]), found[KEYS[3]]["phase"]],
+                "dags": sorted(since),
+                "newest_first": keys == [ENDED, *KEYS[::-1]],
+                "summary": [listed[-1].summary, listed[-1].record.state, listed[-1].record.try_number],
+                "queries": [len(list_queries), len(queries), len(find_queries)],
+                "after": [one.record.key for one in found(every, listed[20].position)] == keys[21:],
+                "of a DAG": len(found(Selection(frozenset({"team-a"})))),
+                "ended": [one.record.key.task_id for one in found(Selection(every.dag_ids, ("success",)))],
+                "of two seconds": [one.record.key.run_id for one in found(two_seconds)],
+                "of a task": len(found(Selection(every.dag_ids, task=KEYS[48]))),
+                "by key": [by_key[KEYS[7]].summary, by_key[WITHOUT_STATUS].summary, MISSING in by_key],
+                "right": statuses == right,
+                "changed": [(compat_server.read_statuses([KEYS[3]]) or {}).get(KEYS[3]), statuses[KEYS[3]]["phase"]],
                 "none": compat_server.read_statuses([WITHOUT_STATUS]),
-                "not_active": [key.task_id for key in (WITHOUT_STATUS, ENDED) if key in {r.key for r in records}],
             }
         )
     )

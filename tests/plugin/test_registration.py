@@ -32,7 +32,7 @@ def test_plugin_loads_nothing_for_pages_until_the_first_request() -> None:
 
 def test_list_is_in_the_navigation_below_the_path_of_the_server() -> None:
     (entry,) = registered_views("/airflow", scoped=False, everywhere=False)
-    assert (entry["href"], entry["destination"], entry["category"]) == ("/airflow/ktrain/running", "nav", "browse")
+    assert (entry["href"], entry["destination"], entry["category"]) == ("/airflow/ktrain/trainings", "nav", "browse")
     assert KtrainPlugin.fastapi_apps[0]["url_prefix"] == "/ktrain"
 
 

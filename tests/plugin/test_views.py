@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment, PackageLoader
 
-from airflow_provider_ktrain.compat_server import TaskRecord
+from airflow_provider_ktrain.compat_server import Listed, TaskRecord
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
 from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
-from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, printable, running_row, training_view
+from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, printable, training_row, training_view
 
 KEY = TaskInstanceId("dag", "run+1", "train")
 TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)
@@ -51,6 +51,10 @@ def status(**fields: Any) -> dict[str, Any]:
 def view(found: Any = None, *, state: str = "deferred", now: float = 110.0, **fields: Any) -> SimpleNamespace:
     given = status(**fields) if found is None else found
     return training_view(record(state), given, [], with_logs=True, now=now)
+
+
+def row(found: Any, summary: Any = None, *, state: str = "deferred") -> dict[str, Any]:
+    return training_row(Listed("", record(state), summary or {}), found, with_logs=True, now=110.0)
 
 
 def page(shown: SimpleNamespace) -> str:
@@ -286,8 +290,7 @@ def test_nothing_that_is_shown_is_markup() -> None:
     assert "<script>alert" not in text
     assert "<img" not in text
     assert "\x1b" not in text
-    row = running_row(record(), given, 110.0)
-    listed = TEMPLATES.get_template("running_body.html").render(view={"rows": [row], "count": 1})
+    listed = TEMPLATES.get_template("trainings_body.html").render(view={"rows": [row(given)], "sums": {}})
     assert "<script>alert" not in listed
 
 
@@ -312,7 +315,8 @@ def test_a_status_of_another_release_never_breaks_the_page(found: dict[str, Any]
         shown = view(given_status)
         page(shown)
         json.dumps(shown.series)
-        running_row(record(), given_status, 110.0)
+        row(given_status)
+        row({}, given_status, state="failed")
 
 
 @pytest.mark.parametrize(("text", "index"), [("3", 3), ("-1", -1), ("{MAP_INDEX}", -1), ("--5", -1), ("9" * 12, -1)])
@@ -340,10 +344,10 @@ def test_other_accelerators_are_named() -> None:
 def test_megabytes_that_something_else_stored_are_cut_before_secrets_are_hidden() -> None:
     text = "auth={x\\'\n" * 100_000
     began = time.thread_time()
-    row = running_row(record(), {"phase": text, "replicas": {"count": text}}, 110.0)
+    listed = row({"phase": text, "replicas": {"count": text}})
     shown = view({"phase": text, "notice": text, "last_lines": {"Master 0": text}})
     assert time.thread_time() - began < 5.0
-    assert len(row["phase"]) < 40_000
+    assert len(listed["state"]) < 40_000
     assert "characters ..." in shown.phase
 
 
