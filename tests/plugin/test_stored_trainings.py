@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy.dialects import mysql
 
+from airflow_provider_ktrain import compat_server
+from airflow_provider_ktrain.compat_server import Selection
 from tests.e2e import database
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,3 +45,13 @@ def test_number_of_queries_does_not_grow_with_trainings(
         "changed": [{"phase": "Failed"}, "Running"],
         "none": {},
     }
+
+
+def test_query_of_the_table_for_mysql() -> None:
+    """It is only compiled: its JSON is read as text, and it has no clause that MySQL lacks."""
+    selection = Selection(frozenset({"team-a"}), ("failed",), datetime(2026, 11, 28, tzinfo=UTC))
+    query = compat_server.trainings_query(selection, "2026-11-28T10:00:00+00:00_00000000-0000-0000-0000-000000000001")
+    sql = " ".join(str(query.compile(dialect=mysql.dialect())).split())
+    assert "THEN CAST(xcom.value AS CHAR) END AS summary" in sql
+    assert "ORDER BY task_instance.start_date DESC, task_instance.id DESC LIMIT" in sql
+    assert "NULLS" not in sql
