@@ -124,6 +124,24 @@ async def test_evictions_are_counted_and_logged_once_in_all_processes(task: Task
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("seen_before", [0, 1])
+async def test_eviction_that_the_process_before_did_not_see_is_counted_and_logged(task: Task, seen_before: int) -> None:
+    """Its time has no fractions of a second, and the watch may have been behind or refused."""
+    state = await state_of(task)
+    await write_workload(task.api, state.known_job, [RESERVED, PREEMPTED])
+    path = requests.workloads_path("v1beta2", task.namespace, workload_name(task))
+    evictions = [{"reason": "Preempted", "count": seen_before + 1}]
+    await task.api.request("PATCH", f"{path}/status", body={"status": {"schedulingStats": {"evictions": evictions}}})
+    at = epoch_seconds(PREEMPTED["lastTransitionTime"]) or 0.0
+    before = {"log.lines": 1.0, **({"queue.evictions": float(seen_before)} if seen_before else {})}
+    later = await state_of(task, Handover(metrics=before, handed_over_at=at + 0.5))
+    async with following(task, later, QueuePhase.EVICTED):
+        pass
+    assert later.metrics["queue.evictions"] == seen_before + 1
+    times = "1 time" if not seen_before else "2 times"
+    assert sum(f"is queued again ({times} so far)" in line for line in task.log.messages) == 1
+
+
 async def _evictions(follower: QueueFollower, state: JobState, number: int) -> bool:
     await follower.update()
     return state.metrics["queue.evictions"] == number
@@ -152,6 +170,17 @@ async def test_missing_right_is_logged_by_the_first_process(server: ApiServer, t
             await _step(follower)
         assert follower.wakes_at is not None
     assert not any("Can't read Kueue's Workloads" in line for line in task.log.messages)
+
+
+async def test_right_that_is_lost_later_is_logged_by_the_next_process(server: ApiServer, task: Task) -> None:
+    state = await state_of(task, Handover(handed_over_at=timing.epoch()))
+    await write_workload(task.api, state.known_job, [NEVER_FITS])
+    async with follower_of(task.api, state, task) as follower:
+        await until(lambda: _sees(follower))
+        server.fail("GET", "/workloads", 403, math.inf)
+        server.cut()
+        await until(lambda: _refused(follower, task), 1000)
+    assert sum("Can't read Kueue's Workloads" in line for line in task.log.messages) == 1
 
 
 async def _refused(follower: QueueFollower, task: Task) -> bool:

@@ -49,8 +49,9 @@ _USE_ONE_CLUSTER = "Use a LocalQueue whose ClusterQueue has no admission check o
 class QueueFollower:
     """What the queue does with one job.
 
-    A process before this one has logged the evictions until the handover, and the missing right. When the job will
-    never be admitted, the time until it fails begins again in each process.
+    A process before this one has counted and logged the evictions until the handover, as far as it saw them, and has
+    logged that it can't read Workloads. When the job will never be admitted, the time until it fails begins again in
+    each process.
 
     :param context: of the job. The state's metrics get the numbers of evictions and preemptions.
     """
@@ -66,7 +67,7 @@ class QueueFollower:
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
         self._status_since = 0.0  # timing.now() from when its phase is known
         self._eviction: Eviction | None = None  # the last one that was counted
-        self._is_refused = bool(self._state.handover.handed_over_at)  # whether the missing right was logged
+        self._refusal_logged = bool(self._state.handover.handed_over_at)  # also if a process before has logged it
         self._confirm_at = 0.0  # timing.now() from which to ask the API server whether the job will never run
         self._logged = ("", 0.0)  # the last line, and when
         self._in_queue = False  # whether the job names a queue
@@ -91,6 +92,8 @@ class QueueFollower:
 
         The right may be granted meanwhile, and an API server may reject requests for a while after its restart.
         """
+        if workloads.synced:
+            self._refusal_logged = False  # it was not refused until now
         try:
             workloads.take()
         except Exception as error:
@@ -98,8 +101,8 @@ class QueueFollower:
                 return
             await self.close()
             self._look_at = timing.now() + FORBIDDEN_RETRY_SECONDS
-            if not self._is_refused:
-                self._is_refused = True
+            if not self._refusal_logged:
+                self._refusal_logged = True
                 self._log.warning(
                     f"Can't read Kueue's Workloads in {self._state.ref.namespace}, so the log won't show why the job "
                     f"waits.\n`ktrain rbac --kueue --service-account NAMESPACE:NAME` prints the Role and its binding.\n"
@@ -182,7 +185,8 @@ class QueueFollower:
         if eviction is None:
             seen = True
         elif before is None:
-            seen = (epoch_seconds(eviction.at) or 0.0) <= self._state.handover.handed_over_at
+            are_counted = self._state.metrics.get("queue.evictions", 0) >= status.evictions
+            seen = are_counted and (epoch_seconds(eviction.at) or 0.0) <= self._state.handover.handed_over_at
         else:
             seen = (eviction.reason, eviction.at) == (before.reason, before.at)
         self._eviction = eviction or before
