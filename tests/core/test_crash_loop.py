@@ -472,6 +472,16 @@ def test_runs_between_two_observations_count_if_only_failures_restart(policy: st
     assert history.crash_loop(failures + 1) is None
 
 
+def test_restarts_by_a_policy_of_the_container_are_not_proved_to_be_failures() -> None:
+    """Kubernetes 1.34: `restartPolicy` of a container, which may restart it after a success, too."""
+    history = History(PYTORCHJOB)
+    crashed = pod(restarts=5, running=115, before=run(100, 105))
+    crashed["spec"]["containers"] = [{"name": "pytorch", "restartPolicy": "Always"}]
+    history.see(job(), by_uid(crashed))
+    assert history.crash_loop(1)
+    assert history.crash_loop(2) is None
+
+
 def test_replica_lost_between_two_followers_stops_the_count() -> None:
     """A node is lost with the triggerer and a worker: the master crashes until the worker has a node again."""
     history = History(PYTORCHJOB)

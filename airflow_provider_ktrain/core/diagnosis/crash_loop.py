@@ -342,8 +342,7 @@ class RestartHistory:
         if missed := number - last - 1:
             seen = epoch_seconds(before.get("finishedAt") or (pod.get("status") or {}).get("startTime")) or 0.0
             all_ran = self._size == 1 or self._all_ran <= seen
-            all_failed = (pod.get("spec") or {}).get("restartPolicy") == "OnFailure"
-            if all_ran and all_failed:
+            if all_ran and _only_failures_restart(pod):
                 container.failures, container.last = container.failures + missed, seen
             else:
                 container.failures = 0
@@ -398,6 +397,13 @@ def _ousted_at(pod: Json) -> tuple[float, float] | None:
     if known.description == failure_patterns.REJECTED:
         return created, created
     return (created, created if end is None else end.timestamp()) if reason == "Evicted" else None
+
+
+def _only_failures_restart(pod: Json) -> bool:
+    """Whether each restart of its containers proves a failure. A container may have a restart policy of its own."""
+    spec = pod.get("spec") or {}
+    own_policies = any(container.get("restartPolicy") for container in spec.get("containers") or ())
+    return spec.get("restartPolicy") == "OnFailure" and not own_policies
 
 
 def _failures(pod: Json) -> list[Json]:
