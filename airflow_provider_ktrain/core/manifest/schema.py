@@ -34,13 +34,13 @@ TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, field
     "resourceVersion:s generation:i creationTimestamp:any deletionTimestamp:any deletionGracePeriodSeconds:i "
     "managedFields:any selfLink:s",
     "PodSpec": "activeDeadlineSeconds:i affinity:Affinity automountServiceAccountToken:b containers!:[Container@name] "
-    "dnsConfig:any dnsPolicy:s enableServiceLinks:b ephemeralContainers:any hostAliases:any hostIPC:b hostNetwork:b "
-    "hostPID:b hostUsers:b hostname:s hostnameOverride:s imagePullSecrets:[ObjectName] initContainers:[Container@name] "
-    "nodeName:s nodeSelector:{s} os:any overhead:{q} preemptionPolicy:s priority:i priorityClassName:s "
-    "readinessGates:any resourceClaims:any resources:Resources restartPolicy:s runtimeClassName:s schedulerName:s "
-    "schedulingGates:any schedulingGroup:any securityContext:PodSecurityContext serviceAccount:s serviceAccountName:s "
-    "setHostnameAsFQDN:b shareProcessNamespace:b subdomain:s terminationGracePeriodSeconds:i tolerations:[Toleration] "
-    "topologySpreadConstraints:any volumes:[Volume@name]",
+    "dnsConfig:any dnsPolicy:s enableServiceLinks:b ephemeralContainers:any evictionResponders:any hostAliases:any "
+    "hostIPC:b hostNetwork:b hostPID:b hostUsers:b hostname:s hostnameOverride:s imagePullSecrets:[ObjectName] "
+    "initContainers:[Container@name] nodeName:s nodeSelector:{s} os:any overhead:{q} preemptionPolicy:s priority:i "
+    "priorityClassName:s readinessGates:any resourceClaims:any resources:Resources restartPolicy:s runtimeClassName:s "
+    "schedulerName:s schedulingGates:any schedulingGroup:any securityContext:PodSecurityContext serviceAccount:s "
+    "serviceAccountName:s setHostnameAsFQDN:b shareProcessNamespace:b subdomain:s terminationGracePeriodSeconds:i "
+    "tolerations:[Toleration] topologySpreadConstraints:any volumes:[Volume@name]",
     "ObjectName": "name:s",
     "Container": "args:[s] command:[s] env:[EnvVar@name] envFrom:[EnvFrom] image:s "
     "imagePullPolicy:Always|IfNotPresent|Never lifecycle:any livenessProbe:Probe name!:s ports:[Port] "
@@ -56,7 +56,8 @@ TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, field
     "OptionalName": "name:s optional:b",
     "Port": "containerPort!:i hostIP:s hostPort:i name:s protocol:s",
     "Resources": "limits:{q} requests:{q} claims:any",
-    "VolumeMount": "mountPath!:s mountPropagation:s name!:s readOnly:b recursiveReadOnly:s subPath:s subPathExpr:s",
+    "VolumeMount": "bindMountOptions:[s] mountPath!:s mountPropagation:s name!:s readOnly:b recursiveReadOnly:s "
+    "subPath:s subPathExpr:s",
     "SecurityContext": "allowPrivilegeEscalation:b appArmorProfile:any capabilities:Capabilities privileged:b "
     "procMount:s readOnlyRootFilesystem:b runAsGroup:i runAsNonRoot:b runAsUser:i seLinuxOptions:any "
     "seccompProfile:any windowsOptions:any",
@@ -78,9 +79,9 @@ TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, field
     "iscsi:any rbd:any cephfs:any glusterfs:any cinder:any azureDisk:any azureFile:any awsElasticBlockStore:any "
     "gcePersistentDisk:any gitRepo:any flocker:any photonPersistentDisk:any portworxVolume:any quobyte:any scaleIO:any "
     "storageos:any vsphereVolume:any",
-    "ConfigMapVolume": "name:s defaultMode:i items:any optional:b",
-    "SecretVolume": "secretName:s defaultMode:i items:any optional:b",
-    "EmptyDir": "medium:s sizeLimit:q",
+    "ConfigMapVolume": "name:s defaultMode:i defaultUser:i items:any optional:b",
+    "SecretVolume": "secretName:s defaultMode:i defaultUser:i items:any optional:b",
+    "EmptyDir": "medium:s mode:i sizeLimit:q",
     "HostPath": "path!:s type:s",
     "Claim": "claimName!:s readOnly:b",
     "Nfs": "server!:s path!:s readOnly:b",
