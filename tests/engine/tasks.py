@@ -539,39 +539,6 @@ class EvictedApi(Api):
         return self.job or {}
 
 
-class NamesakeApi(Api):
-    """A deleted TrainJob and the next try's job of the same name. Pods lack our labels, and JobSets can't be read.
-
-    :param created: creation times of the pods, by name.
-    """
-
-    ref = JobRef("TrainJob", "v1alpha1", "ns", "train", "old", "ti-1", submission="first")
-
-    def __init__(self, **created: str) -> None:
-        super().__init__(EvictedApi._no_client)
-        labels = {"jobset.sigs.k8s.io/jobset-name": "train"}
-        self.pods: list[Object] = [
-            {
-                "metadata": {
-                    "name": name, "uid": name, "creationTimestamp": at,
-                    "labels": {**labels, "jobset.sigs.k8s.io/jobset-uid": f"jobset-of-{name}"},
-                },
-                "status": {"phase": "Running"},
-            }
-            for name, at in created.items()
-        ]  # fmt: skip
-
-    async def request(self, method: str, path: str, **_: Any) -> Object:
-        plural, name = path.split("/")[-2:]
-        if plural == "jobsets":
-            raise ApiStatusError(403, "Forbidden")
-        if plural == "trainjobs":
-            return {"metadata": {"name": name, "uid": "new", "creationTimestamp": "2026-11-22T10:01:00Z"}}
-        if method == "DELETE":
-            self.pods = [pod for pod in self.pods if pod["metadata"]["name"] != name]
-        return {"items": list(self.pods), "metadata": {}}
-
-
 def present(read: JobRead) -> Object:
     """The job, which a test knows to exist."""
     assert read.job is not ABSENT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import mapping
@@ -117,7 +117,6 @@ class Usage:
 NOT_COUNTED = "devices of ResourceClaims not counted"
 NO_USAGE = Usage()  #: shared by the jobs that wait
 Span = tuple[datetime, datetime]
-_NO_TIME = timedelta()
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
