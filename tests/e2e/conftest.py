@@ -60,6 +60,7 @@ def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         "TEST_CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints")),
         "KTRAIN_CHECKPOINTS": str(tmp_path_factory.mktemp("ktrain") / "daily"),
         "KTRAIN_MODELS": str(tmp_path_factory.mktemp("ktrain") / "models"),
+        "KTRAIN_SWEEPS": str(tmp_path_factory.mktemp("ktrain") / "sweeps"),
         "KTRAIN_REAPER_DRY_RUN": "false",
         "KTRAIN_REAPER_CONFIRM_AFTER": "2",
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import re
+import urllib.parse
 from typing import Any
 
 import pytest
@@ -122,6 +124,26 @@ def test_sweep_runs_a_trainjob_per_learning_rate(airflow: Airflow, kube: Kube) -
     airflow.wait_state("ktrain_trainjob_sweep", run_id, "best", "success")
     assert airflow.xcom("ktrain_trainjob_sweep", run_id, "best")["learning_rate"] == 0.1
     wait_for("its pods are gone", lambda: not kube.pods(selector_of("ktrain_trainjob_sweep", run_id)))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="needs optuna, of the extra `test`")
+def test_sweep_stops_bad_trials_early_and_takes_the_best(airflow: Airflow, kube: Kube) -> None:
+    dag, trials = "ktrain_optuna", range(9)
+    run_id = airflow.trigger(dag)
+    path = f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances/train"
+    wait_for("the trials are known", lambda: [t for t in airflow.tasks(dag, run_id) if t["map_index"] == trials[-1]])
+    airflow.call("PATCH", f"{path}/{trials[-1]}", {"new_state": "failed"})
+    airflow.wait_state(dag, run_id, "best", "success")
+    airflow.wait_run(dag, run_id, "success")
+    states = {t["map_index"]: t["state"] for t in airflow.tasks(dag, run_id) if t["task_id"] == "train"}
+    succeeded = [number for number in trials if states[number] == "success"]
+    assert states[trials[-1]] == "failed"
+    assert states[6] == "skipped"  # worse than most of any three trials
+    assert len(succeeded) >= 3
+    results = [airflow.call("GET", f"{path}/xcomEntries/return_value?map_index={n}")["value"] for n in succeeded]
+    best = min(results, key=lambda result: result["loss"])
+    assert airflow.xcom(dag, run_id, "best")["number"] == best["number"]
+    wait_for("its pods are gone", lambda: not kube.pods(selector_of(dag, run_id)))
 
 
 def test_mpirun_example_runs(airflow: Airflow, kube: Kube) -> None:
