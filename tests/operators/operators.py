@@ -253,8 +253,10 @@ class Operators(ApiServer):
         })  # fmt: skip
 
     def remove_pod(self, name: str, uid: str) -> None:
-        """Remove a pod that has ended, unless it is gone."""
+        """Remove a pod that has ended, unless it is gone. Without a grace period, its deletionTimestamp is now."""
         if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
+            gone = {"deletionTimestamp": stamp(), "deletionGracePeriodSeconds": 0}
+            self.change("pods", name, lambda one: one["metadata"].update(gone))
             self.remove("pods", name)
 
     def evict(self, pod: str) -> None:
@@ -305,6 +307,13 @@ class Operators(ApiServer):
             done = all(has_phase(pod, "Succeeded") for pod in pods.values())
         else:
             done = has_phase(pods[primary], "Succeeded")
+        limit = (job["spec"].get("runPolicy") or {}).get("backoffLimit")
+        restarts = sum(c["restartCount"] for pod in pods.values() for c in pod["status"].get("containerStatuses", ()))
+        if limit is not None and (restarts > limit or (failed and limit == 0)):
+            message = f"Job {job['metadata']['name']} has failed because it has reached the specified backoff limit"
+            self._conditions(kind, job, "Failed", reason="BackoffLimitExceeded", message=message)
+            self._stop(list(pods.values()))  # whatever cleanPodPolicy says
+            return
         if failed and kind is TRAINJOB and self._retried(job, failed[0]):
             return
         if failed:
@@ -313,13 +322,7 @@ class Operators(ApiServer):
         elif done:
             self._conditions(kind, job, "Complete" if kind is TRAINJOB else "Succeeded")
         elif has_phase(pods[primary], "Running"):
-            restarts = sum(pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods.values()
-                           if pod["status"].get("containerStatuses"))  # fmt: skip
-            limit = (job["spec"].get("runPolicy") or {}).get("backoffLimit")
-            if limit is not None and restarts > limit:
-                self._conditions(kind, job, "Failed", reason="BackoffLimitExceeded")
-            else:
-                self._conditions(kind, job, "Running")
+            self._conditions(kind, job, "Running")
 
     def _retried(self, job: Object, failed: Object) -> bool:
         """Whether a batch Job creates the pod of a TrainJob again."""
@@ -361,7 +364,7 @@ class Operators(ApiServer):
         for pod in pods:
             name = pod["metadata"]["name"]
             if pod["metadata"]["uid"] not in self._containers or has_phase(pod, "Succeeded", "Failed"):
-                self.remove("pods", name)
+                self.remove_pod(name, pod["metadata"]["uid"])
             elif "deletionTimestamp" not in pod["metadata"]:
                 self.change("pods", name, lambda one: one["metadata"].update(deletionTimestamp=stamp(-30)))
 

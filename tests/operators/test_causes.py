@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.exceptions import TrainingJobError
 from tests.clusters import IMAGE
 from tests.core.manifests import replica
 from tests.operators.task_instance import Instance
+from tests.operators.virtual_instance import VirtualInstance
 
 pytestmark = pytest.mark.embedded("needs the scripted API server")
 
@@ -39,6 +41,13 @@ def manifest(case: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {}, "spec": spec}
 
 
+def waiting() -> dict[str, Any]:
+    """A replica that runs until its pod is deleted."""
+    one = replica()
+    one["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c", "sleep 600"], "image": IMAGE}
+    return one
+
+
 def check(case: dict[str, Any], instance: Instance) -> None:
     with pytest.raises(TrainingJobError) as failed:
         instance.execute(manifest=manifest(case), deferrable=False)
@@ -56,3 +65,32 @@ def test_cause_is_found_wherever_it_stands(name: str, instance: Instance) -> Non
 @pytest.mark.parametrize("name", CASES)
 def test_cause_of_processes_is_found(name: str, instance: Instance) -> None:
     check(CASES[name], instance)
+
+
+@pytest.mark.parametrize("instance", [PYTORCHJOB, MPIJOB, TRAINJOB], indirect=True, ids=lambda kind: str(kind.name))
+@pytest.mark.parametrize("policy", ["Never", "OnFailure"])
+@pytest.mark.parametrize(("code", "name"), [(137, "SIGKILL"), (143, "SIGTERM")])
+def test_signal_is_the_cause_when_the_operator_then_deletes_the_pods(
+    instance: VirtualInstance, policy: str, code: int, name: str
+) -> None:
+    """At a backoffLimit of 0, operators delete the pods. That the limit was reached is the effect."""
+    kind, runs = instance.kind, ["sh", "-c", f"sleep 2; exit {code}"]
+    one = replica()
+    one["restartPolicy"] = policy
+    one["template"]["spec"]["containers"][0] |= {"command": runs, "image": IMAGE}
+    spec = {"runPolicy": {"backoffLimit": 0}}
+    parameters: dict[str, Any] = {"command": runs, "image": IMAGE}
+    if kind is TRAINJOB:
+        runtime = instance.api.objects["clustertrainingruntimes"]["torch-distributed"]
+        runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] = 0
+    else:
+        roles = {"Master": one, "Worker": waiting()} if kind is PYTORCHJOB else {"Launcher": one, "Worker": waiting()}
+        field = "pytorchReplicaSpecs" if kind is PYTORCHJOB else "mpiReplicaSpecs"
+        version = "kubeflow.org/v1" if kind is PYTORCHJOB else "kubeflow.org/v2beta1"
+        job = {"apiVersion": version, "kind": kind.name, "metadata": {}, "spec": {**spec, field: roles}}
+        parameters = {"manifest": job}
+    with pytest.raises(TrainingJobError) as failed:
+        instance.execute(**parameters, deferrable=False)
+    who = {PYTORCHJOB: "Master 0", MPIJOB: "Launcher", TRAINJOB: "node 0"}[kind]
+    assert str(failed.value).splitlines()[0] == f"{who} was killed from outside by {name} (exit code {code})"
+    assert failed.value.cause["category"] == "infrastructure"

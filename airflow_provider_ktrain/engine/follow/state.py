@@ -94,8 +94,8 @@ class JobState:
 
     @property
     def pods_of_training(self) -> list[Mapping[str, Any]]:
-        """All pods, each as last seen, without those that replace another one after the job has ended."""
-        return pods_until_end(self.kind, self.known_job, self.pods.all)
+        """All pods, each as it ended, without those that replace another one after the job has ended."""
+        return pods_until_end(self.kind, self.known_job, self.pods.as_ended)
 
     @property
     def ends(self) -> Ends:

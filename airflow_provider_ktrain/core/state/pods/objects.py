@@ -256,8 +256,9 @@ def failures_of(pod: Json, include_recovered: bool = False) -> list[tuple[bool, 
     """
     disruption, found = disruption_of(pod)[0], []
     for is_init, container in with_init(pod):
-        failed = failed_runs(container, include_recovered)
-        if runs := [run for run in failed if disruption or not was_ended_by_deletion(run, pod)]:
+        failed, last = failed_runs(container, include_recovered), state_of(container, "terminated")
+        # what is deleted isn't started again, so it's the last run that a deletion has ended
+        if runs := [run for run in failed if disruption or run is not last or not was_ended_by_deletion(run, pod)]:
             found.append((is_init, container, runs))
     return found or ([(False, {}, [{}])] if disruption else [])
 

@@ -139,6 +139,18 @@ def with_change(changes: PodChanges | None, before: Json, pod: Json) -> PodChang
     return replace(changes, ended={**changes.ended, **{name: end for name, end in ends.items() if end}})
 
 
+def as_ended(pod: Json, changes: PodChanges | None) -> Json:
+    """A pod without its deletion, if that was requested after its main containers had ended: it explains no end."""
+    if changes is None or not objects.is_being_deleted(pod):
+        return pod
+    ends = _ends(pod)
+    if not ends or any(changes.first(container, end) is not First.END for container, end in ends.items()):
+        return pod
+    meta = objects.metadata_of(pod)
+    kept = {key: meta[key] for key in meta if key not in ("deletionTimestamp", "deletionGracePeriodSeconds")}
+    return {**pod, "metadata": kept}
+
+
 def requested_at(pod: Json) -> float | None:
     """When a pod was requested to end, in epoch seconds, as this state of it shows that; None if it wasn't."""
     deleted = objects.deletion_requested_at(pod)

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods.objects import created, disruption_of, failures_of, restarts_of
-from airflow_provider_ktrain.core.state.pods.pod_changes import PodChanges, is_newer, with_change
+from airflow_provider_ktrain.core.state.pods.pod_changes import PodChanges, as_ended, is_newer, with_change
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     MAX_STOPPED_PODS,
@@ -130,6 +130,11 @@ class PodHistory:
     def all(self) -> list[Pod]:
         """All pods, deleted ones included."""
         return list(self._known.values())
+
+    @property
+    def as_ended(self) -> list[Pod]:
+        """All pods, without deletions that explain no end: see `pod_changes.as_ended`."""
+        return [as_ended(pod, self._changes.get(uid)) for uid, pod in self._known.items()]
 
     @property
     def lost(self) -> list[Pod]:
