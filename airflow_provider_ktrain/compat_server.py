@@ -225,7 +225,8 @@ def trainings_query(selection: Selection, after: str = "") -> Any:
 
 
 def _position(row: Any) -> str:
-    return f"{row.start_date.isoformat()}_{row.id}"
+    """Empty for a task instance that has not begun."""
+    return "" if row.start_date is None else f"{row.start_date.isoformat()}_{row.id}"
 
 
 def _place(position: str) -> tuple[datetime, uuid.UUID] | None:
@@ -249,7 +250,7 @@ def find_trainings(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Liste
         .where(or_(*(and_(*_is(Ti, key)) for key in keys)))
     )
     with _session() as session:
-        found = [Listed("", _record(row), _mapping(row.summary) or {}) for row in session.execute(wanted)]
+        found = [Listed(_position(row), _record(row), _mapping(row.summary) or {}) for row in session.execute(wanted)]
     return {listed.record.key: listed for listed in found}
 
 

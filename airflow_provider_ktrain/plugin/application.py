@@ -14,17 +14,17 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from airflow_provider_ktrain import compat, compat_server
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
-from airflow_provider_ktrain.links.training import PREFIX
+from airflow_provider_ktrain.links.training import PREFIX, page_query
 from airflow_provider_ktrain.plugin import views
 from airflow_provider_ktrain.plugin.trainings import CATEGORIES, STATES, Filters, Trainings
 
@@ -49,8 +49,8 @@ ERRORS = {
         "You don't have access to this training",
         "It needs the right to read the DAG's task instances and XComs. Ask an administrator of this Airflow.",
     ),
-    404: ("No such training", "Airflow has no such task instance. Its run may have been deleted."),
-    422: ("Incomplete address", "The address of this page needs dag_id, run_id and task_id. Use the link of the task."),
+    404: ("No such training", "Airflow has no such task instance, or none before it. Its run may have been deleted."),
+    422: ("Incomplete address", "The address of this page names no training, or not two to ten. Use Airflow's links."),
 }
 User = Annotated[Any, Depends(compat_server.user_dependency())]
 
@@ -68,11 +68,22 @@ def task_key(
 
 Key = Annotated[TaskInstanceId, Depends(task_key)]
 Wanted = Annotated[Filters, Depends(Filters)]
+Compared = Annotated[list[str], Query(max_length=10)]
+COMPARABLE = range(2, 11)  #: numbers of trainings
+
+
+def key_of(query: str) -> TaskInstanceId | None:
+    """The task instance of `links.training.page_query`; None if it isn't one."""
+    given = dict(parse_qsl(query))
+    try:
+        return task_key(given["dag_id"], given["run_id"], given["task_id"], given.get("map_index", "-1"))
+    except KeyError:
+        return None
 
 
 def _login(request: Request, code: int) -> str:
     """The address of Airflow's login, which leads back to the page; empty if a login doesn't help."""
-    base, name = compat.base_path(), request.url.path.rpartition("/")[2]
+    base, name = compat.base_path(), request.url.path.rpartition(f"{PREFIX}/")[2].lstrip("/")
     back = urlencode({"next": f"{base}{PREFIX}/{name}?{request.url.query}"})
     return f"{base}/api/v2/auth/login?{back}" if code == 401 else ""
 
@@ -142,6 +153,41 @@ def build() -> FastAPI:
         """The rows of the table."""
         view = trainings.view(user, filters, time.time())
         return update(request, "trainings_body.html", {"active": True}, view)
+
+    def compared(user: Any, trainings: list[str]) -> SimpleNamespace:
+        keys = [key for key in map(key_of, trainings) if key is not None]
+        if len(keys) != len(trainings) or len(keys) not in COMPARABLE:
+            raise HTTPException(422, "two to ten trainings can be compared")
+        rights = compat_server.rights(user, {key.dag_id for key in keys})
+        if any(key.dag_id not in rights for key in keys):
+            raise HTTPException(403, "one of the trainings is of a DAG that you may not read")
+        found, statuses = compat_server.find_trainings(keys), compat_server.read_statuses(keys)
+        if missing := [key for key in keys if key not in found]:
+            raise HTTPException(404, f"no task instance {missing[0]}")
+        return views.comparison([(found[key], statuses.get(key), rights[key.dag_id]) for key in keys], time.time())
+
+    @app.get("/compare")
+    def compare(request: Request, user: User, training: Compared) -> HTMLResponse:
+        """Trainings beside each other."""
+        return page("compare.html", view=compared(user, training), query=request.url.query)
+
+    @app.get("/compare/update")
+    def compare_update(request: Request, user: User, training: Compared) -> Response:
+        """Their curves and results."""
+        view = compared(user, training)
+        data = {"series": view.series, "labels": view.labels, "active": view.active}
+        return update(request, "compare_body.html", data, view)
+
+    @app.get("/compare/before", dependencies=rights)
+    def compare_before(key: Key) -> RedirectResponse:
+        """The comparison of a training with the one before of the same task and map index."""
+        this = compat_server.find_trainings([key]).get(key)
+        selection = compat_server.Selection(frozenset({key.dag_id}), task=key)
+        before = this and next(compat_server.trainings(selection, this.position), None)
+        if not before:
+            raise HTTPException(404, "no training before this one")
+        both = urlencode([("training", page_query(one)) for one in (before.record.key, key)])
+        return RedirectResponse(f"{compat.base_path()}{PREFIX}/compare?{both}", headers=HEADERS)
 
     @app.get("/static/{name}")
     def static(name: str) -> FileResponse:

@@ -30,6 +30,11 @@ STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airfl
 USAGE = {
     "held": "Held", "wasted": "Held without training", "queued": "Waiting for {}", "requested": "Requested",
 }  # fmt: skip
+#: rows of a comparison, and fields of `training_row`
+COMPARED = (
+    ("State", "state"), ("Cause", "cause"), ("Began (UTC)", "started"), ("Duration", "lasted"), ("Tries", "tries"),
+    ("GPU time", "held"), ("Code", "code"),
+)  # fmt: skip
 LARGEST = 1e15  #: above all times, numbers of steps and GPU-seconds
 ENDED = tuple(phase for phase in Phase if phase.ended)
 #: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
@@ -193,6 +198,51 @@ def keep_differing_parameters(rows: Sequence[dict[str, Any]]) -> None:
         names = differing([row["parameters"] for row in same]) if len(same) > 1 else same[0]["parameters"]
         for row in same:
             row["parameters"] = {name: value for name, value in row["parameters"].items() if name in names}
+
+
+def comparison(found: Sequence[tuple[Listed, Mapping[str, Any] | None, bool]], now: float) -> SimpleNamespace:
+    """Trainings beside each other: results, cost, the parameters that differ, and curves of the same metrics.
+
+    :param found: each with its status, and whether the user may read its log.
+    """
+    rows = [training_row(listed, status, with_logs=with_logs, now=now) for listed, status, with_logs in found]
+    metrics = [{name: f"{last} ({best})" for name, last, best in row["metrics"]} for row in rows]
+    parameters = [row["parameters"] for row in rows]
+    facts = [(title, [str(row[field]) for row in rows]) for title, field in COMPARED]
+    facts += [
+        (f"{name}: last (best)", [one.get(name, "") for one in metrics])
+        for name in dict.fromkeys(n for one in metrics for n in one)
+    ]
+    facts += [(name, [one.get(name, "") for one in parameters]) for name in differing(parameters)]
+    return SimpleNamespace(
+        rows=rows,
+        labels=list("ABCDEFGHIJ"[: len(rows)]),
+        facts=[(title, values) for title, values in facts if any(values)],
+        series=overlaid([_readable_series(status) for _, status, _ in found]),
+        active=any(listed.record.state in ACTIVE_STATES for listed, _, _ in found),
+        data=(found, minute_of(now)),
+    )
+
+
+def _readable_series(status: Mapping[str, Any] | None) -> dict[str, list[list[Any]]]:
+    try:
+        return _series(mapping(status))
+    except Exception:  # any task can store anything under our keys
+        return {}
+
+
+def overlaid(found: Sequence[Mapping[str, Sequence[Sequence[Any]]]]) -> dict[str, list[list[Any]]]:
+    """Curves of several trainings over each other: by name all steps, then the values of each, None where it has none.
+
+    :param found: of each training, by name `[steps, values]`.
+    """
+    lines = {}
+    for name in dict.fromkeys(name for one in found for name in one):
+        values = [dict(zip(*one.get(name, ((), ())), strict=True)) for one in found]
+        steps = sorted({step for one in values for step in one})
+        if len(steps) > 1:
+            lines[name] = [steps, *([one.get(step) for step in steps] for one in values)]
+    return lines
 
 
 def differing(found: Sequence[Mapping[str, str]]) -> list[str]:

@@ -115,3 +115,20 @@ def test_filters_work_with_the_keyboard_alone(airflow_site: Site, open_page: Ope
     until(tab, "location.search")
     tab.get_by_role("row", name=training.dag_id).first.wait_for()
     assert set(rows(tab)) == {training.dag_id}
+
+
+def test_ticked_trainings_are_compared(airflow_site: Site, open_page: Open) -> None:
+    first, second = airflow_site.running(), airflow_site.queued()
+    tab = open_list(airflow_site, open_page)
+    compare = tab.locator("#compare")
+    assert compare.is_disabled()
+    for training in (first, second):
+        tab.get_by_role("row", name=training.dag_id).first.get_by_role("checkbox").check()
+    tab.evaluate("served = new Map(); tag = ''; update()")  # ticks stay when the rows are replaced
+    until(tab, "served.size > 0")
+    compare.click()
+    tab.get_by_role("heading", name="Comparison of 2 trainings").wait_for()
+    until(tab, "Object.keys(series).length > 0")
+    until(tab, "document.querySelector('.chart-head')?.textContent.includes('A: ')")
+    for training in (first, second):
+        tab.get_by_role("columnheader", name=training.dag_id).wait_for()

@@ -12,6 +12,7 @@ import pathlib
 import sys
 import uuid
 from typing import Any
+from urllib.parse import urlencode
 
 from airflow import models, settings
 from airflow.api_fastapi.app import init_auth_manager
@@ -71,7 +72,7 @@ class PerEntityAuthManager(SimpleAuthManager):
 
 
 def fill_database() -> None:
-    """A training that runs, in each DAG."""
+    """A training that has failed, in each DAG."""
     load: Any = models
     load.import_all_models()
     Base.metadata.create_all(settings.engine)
@@ -87,7 +88,7 @@ def fill_database() -> None:
             session.execute(DagModel.__table__.insert().values(**dag))
             session.add(run)
             session.flush()
-            row = {"id": uuid.uuid4(), **key, "state": "running", "try_number": 2, "max_tries": 2, "pool": "p"}
+            row = {"id": uuid.uuid4(), **key, "state": "failed", "try_number": 2, "max_tries": 2, "pool": "p"}
             row |= {"pool_slots": 1, "start_date": now, "updated_at": now, "executor_config": {}}
             session.execute(TaskInstance.__table__.insert().values(**row))
             for name, value in ((STATUS_XCOM, STATUS), (SUMMARY_XCOM, {"cause": QUOTE})):
@@ -106,6 +107,11 @@ def answers(client: TestClient, user: str) -> dict[str, Any]:
     paths = {dag: f"/training?dag_id={dag}&run_id=run&task_id=train" for dag in DAGS}
     paths |= {f"update of {dag}": path.replace("/training", "/training/update") for dag, path in paths.items()}
     paths |= {"list": "/trainings", "update of the list": "/trainings/update"}
+    both = urlencode([("training", f"dag_id={dag}&run_id=run&task_id=train") for dag in DAGS])
+    paths |= {"comparison": f"/compare?{both}", "update of the comparison": f"/compare/update?{both}"}
+    paths |= {"list with text": f"/trainings/update?text={QUOTE}"}
+    paths |= {"comparison of one": f"/compare?{both.partition('&')[0]}"}
+    paths |= {"before mine": "/compare/before?dag_id=mine&run_id=run&task_id=train"}
     found = {name: client.get(path, headers=headers) for name, path in paths.items()}
     return {name: [answer.status_code, answer.text] for name, answer in found.items()}
 

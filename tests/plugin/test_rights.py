@@ -52,6 +52,10 @@ def test_page_and_list_need_the_rights_to_task_instances_and_xcoms(
         assert (pages[dag][0], pages[f"update of {dag}"][0]) == (expected, expected)
         for name in ("list", "update of the list"):
             assert (f"dag_id={dag}&" in pages[name][1]) is (dag in readable), name
+    for name in ("comparison", "update of the comparison"):
+        assert pages[name][0] == (200 if readable == set(DAGS) else 403), name
+    assert pages["comparison of one"][0] == 422
+    assert pages["before mine"][0] == (404 if "mine" in readable else 403), "there is no run before"
 
 
 @pytest.mark.parametrize(
@@ -69,3 +73,14 @@ def test_quoted_lines_need_the_right_to_the_logs_of_the_same_dag(
     for dag in DAGS:
         for name in (dag, f"update of {dag}"):
             assert (QUOTE in answers[user][name][1]) is (dag in with_logs), name
+
+
+@pytest.mark.parametrize(
+    ("user", "quotes"), [("everything", True), ("one-dag", True), ("no-logs", False), ("logs-of-another-dag", True)]
+)
+def test_table_shows_causes_of_dags_whose_logs_the_user_may_read(
+    answers: dict[str, dict[str, tuple[int, str]]], user: str, quotes: bool
+) -> None:
+    assert (QUOTE in answers[user]["list"][1]) is quotes
+    found = answers[user]["list with text"][1]
+    assert ("dag_id=mine&" in found) is (user in ("everything", "one-dag"))

@@ -4,7 +4,9 @@
 const CHART_HEIGHT = 180, MAX_ODD_SHOWN = 5;
 const LARGEST = 1e30, SMALLEST = 1e-18; // uPlot has no ticks for larger values; it hangs on a logarithmic scale with much smaller ones
 const NARROWEST = 1e-12; // a range that is narrower, as a part of its numbers, has no ticks: uPlot would look for them for ever
-const charts = new Map(); // by metric: box, plot, readout, odd, uplot, steps, values
+const charts = new Map(); // by metric: box, plot, readout, odd, uplot, steps, lines: values by line
+const DASHES = [[], [8, 4], [2, 3]]; // lines differ not by their color alone
+let labels = []; // of the lines, if there are several
 const logarithmic = new Set(); // metrics that are drawn on a logarithmic scale
 
 function color(name) {
@@ -28,7 +30,7 @@ function element(tag, className, ...children) {
 function makeChart(name) {
   const chart = {
     plot: element("div", "plot"), readout: element("span", "quiet"), odd: element("p", "odd attention"),
-    hint: element("p", "odd quiet"), scale: element("button", "scale", "log"), uplot: null, steps: [], values: [],
+    hint: element("p", "odd quiet"), scale: element("button", "scale", "log"), uplot: null, steps: [], lines: [],
   };
   chart.scale.type = "button";
   chart.scale.setAttribute("aria-label", `Logarithmic scale for ${name}`);
@@ -45,8 +47,14 @@ function makeChart(name) {
 
 function showValue(chart, index) {
   const hovered = index !== null && index !== undefined;
-  const at = hovered ? index : chart.values.length - 1;
-  chart.readout.textContent = `${formatNumber(chart.values[at])}${hovered ? ` at step ${formatNumber(chart.steps[at])}` : ""}`;
+  const found = chart.lines.map((values, i) => [labels[i], hovered ? values[index] : values.findLast((value) => value !== null)]);
+  const text = found.filter(([, value]) => value !== null && value !== undefined).map(([label, value]) => `${named(chart, label)}${formatNumber(value)}`).join(", ");
+  chart.readout.textContent = `${text}${hovered ? ` at step ${formatNumber(chart.steps[index])}` : ""}`;
+}
+
+// The label of a line, before what is said about it; nothing for the only one.
+function named(chart, label) {
+  return chart.lines.length > 1 ? `${label}: ` : "";
 }
 
 // Draws a chart from nothing: its scale, the theme or its place has changed.
@@ -58,12 +66,15 @@ function redraw(name, chart) {
     stroke: color("--quiet"), font: "12px sans-serif", values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : formatNumber(tick))),
     grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1, size: 5 },
   };
-  const line = color("--busy");
+  const line = (_, i) => ({
+    label: labels[i] ?? name, stroke: color(`--line-${i % 10}`), width: 2, dash: DASHES[i % DASHES.length],
+    spanGaps: chart.lines.length > 1, points: { fill: color("--card") }, // lines have different steps
+  });
   chart.uplot = new uPlot({
     width: Math.max(chart.plot.clientWidth, 100), height: CHART_HEIGHT, legend: { show: false },
     scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
     axes: [{ ...axis, size: 32 }, { ...axis, size: 60 }],
-    series: [{}, { label: name, stroke: line, width: 2, spanGaps: false, points: { fill: color("--card") } }],
+    series: [{}, ...chart.lines.map(line)],
     cursor: { y: false, drag: { x: true, y: false } },
     hooks: { setCursor: [(uplot) => showValue(chart, uplot.cursor.idx)] },
   }, points(name, chart), chart.plot);
@@ -78,17 +89,17 @@ function isRange(lowest, highest) {
 }
 
 // What uPlot draws: values that it or the scale can't show are gaps. Values in too narrow a range are drawn as one.
-function points(name, { steps, values }) {
-  const log = logarithmic.has(name), drawn = values.map((value) => (isDrawn(value, log) ? value : null));
-  const shown = drawn.filter((value) => value !== null);
-  if (shown.length && !isRange(Math.min(...shown), Math.max(...shown))) return [steps, drawn.map((value) => (value === null ? null : shown[0]))];
-  return [steps, drawn];
+function points(name, { steps, lines }) {
+  const log = logarithmic.has(name), drawn = lines.map((values) => values.map((value) => (isDrawn(value, log) ? value : null)));
+  const shown = drawn.flat().filter((value) => value !== null);
+  if (!shown.length || isRange(Math.min(...shown), Math.max(...shown))) return [steps, ...drawn];
+  return [steps, ...drawn.map((values) => values.map((value) => (value === null ? null : shown[0])))];
 }
 
 function describe(name, chart) {
-  const { steps, values } = chart;
-  const odd = values.map((value, i) => [value, steps[i]]).filter(([value]) => !isDrawn(value, false));
-  chart.odd.textContent = odd.slice(0, MAX_ODD_SHOWN).map(([value, step]) => `${formatNumber(value)} at step ${formatNumber(step)}`).join(", ")
+  const { steps, lines } = chart, values = lines.flat().filter((value) => value !== null);
+  const odd = lines.flatMap((line, n) => line.map((value, i) => [value, steps[i], named(chart, labels[n])])).filter(([value]) => value !== null && !isDrawn(value, false));
+  chart.odd.textContent = odd.slice(0, MAX_ODD_SHOWN).map(([value, step, label]) => `${label}${formatNumber(value)} at step ${formatNumber(step)}`).join(", ")
     + (odd.length > MAX_ODD_SHOWN ? ` and ${odd.length - MAX_ODD_SHOWN} more` : "");
   const belowScale = logarithmic.has(name) ? values.filter((value) => isDrawn(value, false) && !isDrawn(value, true)).length : 0;
   chart.hint.textContent = belowScale ? `${belowScale} of ${values.length} values are too small for a logarithmic scale.` : "";
@@ -96,7 +107,7 @@ function describe(name, chart) {
   showValue(chart, chart.uplot?.cursor.idx);
 }
 
-// Shows the series in `place`. `series`: {name: [steps, values]}.
+// Shows the series in `place`. `series`: {name: [steps, values of each line]}, where null is no value.
 function showCharts(place, series) {
   for (const [name, chart] of charts) {
     if (place && (series[name]?.[0].length ?? 0) > 1) continue;
@@ -105,15 +116,16 @@ function showCharts(place, series) {
     charts.delete(name);
   }
   if (!place || !window.uPlot) return;
-  for (const [name, [steps, values]] of Object.entries(series)) {
+  for (const [name, [steps, ...lines]] of Object.entries(series)) {
     if (steps.length < 2) continue;
     const known = charts.get(name), chart = known ?? makeChart(name), numbers = steps.map(Number);
     const from = isRange(numbers[0], numbers.at(-1)) ? 0 : -1; // too narrow a range is drawn as one point
+    const same = chart.lines.length === lines.length;
     chart.steps = numbers.slice(from);
-    chart.values = values.slice(from);
+    chart.lines = lines.map((values) => values.slice(from));
     charts.set(name, chart);
     if (chart.box.parentElement !== place) place.append(chart.box);
-    if (known) chart.uplot.setData(points(name, chart));
+    if (known && same) chart.uplot.setData(points(name, chart));
     else redraw(name, chart);
     describe(name, chart);
   }

@@ -30,6 +30,7 @@ function layOut() {
   showCharts(content.querySelector(".charts"), series);
   if (sorted) sortRows(sorted.column, sorted.descending);
   showAge();
+  document.dispatchEvent(new Event("laidout"));
 }
 
 // A number if the text is one, else the text; what is neither, such as NaN or nothing, comes last.
@@ -127,6 +128,7 @@ async function update() {
       const data = await answer.json();
       tag = answer.headers.get("ETag") ?? "";
       series = data.series ?? {};
+      labels = data.labels ?? [];
       active = data.active;
       replaceParts(data.html);
       delay = FASTEST;
