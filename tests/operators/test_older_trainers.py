@@ -57,6 +57,15 @@ def test_submission_is_refused_and_may_be_retried(instance: VirtualInstance, fie
 
 
 @older
+def test_clear_releases_the_job_before_it_is_refused(instance: VirtualInstance, version: str) -> None:
+    submitted(instance, version, *TRAINS)
+    with pytest.raises(TrainingClusterError, match="TrainJobs can be submitted only to"):
+        instance.execute(command=TRAINS, number=3, retries=0, deferrable=False)
+    assert not instance.jobs()
+    assert not instance.api.pods
+
+
+@older
 def test_retry_adopts_the_job_and_follows_it_to_its_end(instance: VirtualInstance, version: str) -> None:
     submitted(instance, version, *TRAINS)
     assert instance.execute(command=TRAINS, **AGAIN) == {"loss": 0.5}
