@@ -41,7 +41,6 @@ RESOURCES = [
         "resourcequotas/ResourceQuota",
     ),
     *_resources("", "v1", "nodes/Node", "namespaces/Namespace", namespaced=False),
-    *_resources("apps", "v1", "deployments/Deployment"),
     *_resources("batch", "v1", "jobs/Job"),
     *_resources("apiextensions.k8s.io", "v1", "customresourcedefinitions/CustomResourceDefinition", namespaced=False),
     *_resources("authorization.k8s.io", "v1", "selfsubjectaccessreviews/SelfSubjectAccessReview", namespaced=False),
