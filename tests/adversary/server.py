@@ -49,7 +49,6 @@ class Liar(Operators):
         self.rng = random.Random(0)
         self.is_cut_off = False
         self.number = 0
-        self.kinds: list[str] = []  # of all requests
         self._last_undetectable = ""
         self._last_lie: Lie | None = None  # if the last answer was one
         super().__init__(after, namespace=namespace)
@@ -62,7 +61,8 @@ class Liar(Operators):
             return Response(200, PAGE)
         number, kind = self.number, kind_of(request)
         self.number += 1
-        self.kinds.append(kind)
+        if self.truth.actor != "reaper":
+            self.truth.requests.append(kind)
         lie = self.plan(request, number)
         if lie is not None and (lie.undetectable and self._last_undetectable == request.where.resource):
             lie = None

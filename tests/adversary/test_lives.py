@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from tests.adversary.lies import LIES
-from tests.adversary.lives import Life, live, plan_at_random
+from tests.adversary.lies import LIES, Lie, kind_of
+from tests.adversary.lives import Disturbance, Life, live, plan_at_random
 from tests.adversary.server import Plan
+from tests.adversary.truth import Truth
+from tests.apiserver import Request
 from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
 
@@ -21,16 +25,17 @@ LIVES = int(os.environ.get("KTRAIN_LIVES", "2000"))
 BATCH = 20
 
 
-def check(life: Life, plan: Plan, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(life: Life, plan: Plan, seed: int, monkeypatch: pytest.MonkeyPatch, what: str = "") -> Truth:
     """Live a life; fail with its story if something was wrong."""
-    print(f"KTRAIN_LIFE={seed}")
+    print(f"KTRAIN_LIFE={seed} {what}")
 
     def connect(cluster: TestCluster) -> None:
         set_connection(cluster, monkeypatch)
 
     truth = live(life, plan, seed, connect)
     if truth.wrong:
-        pytest.fail("\n".join([f"KTRAIN_LIFE={seed}", *truth.wrong, *truth.story]), pytrace=False)
+        pytest.fail("\n".join([f"KTRAIN_LIFE={seed} {what}", *truth.wrong, *truth.story]), pytrace=False)
+    return truth
 
 
 def seeds(batch: int) -> range:
@@ -57,3 +62,35 @@ def test_lives_with_lies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
         rng = random.Random(seed)
         life = Life.random(rng)
         check(life, plan_at_random(rng, LIES), seed, monkeypatch)
+
+
+def told_at(lie: Lie, kind: str, number: int) -> Plan:
+    """Tells one lie, at the request of this kind that comes after so many others of it."""
+    left = number
+
+    def plan(request: Request, _: int) -> Lie | None:
+        nonlocal left
+        if kind_of(request) != kind:
+            return None
+        left -= 1
+        return lie if left == -1 else None
+
+    return plan
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
+@pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "TrainJob"])
+def test_each_lie_at_each_kind_of_request(kind: str, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lie in a life, at each kind of request. The lie decides in which life that has it, and at which of them."""
+    lives = [Life(kind=kind, size=2, seconds=8.0)]
+    lives += [replace(lives[0], disturbances=(Disturbance(end, 5.0),)) for end in ("mark failed", "lost", "evict")]
+    asked: dict[str, list[tuple[Life, int]]] = {}
+    for life in lives:
+        truth = check(life, lambda request, number: None, 0, monkeypatch)
+        for what, times in Counter(truth.requests).items():
+            asked.setdefault(what, []).append((life, times))
+    turn = LIES.index(lie)
+    for what, found in asked.items():
+        life, times = found[turn % len(found)]
+        check(life, told_at(lie, what, turn % times), 0, monkeypatch, f"{lie.name} at {what}, number {turn % times}")

@@ -82,6 +82,7 @@ class Truth:
     def __init__(self, now: Callable[[], float], timeout: float | None, max_restarts: int | None) -> None:
         self._now, self._timeout, self._max_restarts = now, timeout, max_restarts
         self.story: list[str] = []
+        self.requests: list[str] = []  # what each was for, but those of the reaper
         self.wrong: list[str] = []
         self.jobs: dict[str, Job] = {}
         self.actor = "nobody"

@@ -233,7 +233,7 @@ class Operators(ApiServer):
             if pod["metadata"]["uid"] not in self._containers or has_phase(pod, "Succeeded", "Failed"):
                 self.remove("pods", name)
             elif "deletionTimestamp" not in pod["metadata"]:
-                self.change("pods", name, lambda one: one["metadata"].update(deletionTimestamp=stamp(-30)))
+                self.change("pods", name, lambda one: one["metadata"].update(_ending()))
         for resource, objects in list(self.objects.items()):
             if resource != "pods":
                 for owned in [one for one in objects.values() if _owns(uid, one)]:
@@ -271,7 +271,7 @@ class Operators(ApiServer):
 
         def change(one: Object) -> None:
             one["status"]["conditions"] = [*one["status"]["conditions"], disrupted]
-            one["metadata"]["deletionTimestamp"] = stamp(-30)
+            one["metadata"].update(_ending())
 
         self.change("pods", pod, change)
 
@@ -366,7 +366,7 @@ class Operators(ApiServer):
             if pod["metadata"]["uid"] not in self._containers or has_phase(pod, "Succeeded", "Failed"):
                 self.remove_pod(name, pod["metadata"]["uid"])
             elif "deletionTimestamp" not in pod["metadata"]:
-                self.change("pods", name, lambda one: one["metadata"].update(deletionTimestamp=stamp(-30)))
+                self.change("pods", name, lambda one: one["metadata"].update(_ending()))
 
     # pods
 
@@ -464,6 +464,11 @@ class Operators(ApiServer):
     def show(self, name: str, phase: str, container: Object) -> None:
         """Set the status of a pod."""
         self.change("pods", name, lambda pod: pod["status"].update(phase=phase, containerStatuses=[container]))
+
+
+def _ending() -> Object:
+    """The metadata of a pod that was requested to end now: both fields, from which the time of the request follows."""
+    return {"deletionTimestamp": stamp(-30), "deletionGracePeriodSeconds": 30}
 
 
 def _owns(uid: str, obj: Object) -> bool:
