@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import inspect
+import json
 import os
 import socket
 import sys
@@ -17,6 +19,7 @@ import termios
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -25,6 +28,7 @@ from airflow.sdk import configuration
 from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
+from airflow_provider_ktrain.core.logs.repetition import LogFiles, LogStorage
 from airflow_provider_ktrain.core.state.accelerators import (
     DEFAULT_RESOURCE,
     Accelerator,
@@ -32,6 +36,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     configured_rows,
 )
 from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown, shown_log
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -423,6 +428,44 @@ def set_xcom(ti_key: TaskInstanceId, key: str, value: Any) -> None:
     from airflow.sdk.execution_time.xcom import XCom
 
     XCom.set(key=key, value=_transportable(value, key), **asdict(ti_key))
+
+
+def repeat_logs() -> str:
+    """`[ktrain] repeat_logs`: `auto`, `always` or `never`."""
+    return _setting("ktrain", "repeat_logs")
+
+
+def is_inline() -> bool:
+    """Whether this process runs tasks and triggers for `airflow dags test`, which shows their lines in its terminal."""
+    return type(supervisor_connection()).__name__ == "InProcessSupervisorComms"
+
+
+def log_storage(ti: Any) -> LogStorage:
+    """Where Airflow stores the log of the worker's own task."""
+    from airflow.sdk.log import load_remote_log_handler
+
+    handler = load_remote_log_handler()
+    classes = () if handler is None else tuple(cls.__name__ for cls in type(handler).__mro__)
+    files = _log_files(ti) if handler is None else None
+    return LogStorage(classes, files, dies_with_pod="AIRFLOW_IS_K8S_EXECUTOR_POD" in os.environ)
+
+
+def _log_files(ti: Any) -> LogFiles | None:
+    """The files of a task's log on this machine; None: they are not found by the setting of their names."""
+    from airflow.utils.helpers import log_filename_template_renderer
+
+    try:
+        own = Path(_setting("logging", "base_log_folder"), log_filename_template_renderer()(ti=ti))
+        with own.open() as records:
+            first = records.readline()
+        triggers = [file.stat() for file in own.parent.glob(f"{glob.escape(own.name)}.trigger.*.log")]
+    except Exception:  # the template is the user's, and may need what only the scheduler knows
+        return None
+    try:
+        began_at = epoch_seconds(json.loads(first)["timestamp"])
+    except (KeyError, TypeError, ValueError):
+        began_at = None
+    return LogFiles(began_at, max((file.st_mtime for file in triggers if file.st_size), default=None))
 
 
 def metrics() -> Any:

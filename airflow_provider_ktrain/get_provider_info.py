@@ -70,6 +70,14 @@ def get_provider_info() -> dict[str, Any]:
                         "example": None,
                         "default": "False",
                     },
+                    "repeat_logs": {
+                        "description": "Whether a worker logs the lines of the trigger again when its task resumes: "
+                        "`auto` (where Airflow would not show them any more), `always` or `never`.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": None,
+                        "default": "auto",
+                    },
                     "job_url": {
                         "description": "URL of a dashboard's page about a job, for a button of its task, with the "
                         "placeholders {kind}, {plural}, {namespace}, {name} and {uid}. Default: no button.",

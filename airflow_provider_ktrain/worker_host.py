@@ -14,6 +14,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event, Successor
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
+from airflow_provider_ktrain.core.logs.repetition import Repetition
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import LoopThread
@@ -194,6 +195,10 @@ class WorkerHost:
             raise
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
+
+    def repeat_lines(self, deferral: Deferral, repetition: Repetition, seconds: float) -> None:
+        """Log the lines of the trigger again, as `Training.repeat_lines` does. A kill only ends this."""
+        self._run(self._training.repeat_lines(deferral, repetition, seconds))
 
     def outcome_stored(self, ref: JobRef, event: Event) -> str:
         """Delete a job that has ended; returns why that failed, or an empty string.

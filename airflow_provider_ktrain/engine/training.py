@@ -22,6 +22,7 @@ from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRig
 from airflow_provider_ktrain.core.identity.adoption import may_have_begun
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.logs.repetition import Repetition
 from airflow_provider_ktrain.core.state.pods.objects import has_ended
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
@@ -30,10 +31,11 @@ from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Lo
 from airflow_provider_ktrain.engine.decisions import Decisions
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
+from airflow_provider_ktrain.engine.follow.repeated_lines import repeat_lines
 from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
@@ -441,6 +443,28 @@ class Training:
             reporting.cancel()
 
     # after the end
+
+    async def repeat_lines(self, deferral: Deferral, repetition: Repetition, seconds: float) -> None:
+        """Log the lines of the trigger again. A request to stop ends this; it changes nothing.
+
+        :param seconds: after which it ends.
+        :raises TimeoutError: the job could not be read in that time.
+        """
+
+        async def repeat() -> None:
+            async with asyncio.timeout(seconds):
+                read = await self.job.read()
+            await repeat_lines(
+                await self.job.api(), self._log, read, deferral, repetition, seconds - timing.now() + began
+            )
+
+        began, self.job.ref = timing.now(), deferral.job
+        try:
+            await self._unless_stopped(repeat())
+        except _StopRequested:
+            pass
+        finally:
+            self.job.let_go()
 
     async def outcome_stored(self, ref: JobRef, event: Event) -> str:
         """Delete a job that has ended, or free its pods if its status is the only proof; returns why that failed.

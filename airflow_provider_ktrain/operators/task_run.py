@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import ALL_TRIES
 from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
+from airflow_provider_ktrain.core.logs import repetition
 from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import clipped, format_duration
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 KILLED = "the task received SIGTERM"
+MAX_REPEAT_SECONDS = 15.0  #: for the lines of a trigger; see also `execution_timeout`
 
 
 class TaskRun:
@@ -63,6 +65,7 @@ class TaskRun:
         #: when this process ends the training, before Airflow would: it counts from the start of `execute` or a resume
         self._deadline = math.inf if seconds is None else self._loop.epoch() + seconds
         self._killed = False
+        self._repeats_lines = False  # whether only a trigger has logged how the training went on after the deferral
         # what this process knows about the training, for OpenLineage; a deferral ends the process
         self.job: Mapping[str, str] = {}  #: the XCom `job`, if this process has pushed it
         self.outcome: Outcome | None = None
@@ -177,9 +180,11 @@ class TaskRun:
         """Return the result, raise the cause, or follow the job if its trigger failed."""
         with summaries.explained(self._context, self._log):
             ended = read_event(event)
-            if isinstance(ended, Outcome):
-                return self._finish(self._with_release(ended))
-            return self._follow_in_worker(ended)
+            if not isinstance(ended, Outcome):
+                return self._follow_in_worker(ended)
+            outcome = self._with_release(ended)
+            self._repeats_lines = outcome is ended
+            return self._finish(outcome)
 
     @as_airflow_errors()
     def resume_after_failure(self, next_kwargs: Mapping[str, Any] | None, otherwise: Callable[[], Any]) -> Any:
@@ -352,12 +357,15 @@ class TaskRun:
             if operator.outlets:
                 with self._only_logged("The asset events of the outlets do not contain the training's result."):
                     asset_events.add_training(context, operator.outlets, outcome, log)
+        if not outcome.release_error:
+            self._repeat_lines()
         unreleased = "" if outcome.succeeded and outcome.kept else outcome.release_error
         if outcome.kept:
             left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, host)
             unreleased = left if outcome.release_error else ""
         elif outcome.unreleased:
             unreleased = self._release_ended_job(JobRef.from_dict(outcome.unreleased), Event.KEPT_UNRELEASED, host)
+        self._repeat_lines()  # if its pods may have held accelerators until now
         if outcome.succeeded:
             if unreleased and compat.has_retry(context):
                 raise TrainingReleaseError(f"the training succeeded, but its pods may hold accelerators: {unreleased}")
@@ -368,6 +376,26 @@ class TaskRun:
         if not unreleased and outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ()):
             raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
         raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
+
+    def _repeat_lines(self) -> None:
+        """Log the lines of the trigger again, once, if Airflow doesn't show them: see `core/logs/repetition.py`."""
+        repeats, self._repeats_lines = self._repeats_lines, False
+        if not repeats or compat.is_inline():
+            return
+        with self._only_logged("The training's lines since the deferral can't be logged again."):
+            found = self._deferral_of_this_try()
+            if found is None or found[0].options.logs == "none":
+                return
+            deferral, limit = found[0], self._operator.execution_timeout
+            storage, deferred_at = compat.log_storage(self._ti), deferral.handover.handed_over_at
+            decided = repetition.decide(compat.repeat_logs(), storage, deferred_at)
+            if isinstance(decided, str):
+                if decided:
+                    self._log.info(decided)
+                return
+            seconds = min(MAX_REPEAT_SECONDS, math.inf if limit is None else limit.total_seconds() / 4)
+            with self._reachable_by_kill(self._connected()) as host:
+                host.repeat_lines(deferral, decided, seconds)
 
     def _release_ended_job(self, job: JobRef, event: Event, host: WorkerHost | None) -> str:
         """Delete the job, unless its status is the only proof of its success; returns why that failed, or "".
