@@ -63,8 +63,8 @@ RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that
 EARLIEST_EVENT = 10.0
 JOB_SOURCE = "job"  #: the logger's name of what concerns a whole job; lines of a replica have the replica's name
 SIGKILL_DELAY_SECONDS = 5.0  #: from SIGTERM, on which Airflow calls `on_kill`, to SIGKILL
-#: remote log storage to which Airflow uploads a log file when its process or trigger ends
-UPLOADED_LOGS = ("s3://", "gs://", "wasb", "oss://", "hdfs://")
+#: remote log storage from which Airflow shows a trigger's log when it has uploaded it, and from which it never does
+UPLOADED_LOGS, HIDDEN_LOGS = ("s3://", "gs://", "wasb"), ("cloudwatch://", "oss://", "hdfs://")
 
 CELERY_PROVIDER = "apache-airflow-providers-celery"
 VISIBILITY_TIMEOUT = 86400.0  #: seconds; what Airflow's Celery provider sets for these brokers by default
@@ -478,16 +478,16 @@ def metrics() -> Any:
 def trigger_log_hint() -> str:
     """Where the log lines of a trigger are visible; an empty string if Airflow shows them like those of a worker.
 
-    Airflow uploads a trigger's log file when the trigger ends; until then, only the triggerer's log server has it. From
-    CloudWatch, Airflow only reads the worker's log stream (apache/airflow#70317).
+    Airflow uploads a trigger's log file when the trigger ends; until then, only the triggerer's log server has it.
     """
     if not configuration.conf.getboolean("logging", "remote_logging", fallback=False):
         return ""
     folder = _setting("logging", "remote_base_log_folder")
-    if folder.startswith("cloudwatch://"):
+    if folder.startswith(HIDDEN_LOGS):
         return (
-            "Airflow does not show a trigger's log lines from CloudWatch after the trigger has ended "
-            "(apache/airflow#70317). They stay in the log stream <path of the task's log>.trigger.<id>.log."
+            "Airflow does not show a trigger's log lines from this storage after the trigger has ended "
+            "(apache/airflow#70317).\nThe worker logs them again then ([ktrain] repeat_logs). They stay in "
+            "<path of the task's log>.trigger.<id>.log."
         )
     if folder.startswith(UPLOADED_LOGS):
         return (

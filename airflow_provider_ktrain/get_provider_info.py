@@ -71,8 +71,8 @@ def get_provider_info() -> dict[str, Any]:
                         "default": "False",
                     },
                     "repeat_logs": {
-                        "description": "Whether a worker logs the lines of the trigger again when its task resumes: "
-                        "`auto` (where Airflow would not show them any more), `always` or `never`.",
+                        "description": "Whether a worker logs its trigger's lines again: `auto` (where Airflow stops "
+                        "showing them), `always` or `never`.",
                         "version_added": "0.1.0",
                         "type": "string",
                         "example": None,

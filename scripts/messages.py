@@ -59,6 +59,7 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("core/state/pods/usage", "__str__"): "info",
     ("core/state/pods/replica_status", "_line"): "info",
     ("core/state/steps/reported_steps", "describe"): "info",
+    ("core/logs/repetition", "repetition_of"): "info",
     ("core/logs/result", "_joined"): "part",
     ("core/logs/result", "_parsed"): "part",
     ("core/text/xcom_values", "storable_outputs"): "part",

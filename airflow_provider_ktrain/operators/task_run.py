@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import ALL_TRIES
 from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
-from airflow_provider_ktrain.core.logs import repetition
+from airflow_provider_ktrain.core.logs.repetition import repetition_of
 from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import clipped, format_duration
@@ -388,7 +388,7 @@ class TaskRun:
                 return
             deferral, limit = found[0], self._operator.execution_timeout
             storage, deferred_at = compat.log_storage(self._ti), deferral.handover.handed_over_at
-            decided = repetition.decide(compat.repeat_logs(), storage, deferred_at)
+            decided = repetition_of(compat.repeat_logs(), storage, deferred_at)
             if isinstance(decided, str):
                 if decided:
                     self._log.info(decided)

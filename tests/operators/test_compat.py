@@ -17,17 +17,19 @@ import pytest
 import structlog
 from airflow.configuration import retrieve_configuration_description
 from airflow.models import taskinstance
+from airflow.providers.cncf.kubernetes import pod_generator
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
 from airflow.sdk import BaseOperator, BaseOperatorLink, BaseSensorOperator, Context
 from airflow.sdk.bases import operator
 from airflow.sdk.configuration import AirflowSDKConfigParser
 from airflow.sdk.exceptions import AirflowException, TaskDeferralError, TaskDeferralTimeout
-from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time import supervisor, task_runner
 from airflow.sdk.execution_time.supervisor import WatchedSubprocess
 from airflow.sdk.execution_time.xcom import XCom
-from airflow.sdk.log import logging_processors, mask_secret
+from airflow.sdk.log import load_remote_log_handler, logging_processors, mask_secret
 from airflow.sdk.observability.stats import Stats
 from airflow.triggers.base import BaseTrigger
+from airflow.utils.helpers import log_filename_template_renderer
 from airflow.utils.log.file_task_handler import FileTaskHandler
 
 import airflow_provider_ktrain
@@ -36,6 +38,7 @@ from airflow_provider_ktrain.core.state.accelerators import add_host_rows, unit_
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.sensors.training import PyTorchJobSensor
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from tests.operators.task_instance import Ti
 
 AIRFLOW = pathlib.Path(airflow.__file__).parent
 PACKAGE = pathlib.Path(airflow_provider_ktrain.__file__).parent
@@ -228,7 +231,8 @@ def test_gauges_have_tags() -> None:
         ("core", "execution_api_server_url", "deployment_id: two Airflows that share a cluster use the same job names"),
         ("logging", "remote_logging", "trigger_log_hint: nothing tells where a deferred task's log lines are"),
         ("logging", "remote_base_log_folder", "trigger_log_hint: nothing tells where a deferred task's log lines are"),
-        ("logging", "log_filename_template", "trigger_log_hint: the name of the CloudWatch stream is wrong"),
+        ("logging", "log_filename_template", "log_storage: lines are logged again although they are shown"),
+        ("logging", "base_log_folder", "log_storage: lines are not logged again although they are not shown"),
     ],
 )
 def test_configuration_options_exist(section: str, option: str, breaks: str) -> None:
@@ -279,6 +283,18 @@ def test_trigger_logs_have_the_suffix_that_is_announced() -> None:
     handler: Any = FileTaskHandler
     name = handler.add_triggerer_suffix("attempt=1.log", 7)
     assert name == "attempt=1.log.trigger.7.log", "trigger_log_hint: the name of the CloudWatch stream is wrong"
+
+
+def test_log_of_a_worker_is_found_by_its_name() -> None:
+    breaks = "log_storage: lines that are not shown are not logged again"
+    assert callable(load_remote_log_handler), breaks
+    assert log_filename_template_renderer()(ti=Ti("run", 2, 2)) == "dag_id=dag/run_id=run/task_id=train/attempt=2.log"
+    assert "AIRFLOW_IS_K8S_EXECUTOR_POD" in inspect.getsource(pod_generator), "log_storage: lines that nobody will see"
+
+
+def test_tasks_of_dags_test_have_a_supervisor_of_their_own() -> None:
+    name = supervisor.InProcessSupervisorComms.__name__
+    assert name == "InProcessSupervisorComms", "is_inline: `airflow dags test` says that lines may be missing"
 
 
 # the provider for Kubernetes

@@ -306,5 +306,5 @@ APART = LogFiles(began_at=1000.0, trigger_wrote_at=None)
     ],
 )
 def test_decision(choice: str, handlers: tuple[str, ...], files: LogFiles | None, pod: bool, repeats: bool) -> None:
-    decided = repetition.decide(choice, LogStorage(handlers, files, pod), 4000.0)
+    decided = repetition.repetition_of(choice, LogStorage(handlers, files, pod), 4000.0)
     assert isinstance(decided, Repetition) is repeats

@@ -33,8 +33,11 @@ def test_storage_that_is_written_live_needs_no_hint(monkeypatch: pytest.MonkeyPa
     assert trigger_log_hint() == ""
 
 
-def test_cloudwatch_hint_names_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_remote(monkeypatch, "cloudwatch://arn:aws:logs:eu-west-1:1:log-group:airflow")
+@pytest.mark.parametrize(
+    "folder", ["cloudwatch://arn:aws:logs:eu-west-1:1:log-group:airflow", "oss://bucket/logs", "hdfs://host/logs"]
+)
+def test_hint_names_the_file_that_airflow_does_not_show(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    set_remote(monkeypatch, folder)
     assert "apache/airflow#70317" in trigger_log_hint()
     assert ".trigger.<id>.log" in trigger_log_hint()
 

@@ -53,7 +53,7 @@ class Repetition:
     keeps_time: bool
 
 
-def decide(choice: str, storage: LogStorage, deferred_at: float) -> Repetition | str:
+def repetition_of(choice: str, storage: LogStorage, deferred_at: float) -> Repetition | str:
     """How the lines are logged again; if they aren't, what the log says about that: mostly nothing.
 
     :param choice: `[ktrain] repeat_logs`. Any other value than `always` and `never` is `auto`.
