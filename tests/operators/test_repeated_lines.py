@@ -5,20 +5,19 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.sdk.log import _ActiveLoggingConfig
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE
 from airflow_provider_ktrain.core.logs import repetition
 from airflow_provider_ktrain.core.logs.repetition import LogFiles, LogStorage, Repetition
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingTimeoutError
-from tests.operators.task_instance import DAG_ID
+from tests.operators.task_instance import DAG_ID, of_each_kind
 from tests.operators.virtual_instance import VirtualInstance
 from tests.virtual import EPOCH, START
 
@@ -52,17 +51,13 @@ Remote = Callable[[type], None]
 
 
 @pytest.fixture
-def remote() -> Iterator[Remote]:
+def remote(monkeypatch: pytest.MonkeyPatch) -> Remote:
     """Sets the class of Airflow's handler of remote logs."""
-    before = dict(vars(_ActiveLoggingConfig))
 
     def set_remote(handler: type) -> None:
-        made: Any = handler()
-        _ActiveLoggingConfig.set(made, None)
+        monkeypatch.setattr("airflow.sdk.log.load_remote_log_handler", handler)
 
-    yield set_remote
-    for name in ("logging_config_loaded", "remote_task_log", "default_remote_conn_id"):
-        setattr(_ActiveLoggingConfig, name, before[name])
+    return set_remote
 
 
 class Disk:
@@ -106,14 +101,16 @@ def resumed(instance: VirtualInstance, deferred: Any, event: Any = None) -> tupl
 
 def lines(records: Records) -> list[str]:
     """The lines of the container."""
-    replica = "[Master 0] "
-    return [text.removeprefix(replica) for one in records if (text := one["event"]).startswith(replica)]
+    return [
+        text.partition("] ")[2] for one in records if (text := one["event"]).startswith(("[Master 0] ", "[node 0] "))
+    ]
 
 
 def say(records: Records, text: str) -> Records:
     return [one for one in records if text in one["event"]]
 
 
+@of_each_kind
 def test_lines_on_another_disk_are_logged_again(instance: VirtualInstance, disk: Disk) -> None:
     disk.write()
     Disk(disk.folder.parent / "triggerer", instance).write(suffix=".trigger.7.log")
@@ -122,9 +119,9 @@ def test_lines_on_another_disk_are_logged_again(instance: VirtualInstance, disk:
     assert not instance.jobs()
     assert lines(records) == [*LATE, *RESULT], "those that the worker has not logged, without a mark"
     (why,) = say(records, AGAIN)
-    first = next(one for one in records if one["event"] == f"[Master 0] {LATE[0]}")
+    first = next(one for one in records if one["event"].endswith(f"] {LATE[0]}"))
     assert why["timestamp"] == first["timestamp"], "the UI sorts records"
-    assert first["logger"] == "Master 0"
+    assert first["logger"] == instance.replica
     assert not say(records, LOST)
 
 
