@@ -58,7 +58,7 @@ NAMED_PODS = 5  #: how many pods an error names
 FIRST_POLL_SECONDS = 0.25  #: pause before the first check whether the job or its pods are gone, doubled after each
 MAX_POLL_SECONDS = 1.0
 CONFLICT_PAUSE_SECONDS = 0.05  #: pause after the second conflict of a write with other writers, doubled after each
-MAX_CONFLICT_PAUSE_SECONDS = 0.5
+MAX_CONFLICT_PAUSE_SECONDS = 2.0
 CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)
 LATE_PODS_SECONDS = 2.0  #: in which an operator may create a pod of a job that has ended: see `may_create_pods_late`
 REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
@@ -204,7 +204,8 @@ async def release_others(
             return await release(api, ref, mode, read, timeout=max(0.0, end - timing.now()), say=say)
         except JobChanged as e:
             if timing.now() + pause > end:
-                raise ReleaseError(f"{ref} could not be released, because it kept changing.\n{e}") from None
+                why = f"{ref} could not be released, because it kept changing. To delete it, run: {ref.delete_command}"
+                raise ReleaseError(f"{why}\n{e}") from None
             await asyncio.sleep(pause)
             pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
 
@@ -469,7 +470,7 @@ async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, e
         async with asyncio.timeout(max(0.0, end - timing.now()) + UNANSWERED_REQUEST_SECONDS):
             return await retry_transient(attempt, end, refused_until=began + REFUSED_SECONDS)
     except ApiStatusError as e:
-        raise ReleaseError(f"{ref} could not be released.\n{e}") from None
+        raise ReleaseError(f"{ref} could not be released. To delete it, run: {ref.delete_command}\n{e}") from None
     except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
             f"{ref} could not be released within {end - began:.0f} s: the API server can't be reached.\n"

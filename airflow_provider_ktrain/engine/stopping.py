@@ -109,7 +109,7 @@ class Stopping:
         if job.ref is None:
             known = ENDED_JOB if job.is_followed else NO_JOB
             return (known if job.submission is None else UNKNOWN_JOB), ""
-        read = self._as_seen() if event is Event.KILL else await self._last_read(end)
+        read, conflicts = self._as_seen() if event is Event.KILL else await self._last_read(end), 0
         while True:
             situation = replace(job.situation(event, read), task=task, may_wait=False)
             if self._end_is_near(situation) and timing.now() + READ_INTERVAL + DELETE_SECONDS < end:
@@ -122,11 +122,14 @@ class Stopping:
                 async with asyncio.timeout(max(end - timing.now(), 0.5)):
                     text = f"{text}\n{await self._carry_out(rule, situation, end)}".rstrip()
             except JobChanged:
-                changed = await self._read_job(end)
-                if changed is not None:
-                    read = changed
+                changed, conflicts = await self._read_job(end), conflicts + 1
+                read = changed or read
+                if changed is not None and timing.now() < end:
+                    if conflicts > 1:
+                        await asyncio.sleep(READ_INTERVAL)
                     continue
-                error = f"It could not be read. To delete it, run: {job.delete_command}"
+                why = "It could not be read" if changed is None else "It keeps changing"
+                error = f"{why}. To delete it, run: {job.delete_command}"
             except (Exception, asyncio.CancelledError) as e:
                 if is_canceled(e):
                     raise

@@ -72,6 +72,21 @@ async def test_job_is_released_after_any_error(error: str, method: str, in_trigg
 
 @virtual
 @pytest.mark.parametrize("in_trigger", [True, False])
+@pytest.mark.parametrize("answer", [failure(409, "Conflict"), ERRORS["403"], ERRORS["500"]], ids=[409, 403, 500])
+async def test_kill_that_the_api_server_never_carries_out_ends(answer: Response, in_trigger: bool) -> None:
+    async with staged() as training, connected(training.url) as api:
+        training.start(grace=2)
+        owner = Training(lambda: contextlib.nullcontext(api), host_of(shared=in_trigger), training.log)
+        owner.job.take(api, Submitted(training.ref, training.job, created=False))
+        training.api.replace("DELETE", "", answer, 1_000, processed=False)
+        await owner.stop()
+        await owner.close()
+        assert training.ref.delete_command in training.log.messages[-1], training.log
+        assert sum(line.startswith("DELETE") for line in training.api.requests) < 200
+
+
+@virtual
+@pytest.mark.parametrize("in_trigger", [True, False])
 @pytest.mark.parametrize("error", [AccessError("throttled"), RuntimeError("odd"), asyncio.CancelledError()], ids=repr)
 async def test_job_is_released_if_the_client_cannot_be_opened_at_first(error: BaseException, in_trigger: bool) -> None:
     async with staged() as training, connected(training.url) as api:

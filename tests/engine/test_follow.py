@@ -806,7 +806,7 @@ async def test_failed_release_keeps_the_cause_of_the_job() -> None:
         outcome = await training.follow()
         assert outcome.kept == training.ref.to_dict(), "the worker tries again when Airflow has stored the outcome"
         assert "exit code 3" in cause(outcome)["summary"]
-        assert "could not be released.\n403" in outcome.release_error
+        assert "could not be released. To delete it, run: kubectl" in outcome.release_error
         assert outcome.release_error in training.log.messages
 
 
