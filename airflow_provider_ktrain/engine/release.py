@@ -38,6 +38,7 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import (
+    ConflictPauses,
     JobChanged,
     JobRead,
     annotate,
@@ -57,8 +58,6 @@ T = TypeVar("T")
 NAMED_PODS = 5  #: how many pods an error names
 FIRST_POLL_SECONDS = 0.25  #: pause before the first check whether the job or its pods are gone, doubled after each
 MAX_POLL_SECONDS = 1.0
-CONFLICT_PAUSE_SECONDS = 0.05  #: pause after the second conflict of a write with other writers, doubled after each
-MAX_CONFLICT_PAUSE_SECONDS = 2.0
 CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)
 LATE_PODS_SECONDS = 2.0  #: in which an operator may create a pod of a job that has ended: see `may_create_pods_late`
 REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
@@ -194,7 +193,7 @@ async def release_others(
     :raises ReleaseError: as `release`; or the job changed before each write.
     """
     began, reading = timing.now(), functools.partial(read_training, api)
-    end, pause = began + timeout, 0.0  # usually one write of the operator lies between read and write
+    end, pauses = began + timeout, ConflictPauses()  # usually one write of the operator lies between read and write
     while True:
         ref, read = await _ask(ref, functools.partial(in_served_version, api, ref, reading), began, end)
         mode = decide(read)
@@ -203,11 +202,10 @@ async def release_others(
         try:
             return await release(api, ref, mode, read, timeout=max(0.0, end - timing.now()), say=say)
         except JobChanged as e:
-            if timing.now() + pause > end:
+            if timing.now() + pauses.next > end:
                 why = f"{ref} could not be released, because it kept changing. To delete it, run: {ref.delete_command}"
                 raise ReleaseError(f"{why}\n{e}") from None
-            await asyncio.sleep(pause)
-            pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
+            await pauses.wait()
 
 
 # a pod whose fields can't be read stops no release

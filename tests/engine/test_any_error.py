@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.ending import Event, Mode
-from airflow_provider_ktrain.core.errors import AccessError, KtrainError, UnreachableError
+from airflow_provider_ktrain.core.errors import AccessError, ClusterError, KtrainError, UnreachableError
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, OnFinishAction, Owner, TaskKey
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.engine import job_control, timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log, read_training
@@ -38,6 +38,7 @@ from tests.apiserver import (
     connected,
     failure,
     served,
+    stamp,
 )
 from tests.engine.staged import NAME, Staged, staged
 from tests.engine.tasks import Lines, host_of
@@ -112,7 +113,9 @@ async def test_job_is_released_if_the_client_cannot_be_opened_at_first(error: Ba
 class Posted:
     """A submission of a job without pods."""
 
-    owner = Owner(TaskKey("tests", "dag", "train", "run"), 1, "ti-1")
+    def __init__(self, kind: Kind = PYTORCHJOB, try_number: int = 1) -> None:
+        self.kind, self.version = kind, kind.versions[0]
+        self.owner = Owner(TaskKey("tests", "dag", "train", "run"), try_number, f"ti-{try_number}")
 
     async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
         def build(submission: str) -> Object:
@@ -120,16 +123,19 @@ class Posted:
                 "name": NAME, "namespace": NAMESPACE, "labels": self.owner.key.labels(submission),
                 "annotations": {OWNER_ANNOTATION: self.owner.annotation()},
             }  # fmt: skip
-            return {**PYTORCHJOB.skeleton("kubeflow.org/v1", ("Master",)), "metadata": metadata}
+            skeleton = self.kind.skeleton(f"{self.kind.group}/{self.version}", self.kind.primaries[:1])
+            return {**skeleton, "metadata": metadata}
 
-        return await submit(api, PYTORCHJOB, "v1", build, self.owner, 1, posting=posting, end_job=end_job, log=log)
+        return await submit(
+            api, self.kind, self.version, build, self.owner, 1, posting=posting, end_job=end_job, log=log
+        )
 
     @property
     def delete_command(self) -> str:
         return "kubectl delete"
 
     async def find(self, api: Api) -> Submitted | None:
-        return await find_own(api, PYTORCHJOB, "v1", NAMESPACE, NAME, self.owner)
+        return await find_own(api, self.kind, self.version, NAMESPACE, NAME, self.owner)
 
 
 async def killed_in_submission(kube: ApiServer, at: float, host: Host | None = None) -> str:
@@ -168,6 +174,42 @@ async def test_job_of_a_killed_submission_is_released_after_any_error(
     log = await killed_in_submission(kube, 0.3, host)
     assert any(line.startswith("POST ") for line in kube.requests)
     assert not kube.objects["pytorchjobs"], log
+
+
+@virtual
+@pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("status", ["", "Failed"], ids=["adopted", "replaced"])
+async def test_try_ends_whose_earlier_job_keeps_changing(kind: Kind, status: str) -> None:
+    kube = ApiServer()
+    async with served(kube) as url, connected(url) as api:
+        first, second = [Training(lambda: contextlib.nullcontext(api), host_of(), Lines()) for _ in range(2)]
+        await first.submit(Posted(kind))
+        failed = {"conditions": [{"type": status, "status": "True"}]} if status else {}
+        kube.change(kind.plural, NAME, lambda job: job.update(status=failed))
+        kube.fail("PATCH|DELETE", NAME, 409, 1_000)
+        with pytest.raises(ClusterError, match=r"keeps changing.*kubectl delete"):
+            await second.submit(Posted(kind, 2))
+    assert sum(line.startswith(("PATCH", "DELETE")) for line in kube.requests) < 100
+
+
+@virtual
+async def test_try_ends_whose_own_job_cannot_be_created_again() -> None:
+    """Pods of an earlier job are left, and its operator writes to the new job before each deletion."""
+
+    def beside_old_pods(request: Request, true: Response | None) -> Response:
+        assert true is not None
+        name = {TRAINJOB.behavior.pod_name_label: NAME}
+        kube.put("pods", {"metadata": {"name": "old", "labels": name, "creationTimestamp": stamp(60)}, "status": {}})
+        return true
+
+    kube = ApiServer()
+    kube.replace("POST", "/trainjobs", beside_old_pods)
+    kube.fail("DELETE", "/trainjobs/", 409, 1_000)
+    async with served(kube) as url, connected(url) as api:
+        owner = Training(lambda: contextlib.nullcontext(api), host_of(), Lines())
+        with pytest.raises(ClusterError, match=r"keeps changing.*kubectl delete"):
+            await owner.submit(Posted(TRAINJOB))
+    assert sum(line.startswith("DELETE") for line in kube.requests) < 100
 
 
 @virtual

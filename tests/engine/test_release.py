@@ -404,7 +404,9 @@ async def test_release_pauses_between_conflicts_and_ends_with_an_error(mode: Mod
     """Its operator writes to the job before each of our writes."""
     async with reached() as (training, api):
         training.api.fail("DELETE|PATCH", NAME, 409, math.inf, message="the object has been modified")
-        with pytest.raises(ReleaseError, match=r"because it kept changing\. .*\n.*\n409 Conflict.*: the object has been"):
+        with pytest.raises(
+            ReleaseError, match=r"because it kept changing\. .*\n.*\n409 Conflict.*: the object has been"
+        ):
             await release_others(api, training.ref, lambda _: mode, timeout=6)
         assert len(training.api.writes()) == 9, "pauses of 0, and then from 0.05 to 1.6 and 2 seconds"
 
@@ -412,7 +414,9 @@ async def test_release_pauses_between_conflicts_and_ends_with_an_error(mode: Mod
 async def test_missing_right_is_an_error() -> None:
     async with reached() as (training, api):
         training.api.token = "another"
-        with pytest.raises(ReleaseError, match=r"could not be released\. To delete it, run: kubectl delete .*\n401 Unauthorized"):
+        with pytest.raises(
+            ReleaseError, match=r"could not be released\. To delete it, run: kubectl delete .*\n401 Unauthorized"
+        ):
             await release_others(api, training.ref, lambda _: Mode.DELETE)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -21,6 +22,8 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
 T = TypeVar("T")
+CONFLICT_PAUSE_SECONDS = 0.05  #: after the second conflict in a row with other writers, doubled after each
+MAX_CONFLICT_PAUSE_SECONDS = 2.0
 PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
 
 
@@ -43,6 +46,23 @@ class Log(Protocol):
 
 class JobChanged(KtrainError):
     """The job has changed or vanished since it was read. Nothing was released: read, and decide again."""
+
+
+class ConflictPauses:
+    """Pauses after writes that met other writes: none after the first, then longer each time.
+
+    :ivar next: the next one, in seconds.
+    :ivar total: of those so far, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.next = self.total = 0.0
+
+    async def wait(self) -> None:
+        """Wait for the next one."""
+        await asyncio.sleep(self.next)
+        self.total += self.next
+        self.next = min(self.next * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
 
 
 async def served_versions(api: Api, group: str) -> list[str]:

@@ -20,11 +20,11 @@ import contextlib
 import functools
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
-from airflow_provider_ktrain.core.errors import ForeignJobError, KtrainError, ManifestError
+from airflow_provider_ktrain.core.errors import ClusterError, ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.adoption import Action, Decision, decide, may_have_begun
 from airflow_provider_ktrain.core.identity.existing_job import describe_existing, what_differs
 from airflow_provider_ktrain.core.identity.names import (
@@ -49,6 +49,7 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import (
+    ConflictPauses,
     JobChanged,
     JobRead,
     Log,
@@ -63,6 +64,7 @@ from airflow_provider_ktrain.engine.submit.deletion_waiter import DeletionWaiter
 
 T = TypeVar("T")
 CREATE_SECONDS = 30.0  #: for the response to the create request
+CONFLICT_SECONDS = 60.0  #: of pauses, after which a job that others keep changing is an error
 DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted
 
 
@@ -154,6 +156,7 @@ class _Claim:
     code: Code | None
     invalid: ManifestError | None
     has_submitted: bool
+    pauses: ConflictPauses = field(default_factory=ConflictPauses)
 
     @functools.cached_property
     def target(self) -> JobRef:
@@ -190,6 +193,15 @@ class _Claim:
                 # the API server may have created the job although its response was lost: the next create then gets 409
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 10)
+
+    async def pause(self) -> None:
+        """Wait before what others have changed is read, and decided on, again."""
+        if self.pauses.total > CONFLICT_SECONDS:
+            command = self.target.delete_command
+            raise ClusterError(
+                f"{self.target} keeps changing: each write met another one. To delete it, run: {command}"
+            )
+        await self.pauses.wait()
 
     async def create(self) -> Submitted | None:
         """Create the job. None: a job of this name exists."""
@@ -230,6 +242,7 @@ class _Claim:
                 await self.end_job(created.ref, read)
                 break
             except JobChanged:  # the operator writes the status of a new job
+                await self.pause()
                 read = await self.retry("get", lambda: read_training(self.api, created.ref))
         return True
 
@@ -420,6 +433,7 @@ async def submit(
     waits = QuotaWait(quota_patience, str(claim.target), log.warning)
     look_first = invalid is not None or me.try_number > 1
     while True:
+        await claim.pause()
         if invalid is not None and await claim.retry("get", claim.find) is ABSENT:
             raise invalid
         if look_first and (taken := await claim.retry("patch", claim.take_existing)):
