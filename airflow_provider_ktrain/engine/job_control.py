@@ -24,6 +24,7 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
 from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
+    ConflictPauses,
     JobRead,
     in_served_version,
     job_pods,
@@ -231,6 +232,7 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[JobRef, Object], Await
     """
 
     async def attempt() -> T:
+        pauses = ConflictPauses()
         while True:
             served, job = await in_served_version(api, ref, functools.partial(read_job, api))
             if job is ABSENT:
@@ -238,8 +240,9 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[JobRef, Object], Await
             try:
                 return await write(served, job)
             except ApiStatusError as e:
-                if e.status != 409 and not isinstance(e, AbsentError):
+                if (e.status != 409 and not isinstance(e, AbsentError)) or timing.now() > end:
                     raise
+            await pauses.wait()
 
     try:
         return await retry_transient(attempt, end)

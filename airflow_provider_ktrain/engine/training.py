@@ -27,7 +27,7 @@ from airflow_provider_ktrain.core.state.pods.objects import has_ended
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
+from airflow_provider_ktrain.engine.api.job_calls import ConflictPauses, JobChanged, JobRead, Log
 from airflow_provider_ktrain.engine.decisions import Decisions
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -365,7 +365,9 @@ class Training:
         try:
             result = await job.write(rule, read)
         except JobChanged:
-            return await self._settle(following, noticed)
+            self._looks_again = True
+            following.rest(noticed, REST_SECONDS)
+            return None
         following.closing.report_failure(cause)
         outcome = await following.closing.outcome(cause, released=_text(result))
         job.let_go()
@@ -376,7 +378,7 @@ class Training:
         job, closing = self.job, following.closing
         cause = await following.cause_of(noticed)  # the logs are read, which takes seconds
         rule, read = await self._decisions.decide(following, noticed)
-        stored = False
+        stored, pauses = False, ConflictPauses()
         async with following.stack_reader(noticed, read) as stacks:
             while rule.action in (Action.RELEASE, Action.RELEASE_NOW) and read is not None:
                 if not stored:
@@ -393,6 +395,7 @@ class Training:
                     else:
                         result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
                 except JobChanged:
+                    await pauses.wait()
                     rule, read = await self._decisions.decide(following, noticed)
                     continue
                 outcome = await closing.outcome(cause, released=_text(result))

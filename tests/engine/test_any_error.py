@@ -13,7 +13,13 @@ import pytest
 
 from airflow_provider_ktrain.core.ending import Event, Mode
 from airflow_provider_ktrain.core.errors import AccessError, ClusterError, KtrainError, UnreachableError
-from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, OnFinishAction, Owner, TaskKey
+from airflow_provider_ktrain.core.identity.names import (
+    OWNER_ANNOTATION,
+    SUSPENDED_ANNOTATION,
+    OnFinishAction,
+    Owner,
+    TaskKey,
+)
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.engine import job_control, timing
 from airflow_provider_ktrain.engine.api.client import Api
@@ -108,6 +114,38 @@ async def test_job_is_released_if_the_client_cannot_be_opened_at_first(error: Ba
         await owner.close()
         await until(lambda: not training.exists, 10)  # a worker doesn't wait for the pods
         assert not training.exists, training.log
+
+
+@virtual
+@pytest.mark.parametrize("begun", [False, True], ids=["ended", "completed"])
+async def test_release_of_a_followed_job_that_keeps_changing_pauses(begun: bool) -> None:
+    """Of one that passes its deadline, or that an earlier process of this try has suspended."""
+    async with staged() as training:
+        training.start()
+        options = Options(deadline=timing.epoch() + 5, drain_timeout=0.5)
+        if begun:
+            options = Options(on_finish_action=OnFinishAction.KEEP_JOB)
+            training.after(5, training.api.change, "pytorchjobs", NAME, suspended)
+        training.api.fail("DELETE|PATCH", f"/pytorchjobs/{NAME}", 409, 1_000)
+        training.after(100, training.api.clear_failures)
+        assert not (await training.follow(options)).succeeded
+        assert not training.holding
+        assert sum(line.startswith(("DELETE", "PATCH")) for line in training.api.requests) < 200
+
+
+def suspended(job: Object) -> None:
+    job["metadata"]["annotations"][SUSPENDED_ANNOTATION] = "ti-1"
+    job["spec"].setdefault("runPolicy", {})["suspend"] = True
+
+
+@virtual
+async def test_suspension_by_a_user_of_a_job_that_keeps_changing_ends() -> None:
+    async with staged() as training, connected(training.url) as api:
+        training.start()
+        training.api.fail("PATCH", f"/pytorchjobs/{NAME}", 409, 1_000)
+        with pytest.raises(ClusterError, match="409"):
+            await job_control.suspend(api, training.ref, timeout=100)
+        assert sum(line.startswith("PATCH") for line in training.api.requests) < 100
 
 
 class Posted:
