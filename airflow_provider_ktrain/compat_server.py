@@ -34,6 +34,7 @@ class TaskRecord:
     :param started_at, ended_at: epoch seconds; None if the try has not begun or ended.
     :param followed: whether a triggerer that sends heartbeats has the trigger of a deferred task. Default: None, not
         known: the task isn't deferred, or only just.
+    :param max_tries: only a clear changes it. Default: None, not known.
     """
 
     key: TaskInstanceId
@@ -42,6 +43,7 @@ class TaskRecord:
     started_at: float | None
     ended_at: float | None
     followed: bool | None = None
+    max_tries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,19 +270,18 @@ def read_statuses(keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mappin
     return {key: UNREADABLE if status is None else status for key, status in found.items()}
 
 
-def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
-    """The summaries of the task's last tries, oldest first; none on Airflow below 3.3, which has no task store."""
+def read_tries(key: TaskInstanceId) -> Mapping[str, Any]:
+    """What is stored about the task's tries (`with_try`); empty on Airflow below 3.3, which has no task store."""
     try:
         from airflow.models.task_state_store import TaskStateStoreModel
     except ImportError:  # below 3.3
-        return []
+        return {}
     from sqlalchemy import select
 
     model = TaskStateStoreModel
     with _session() as session:
         value = session.scalar(select(_text_of(model.value)).where(model.key == TRIES_STATE, *_is(model, key)))
-    listed = (_mapping(value) or {}).get("tries")
-    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    return _mapping(value) or {}
 
 
 def _session() -> Any:
@@ -294,6 +295,7 @@ def _task_columns() -> tuple[Any, ...]:
 
     return (
         Ti.dag_id, Ti.run_id, Ti.task_id, Ti.map_index, Ti.state, Ti.try_number, Ti.start_date, Ti.end_date,
+        Ti.max_tries,
     )  # fmt: skip
 
 
@@ -310,7 +312,7 @@ def _is(model: Any, key: Any) -> Iterable[Any]:
 def _record(row: Any) -> TaskRecord:
     started, ended = (None if at is None else at.timestamp() for at in (row.start_date, row.end_date))
     key = TaskInstanceId(row.dag_id, row.run_id, row.task_id, row.map_index)
-    return TaskRecord(key, str(row.state or ""), int(row.try_number or 0), started, ended)
+    return TaskRecord(key, str(row.state or ""), int(row.try_number or 0), started, ended, max_tries=row.max_tries)
 
 
 def _text_of(column: Any) -> Any:

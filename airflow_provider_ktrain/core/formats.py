@@ -85,13 +85,14 @@ def earlier_success(stored: Any, try_number: int, max_tries: int) -> Mapping[str
 
 
 def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The summaries of the last tries with one more, which replaces an earlier summary of the same try.
+    """The summaries of the last tries with one more. Fields of an earlier summary of the same try are replaced.
 
     :param stored: the previous return value, or None.
-    :param entry: `try_number`, `cause`, `started_at`, `ended_at`, `usage`, `step`.
+    :param entry: `try_number`, and of `max_tries`, `cause`, `started_at`, `ended_at`, `usage`, `step`, `series` some.
     """
+    own = [one for one in _tries(stored) if one.get("try_number") == entry["try_number"]]
     others = [one for one in _tries(stored) if one.get("try_number") != entry["try_number"]]
-    tries = [*others, dict(entry)]
+    tries = [*others, {**(own[-1] if own else {}), **entry}]
     document = {"version": VERSION, "tries": tries[-MAX_TRIES:]}
     older = [*map(_counted, tries[:-MAX_TRIES]), *_older(stored)]
     return {**document, "older": total_usage(older)} if older else document

@@ -30,12 +30,13 @@ def count(outcome: Outcome, context: Context) -> None:
         compat.metrics().incr(f"{PREFIX}{name}", int(value), tags=task | tags)
 
 
-def push(outcome: Outcome, context: Context, *, all_xcoms: bool) -> None:
+def push(outcome: Outcome, context: Context, *, all_xcoms: bool, job_deleted: bool) -> None:
     """Push usage, metrics, and the last status for the training page, and set the gauges of Airflow's metrics.
 
     :param all_xcoms: False: only the status (`do_xcom_push`).
+    :param job_deleted: whether the job is gone, or is deleted next.
     """
-    xcoms = {STATUS_XCOM: outcome.status}
+    xcoms = {STATUS_XCOM: {**outcome.status, "job_deleted": job_deleted} if outcome.status else {}}
     if all_xcoms:
         xcoms |= {"usage": outcome.usage, "metrics": outcome.training_metrics}
     for key, fields in xcoms.items():

@@ -118,6 +118,7 @@ def _explain(context: Context, raised: Exception) -> None:
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
     stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **status}
     compat.push(context, STATUS_XCOM, {**stored, "written_at": now, "ended": True, "cause": cause})
+    task_store.write_try(context, cause=head[:500])
     ended = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
     _push(context, before, try_number=ti.try_number, **ended)
 

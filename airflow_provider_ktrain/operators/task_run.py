@@ -15,7 +15,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import ALL_TRIES
-from airflow_provider_ktrain.core.identity.names import JobRef, TaskInstanceId, code_hash
+from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.logs.repetition import repetition_of
 from airflow_provider_ktrain.core.manifest.deadline import deferral_timeout, run_seconds
 from airflow_provider_ktrain.core.state.limits import Limit
@@ -349,7 +349,9 @@ class TaskRun:
                 # a retry, from Airflow 3.3 on
                 log.info("Accelerators of all tries together: held for %s, wasted for %s.", held, wasted)
                 outcome = replace(outcome, usage={**outcome.usage, ALL_TRIES: used})
-            reported_outcome.push(outcome, context, all_xcoms=operator.do_xcom_push)
+            is_stored = event is not Event.OUTCOME_NOT_STORED and not outcome.release_error
+            deletes = is_stored and OnFinishAction.of(operator.on_finish_action).deletes(succeeded=outcome.succeeded)
+            reported_outcome.push(outcome, context, all_xcoms=operator.do_xcom_push, job_deleted=deletes)
         with self._only_logged("The summary of the training could not be pushed to Airflow."):
             summaries.push_ended(context, outcome, used)
         if outcome.succeeded and not outcome.unmet:
@@ -363,6 +365,9 @@ class TaskRun:
         if outcome.kept:
             left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, host)
             unreleased = left if outcome.release_error else ""
+            if left:
+                with self._only_logged("The training page doesn't show that the job still exists."):
+                    reported_outcome.push(outcome, context, all_xcoms=False, job_deleted=False)
         elif outcome.unreleased:
             unreleased = self._release_ended_job(JobRef.from_dict(outcome.unreleased), Event.KEPT_UNRELEASED, host)
         self._repeat_lines()  # if its pods may have held accelerators until now

@@ -28,6 +28,7 @@ from airflow_provider_ktrain.core.formats import (
     with_try,
 )
 from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.reporting.earlier_curves import with_bounded_curves
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.deferral import Deferral
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -83,17 +84,20 @@ def write_outcome(context: Context, outcome: Outcome) -> bool:
     stored = stored_outcome(outcome.to_dict(), ti.try_number, ti.max_tries)
     if not compat.remember(context, OUTCOME_STATE, stored):
         return False
-    started = getattr(ti, "start_date", None)
-    entry = {
-        "try_number": ti.try_number,
-        "cause": str(outcome.cause["summary"]) if outcome.cause else outcome.unmet,
-        "started_at": started.isoformat(timespec="seconds") if started else "",
-        "ended_at": _now(),
-        "usage": outcome.usage,
-        "step": outcome.step,
-    }
-    compat.remember(context, TRIES_STATE, with_try(compat.recall(context, TRIES_STATE), entry))
+    cause = str(outcome.cause["summary"]) if outcome.cause else outcome.unmet
+    series = outcome.status.get("series") or {}
+    write_try(context, cause=cause, usage=outcome.usage, step=outcome.step, series=series)
     return True
+
+
+def write_try(context: Context, **fields: Any) -> None:
+    """Store how this try ended, for the training page: see `with_try`. Fields that aren't given stay as they are."""
+    ti = context["ti"]
+    started = getattr(ti, "start_date", None)
+    times = {"started_at": started.isoformat(timespec="seconds") if started else "", "ended_at": _now()}
+    entry = {"try_number": ti.try_number, "max_tries": ti.max_tries, **times, **fields}
+    document = with_try(compat.recall(context, TRIES_STATE), entry)
+    compat.remember(context, TRIES_STATE, {**document, "tries": with_bounded_curves(document["tries"])})
 
 
 def read_total_usage(context: Context, usage: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -140,7 +140,12 @@ def build() -> FastAPI:
     def training_update(request: Request, key: Key, user: User) -> Response:
         """The part of the page that changes."""
         view = view_of(key, user)
-        return update(request, "training_body.html", {"series": view.series, "active": view.active}, view)
+        return update(
+            request,
+            "training_body.html",
+            {"series": view.series, "labels": view.labels, "marks": True, "active": view.active},
+            view,
+        )
 
     @app.get("/trainings")
     def trainings_page(user: User, filters: Wanted) -> HTMLResponse:

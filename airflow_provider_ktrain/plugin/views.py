@@ -14,10 +14,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from airflow_provider_ktrain.compat_server import ACTIVE_STATES, UNREADABLE, Listed, TaskRecord
-from airflow_provider_ktrain.core.formats import NEXT_DUE, is_step, mapping
+from airflow_provider_ktrain.core.formats import NEXT_DUE, is_step, mapping, total_usage, usage_of_other_tries
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.state.accelerators import GPU, described, read_stored, unit_of
+from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, TERMINATING
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import ends_of, format_duration, shown
 from airflow_provider_ktrain.links.training import page_query
@@ -26,6 +27,7 @@ LATE_SECONDS = 120.0  #: after the time at which the next status is due from whi
 DUE_SECONDS = 60.0  #: after a status without that time, of an earlier release, at which the next one is due
 REFRESHED = (Phase.RUNNING, Phase.RESTARTING)  #: in other phases a status is written only when something changes
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
+FAILED_STATES = ("failed", "up_for_retry", "upstream_failed")
 STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airflow names them
 USAGE = {
     "held": "Held", "wasted": "Held without training", "queued": "Waiting for {}", "requested": "Requested",
@@ -35,6 +37,7 @@ COMPARED = (
     ("State", "state"), ("Cause", "cause"), ("Began (UTC)", "started"), ("Duration", "lasted"), ("Tries", "tries"),
     ("GPU time", "held"), ("Code", "code"),
 )  # fmt: skip
+ALL_TRIES = (("Held in all tries", "held"), ("Of it without training", "wasted"))  #: labels, and names of amounts
 LARGEST = 1e15  #: above all times, numbers of steps and GPU-seconds
 ENDED = tuple(phase for phase in Phase if phase.ended)
 #: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
@@ -54,7 +57,7 @@ NOT_FOLLOWED = (
 def training_view(
     record: TaskRecord,
     status: Mapping[str, Any] | None,
-    tries: Sequence[Mapping[str, Any]],
+    stored: Mapping[str, Any],
     *,
     with_logs: bool,
     now: float,
@@ -64,48 +67,54 @@ def training_view(
     `data` is what the view was made of: if it is the same as before, at most a minute has passed. A status or tries
     that can't be read break no page: it says so.
 
+    :param stored: about the tries: `core.formats.with_try`.
     :param with_logs: whether the user may read the task's log; else its lines, and texts that may quote them, are left
         out.
     """
     try:
-        return _training_view(record, status, tries, with_logs, now)
+        return _training_view(record, status, stored, with_logs, now)
     except Exception:  # any task can store anything under our keys
-        return _training_view(record, UNREADABLE, (), with_logs, now)
+        return _training_view(record, UNREADABLE, {}, with_logs, now)
 
 
 def _training_view(
     record: TaskRecord,
     status: Mapping[str, Any] | None,
-    tries: Sequence[Mapping[str, Any]],
+    stored: Mapping[str, Any],
     with_logs: bool,
     now: float,
 ) -> SimpleNamespace:
     read, key = mapping(status), record.key
+    tries = [mapping(one) for one in _list(stored.get("tries"))]
     written_at, active = number(read.get("written_at")), record.state in ACTIVE_STATES
     due = number(read.get(NEXT_DUE)) or (written_at or now) + DUE_SECONDS
     stale = active and read.get("phase") in REFRESHED and written_at is not None and now > due + LATE_SECONDS
     job = {name: _text(value) for name, value in mapping(read.get("job")).items()}
     phases = _phases(read)
     replicas = mapping(read.get("replicas"))
-    rows = [row for row in map(_replica, _list(replicas.get("rows"))) if row]
+    rows = [row for row in (_replica(row, read) for row in _list(replicas.get("rows"))) if row]
     until = now if active else record.ended_at or written_at or now
     found = mapping(read.get("cause")) or mapping(read.get("conclusion"))  # stored before the job is released
     cause = {name: _text(value) for name, value in found.items() if name in OF_CAUSE}
     if cause and not with_logs:
         cause = {**{name: cause.get(name, "") for name in UNQUOTED}, "summary": HIDDEN_CAUSE}
     lines = mapping(read.get("last_lines"))
+    series, labels = _curves_of_all_tries(record, read, tries)
     dag = f"/dags/{quote(key.dag_id, safe='')}"
     run = f"{dag}/runs/{quote(key.run_id, safe='')}"
     mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
     return SimpleNamespace(
-        data=(record, status, list(tries), with_logs, stale, active and minute_of(now)),
+        data=(record, status, stored, with_logs, stale, active and minute_of(now)),
         key=key,
         query=page_query(key),
         same_dag=urlencode({"dag_id": key.dag_id}),
         state=STATE_WORDS.get(record.state, record.state.replace("_", " ")),
         active=active or record.state in WAITING_STATES,
         phase=_text(read.get("phase")),
-        ended_early=bool(cause) and not active and read.get("phase") not in ENDED,  # by a limit, before the job did
+        shown_phase=_shown_phase(record, read),
+        ended_early=bool(cause)
+        and not active
+        and read.get("phase") not in (None, *ENDED),  # by a limit, before the job did
         since=clock(number(read.get("phase_since"))),
         age="" if not active or written_at is None else format_duration(max(now - written_at, 0)),
         written_at=written_at,
@@ -119,16 +128,17 @@ def _training_view(
         facts=_facts(job, replicas, read),
         gpus_name=_heading(replicas),
         metrics=_metrics(read),
-        series=_series(read),
+        series=series,
+        labels=labels,
         last_lines=[(_text(name), _line(line)) for name, line in lines.items()] if with_logs else (),
         lines_hidden=bool(lines) and not with_logs,
-        usage=_usage(read, now if active else None),
+        usage=_usage(read, now if active else None) + _usage_of_all_tries(record, read, stored),
         unit=unit_of(str(mapping(read.get("usage")).get("resource") or GPU)),
         limits=_limits(read, now) if active else (),
         queue=_text(read.get("queue")) if active else "",
         tries=[_try(one, with_logs) for one in reversed(tries)],
         tries_unknown=record.try_number > 1 and not tries,
-        commands=_commands(job, rows),
+        commands=[] if read.get("job_deleted") is True else _commands(job, rows, may_run=_may_run(record, read)),
         path=[(key.dag_id, dag), (key.run_id, run)],
         log_path=f"{run}/tasks/{quote(key.task_id, safe='')}{mapped}",
         code_path=f"{dag}/code",
@@ -256,6 +266,12 @@ def sums(count: int, held: float, wasted: float) -> dict[str, str]:
     return {"count": f"{count:,}", "held": f"{held / 3600:,.1f} h", "wasted": f"{wasted / 3600:,.1f} h"}
 
 
+def _shown_phase(record: TaskRecord, read: Mapping[str, Any]) -> str:
+    """The phase of the job, except for a task that failed although its job succeeded, or that has no job."""
+    phase = _text(read.get("phase"))
+    return str(Phase.FAILED) if record.state in FAILED_STATES and phase in ("", Phase.SUCCEEDED) else phase
+
+
 def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str]:
     """What the page can't know."""
     if read == UNREADABLE:
@@ -269,6 +285,8 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
             return ["There is no data yet. It appears when the job has a phase."]
         return ["This try left no data: it ended before its job had a phase, or an older release ran it."]
     notes = [NOT_FOLLOWED] if record.followed is False else []
+    if record.state in FAILED_STATES and read.get("phase") == Phase.SUCCEEDED:
+        notes.append("The job succeeded, but the task failed: its result could not be returned or stored.")
     if record.state in ACTIVE_STATES and (notice := _text(read.get("notice"))):
         notes.append(notice)
     if read.get("try_number") != record.try_number:
@@ -278,7 +296,7 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
     if record.state not in (*ACTIVE_STATES, *WAITING_STATES) and not read.get("ended"):
         notes.append(
             f"The task is {record.state}, but its last status could not be stored: it was killed, or its worker was "
-            "lost. The page shows the status before that."
+            "lost. The page shows the status before that. Its job may still hold GPUs: the first command ends it."
         )
     return notes
 
@@ -320,7 +338,12 @@ def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], read: Mapping[st
         facts.append((job.get("kind") or "Job", f"{job.get('namespace', '')}/{job['name']}"))
     states = mapping(replicas.get("states"))
     if states:
-        counts = [f"{int(number(count) or 0)} {_text(state)}" for state, count in states.items()]
+        shown = [
+            (_stopped(_text(state), read) or _text(state), int(number(count) or 0)) for state, count in states.items()
+        ]
+        counts = [
+            f"{sum(n for name, n in shown if name == one)} {one}" for one in dict.fromkeys(name for name, _ in shown)
+        ]
         facts += [("Replicas", ", ".join(counts)), (_heading(replicas), _accelerators(replicas))]
     elif read_stored(asked := _requested(read)):
         facts.append((f"{_heading(asked)} requested", _accelerators(asked)))
@@ -332,12 +355,22 @@ def _requested(read: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in read.items() if name.startswith(prefix)}
 
 
-def _replica(row: Any) -> dict[str, Any]:
+def _replica(row: Any, read: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(row, list | tuple) or len(row) != len(COLUMNS):
         return {}
-    read = dict(zip(COLUMNS, row, strict=True))
-    shown: dict[str, Any] = {name: _text(value) for name, value in read.items()}
-    return {**shown, "fine": read["state"] in FINE}
+    found = dict(zip(COLUMNS, row, strict=True))
+    shown: dict[str, Any] = {name: _text(value) for name, value in found.items()}
+    stopped = _stopped(shown["state"], read)
+    return {**shown, "state": stopped or shown["state"], "fine": bool(stopped) or found["state"] in FINE}
+
+
+def _stopped(state: str, read: Mapping[str, Any]) -> str:
+    """How a replica ended that was stopped because the job had; empty if it ended by itself, or the job has not."""
+    if not read.get("ended") or state == SUCCEEDED:
+        return ""
+    if read.get("phase") == Phase.SUCCEEDED:
+        return "stopped after the success"
+    return "stopped after the failure" if state in (RUNNING, TERMINATING) else ""
 
 
 def _metrics(read: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -357,6 +390,31 @@ def _series(read: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
         pairs = [pair for pair in _pairs(points) if is_step(pair[0])]
         found[_text(name)] = [[step for step, _ in pairs], [value for _, value in pairs]]
     return found
+
+
+def _curves_of_all_tries(
+    record: TaskRecord, read: Mapping[str, Any], tries: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, list[list[Any]]], list[str]]:
+    """The curves of the tries since the last clear, and the name of each; no names if there is only one try."""
+    numbers = {one.get("try_number"): one for one in tries if one.get("max_tries") == record.max_tries}
+    earlier = {n: one for n, one in numbers.items() if n != read.get("try_number") and one.get("series")}
+    own = _series(read)
+    if not earlier:
+        return own, []
+    return overlaid([*map(_series, earlier.values()), own]), [*(f"try {n}" for n in earlier), "this try"]
+
+
+def _usage_of_all_tries(
+    record: TaskRecord, read: Mapping[str, Any], stored: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """What all tries used whose usage is stored, if it is known that there are several."""
+    own = mapping(read.get("usage")) if read.get("try_number") == record.try_number else {}
+    used = total_usage([*usage_of_other_tries(stored, record.try_number), {**own, "tries": 1}])
+    if record.try_number < 2 or not (used["held"] or number(own.get("held"))):
+        return []
+    if used["tries"] < 2:
+        return [("Of earlier tries", "not known: this try only")]
+    return [(label, format_duration(used[name])) for label, name in ALL_TRIES]
 
 
 def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
@@ -404,10 +462,19 @@ def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
 def _try(one: Mapping[str, Any], with_logs: bool) -> dict[str, str]:
     began, ended = (_text(one.get(name))[:19].replace("T", " ") for name in ("started_at", "ended_at"))
     cause = _text(one.get("cause")) and (_text(one["cause"]) if with_logs else HIDDEN_CAUSE)
-    return {"number": _text(one.get("try_number")), "began": began, "ended": ended, "cause": cause or "succeeded"}
+    held = number(mapping(one.get("usage")).get("held"))
+    return {
+        "number": _text(one.get("try_number")), "began": began, "ended": ended, "cause": cause or "succeeded",
+        "step": _step(one.get("step")), "held": "" if held is None else format_duration(held),
+    }  # fmt: skip
 
 
-def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _may_run(record: TaskRecord, read: Mapping[str, Any]) -> bool:
+    """Whether the job of a task that has ended may still run: nobody has stored how it ended."""
+    return record.state not in (*ACTIVE_STATES, *WAITING_STATES) and not read.get("ended")
+
+
+def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]], *, may_run: bool) -> list[str]:
     kind = KINDS.get(job.get("kind", ""))
     if kind is None or not job.get("name"):
         return []
@@ -415,7 +482,8 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
     resource = f"{kind.plural}.{kind.group}"
     name = shlex.quote(job["name"])
     selector = shlex.quote(f"{kind.behavior.pod_name_label}={job['name']}")
-    commands = [
+    commands = [f"kubectl delete {resource} {name} {where}"] if may_run else []
+    commands += [
         f"kubectl get {resource} {name} {where} --output yaml",
         f"kubectl get pods {where} --selector {selector} --output wide",
         f"kubectl describe {resource} {name} {where}",

@@ -106,7 +106,7 @@ def test_return_value_that_is_too_large_fails_the_task(instance: Instance) -> No
     for number in (1, 2):
         with pytest.raises(TrainingJobError, match=r"return value can't be read: .* has more than 49,152 bytes"):
             instance.execute(**FUNCTION, op_args=["large"], number=number, retries=1)
-    assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
+    assert len([one for one in instance.store["ktrain_tries"]["tries"] if "usage" in one]) == 1, "it trained once"
 
 
 def hides_its_return_value(how: str) -> Any:
@@ -127,7 +127,7 @@ def test_return_value_that_was_not_reported_is_an_error(instance: Instance, how:
     for number in (1, 2):
         with pytest.raises(TrainingJobError, match=r"return value can't be read: neither the log of replica 0 nor"):
             instance.execute(**options, number=number, retries=1)
-    assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
+    assert len([one for one in instance.store["ktrain_tries"]["tries"] if "usage" in one]) == 1, "it trained once"
 
 
 @pytest.mark.programs("runs a Python function")

@@ -47,11 +47,11 @@ def test_invalid_exit_code_is_refused(instance: Instance) -> None:
         instance.execute(command=NO_DATA, deferrable=False, skip_on_exit_code="99")
 
 
-def test_without_xcom_push_only_the_job_and_its_link_are_pushed(instance: Instance) -> None:
+def test_without_xcom_push_only_the_job_its_links_and_its_page_are_pushed(instance: Instance) -> None:
     assert instance.execute(command=RESULT, deferrable=False, do_xcom_push=False) == {"loss": 0.5}
     assert instance.ti is not None
     links = {"_link_TrainingJobLink", "_link_TrainingPageLink"}
-    assert instance.ti.xcoms.keys() == {"job", "ktrain_status", *links}
+    assert instance.ti.xcoms.keys() == {"job", "ktrain_status", "ktrain_summary", *links}
 
 
 def test_without_xcom_push_a_retry_still_finds_the_outcome(instance: Instance) -> None:

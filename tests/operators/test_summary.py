@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.reporting.summary import MAX_BYTES
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingUserCodeError
 from tests.operators.task_instance import Instance
@@ -61,6 +61,7 @@ def test_usage_is_that_of_all_tries_that_are_stored(instance: Instance, has_stat
     assert both["tries"] == (2 if has_state else 1)
     assert both["held"] == pytest.approx(usage["held"] + (first["usage"]["held"] if has_state else 0), abs=0.2)
     assert usage.get("all_tries") == (both if has_state else None)
+    assert instance.ti.xcoms[STATUS_XCOM]["job_deleted"] is has_state, "below 3.3, a succeeded job is kept"
     if has_state:  # a later try returns the success: it uses nothing
         instance.execute(command=GOOD, deferrable=False, retries=2, number=3)
         assert summary_of(instance)["usage"] == both
@@ -74,6 +75,8 @@ def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest
     assert status["cause"]["category"] == summary_of(instance)["category"] == "configuration"
     assert status["cause"]["summary"] == summary_of(instance)["cause"] == str(raised.value).partition("\n")[0]
     assert status["ended"]
+    (one,) = instance.store[TRIES_STATE]["tries"]
+    assert (one["try_number"], one["cause"]) == (1, summary_of(instance)["cause"])
     monkeypatch.setenv("AIRFLOW_CONN_NOWHERE", "kubernetes://?kube_config_path=%2Fmissing")
     with pytest.raises(TrainingClusterError):
         instance.execute(kubernetes_conn_id="nowhere")
@@ -86,3 +89,7 @@ def test_success_that_could_not_be_stored_is_a_failure_with_a_cause(instance: In
     assert instance.ti is not None
     assert instance.ti.xcoms[STATUS_XCOM]["cause"]["summary"] == "ConnectionError: Airflow rejects return_value"
     assert summary_of(instance)["state"] == "failed"
+    (one,) = instance.store[TRIES_STATE]["tries"]
+    assert one["cause"].startswith("ConnectionError")
+    assert one["series"] == {"loss": [[1, 0.5]]}
+    assert one["usage"]["gpus"] == 1

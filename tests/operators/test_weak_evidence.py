@@ -219,7 +219,7 @@ def test_lost_return_value_fails_the_next_try_too(instance: Instance) -> None:
     for number in (1, 2):
         with pytest.raises(TrainingConfigurationError, match="its return value is not JSON"):
             instance.execute(number=number, retries=1, **function)
-    assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
+    assert len([one for one in instance.store["ktrain_tries"]["tries"] if "usage" in one]) == 1, "it trained once"
 
 
 def test_unusable_log_filename_template_does_not_end_the_training(

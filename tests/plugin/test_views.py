@@ -6,6 +6,7 @@ import html
 import json
 import re
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ def status(**fields: Any) -> dict[str, Any]:
 
 def view(found: Any = None, *, state: str = "deferred", now: float = 110.0, **fields: Any) -> SimpleNamespace:
     given = status(**fields) if found is None else found
-    return training_view(record(state), given, [], with_logs=True, now=now)
+    return training_view(record(state), given, {}, with_logs=True, now=now)
 
 
 def row(found: Any, summary: Any = None, *, state: str = "deferred") -> dict[str, Any]:
@@ -96,7 +97,7 @@ def test_lines_of_the_log_need_the_right_to_read_it() -> None:
     quote = "a line of the log"
     cause = {"summary": f"failed: {quote}", "detail": quote, "resolution": "Read it.", "category": "user code"}
     tries = [{"try_number": 1, "cause": f"failed: {quote}"}, {"try_number": 2, "cause": ""}]
-    shown = training_view(record("failed"), status(cause=cause), tries, with_logs=False, now=110.0)
+    shown = training_view(record("failed"), status(cause=cause), {"tries": tries}, with_logs=False, now=110.0)
     text = page(shown)
     assert quote not in text
     assert "epoch 1" not in text
@@ -105,7 +106,9 @@ def test_lines_of_the_log_need_the_right_to_read_it() -> None:
     assert "Read it." in text
     assert "user code" in text
     assert shown.tries[0]["cause"] == "succeeded"
-    assert quote in page(training_view(record("failed"), status(cause=cause), tries, with_logs=True, now=110.0))
+    assert quote in page(
+        training_view(record("failed"), status(cause=cause), {"tries": tries}, with_logs=True, now=110.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,11 +129,11 @@ def test_page_shows_what_is_unknown(found: Any, state: str, now: float, note: st
 @pytest.mark.parametrize(("followed", "count"), [(True, 0), (None, 0), (False, 1)])
 def test_page_says_that_no_triggerer_follows_the_training(phase: str, followed: bool | None, count: int) -> None:
     given = status(phases=[(phase, 10.0)])
-    shown = training_view(record(followed=followed), given, [], with_logs=True, now=120.0)
+    shown = training_view(record(followed=followed), given, {}, with_logs=True, now=120.0)
     assert "".join(shown.notes).count("No triggerer follows") == len(shown.notes) == count
-    shown = training_view(record(followed=False), given, [], with_logs=True, now=5000.0)
+    shown = training_view(record(followed=False), given, {}, with_logs=True, now=5000.0)
     assert len(shown.notes) == 1, "the data is old for this reason"
-    shown = training_view(record(followed=False), None, [], with_logs=True, now=120.0)
+    shown = training_view(record(followed=False), None, {}, with_logs=True, now=120.0)
     assert "No triggerer follows" in shown.notes[0]
 
 
@@ -236,23 +239,23 @@ def test_task_that_has_not_begun_has_no_phase() -> None:
 def test_parts_of_the_page_have_names_that_differ() -> None:
     """The script replaces a part of the page by its id."""
     given = status(cause={"summary": "failed", "detail": "d"}, queue="waits")
-    text = page(training_view(record(try_number=2), given, [{"cause": "c"}], with_logs=True, now=5000.0))
+    text = page(training_view(record(try_number=2), given, {"tries": [{"cause": "c"}]}, with_logs=True, now=5000.0))
     ids = re.findall(r'\bid="([^"]*)"', text)
     assert len(ids) == len(set(ids))
     assert {"cause-section", "notes", "phase-section", "metrics-section", "replicas-section", "cards"} <= set(ids)
 
 
 def test_data_of_an_earlier_try_is_marked() -> None:
-    shown = training_view(record(try_number=2), status(), [], with_logs=True, now=110.0)
+    shown = training_view(record(try_number=2), status(), {}, with_logs=True, now=110.0)
     assert "of try 1" in shown.notes[0]
 
 
 def test_conclusion_is_shown_until_the_status_has_a_cause() -> None:
     concluded = {"uid": "u", "category": "hang", "summary": "no log line for 30 min", "limit": "log_stall_timeout"}
-    shown = training_view(record(), status() | {"conclusion": concluded}, (), with_logs=True, now=110.0)
+    shown = training_view(record(), status() | {"conclusion": concluded}, {}, with_logs=True, now=110.0)
     assert shown.cause == {"category": "hang", "summary": "no log line for 30 min"}
     given = status(cause={"summary": "Master 0 failed"}) | {"conclusion": concluded}
-    assert training_view(record(), given, (), with_logs=True, now=110.0).cause["summary"] == "Master 0 failed"
+    assert training_view(record(), given, {}, with_logs=True, now=110.0).cause["summary"] == "Master 0 failed"
 
 
 def test_tries_are_listed_with_their_causes_newest_first() -> None:
@@ -260,7 +263,7 @@ def test_tries_are_listed_with_their_causes_newest_first() -> None:
         {"try_number": 1, "started_at": "2026-11-22T10:00:00Z", "ended_at": "2026-11-22T10:05:00Z", "cause": "OOM"},
         {"try_number": 2, "started_at": "2026-11-22T10:06:00Z", "ended_at": "2026-11-22T10:09:00Z"},
     ]
-    shown = training_view(record("success", try_number=2), status(), tries, with_logs=True, now=110.0)
+    shown = training_view(record("success", try_number=2), status(), {"tries": tries}, with_logs=True, now=110.0)
     assert [(one["number"], one["began"], one["cause"]) for one in shown.tries] == [
         ("2", "2026-11-22 10:06:00", "succeeded"),
         ("1", "2026-11-22 10:00:00", "OOM"),
@@ -270,7 +273,7 @@ def test_tries_are_listed_with_their_causes_newest_first() -> None:
 @pytest.mark.parametrize(("try_number", "known"), [(1, True), (2, False)])
 def test_page_says_that_earlier_tries_are_not_known(try_number: int, known: bool) -> None:
     """Below Airflow 3.3 they are not stored."""
-    text = page(training_view(record(try_number=try_number), status(), [], with_logs=True, now=110.0))
+    text = page(training_view(record(try_number=try_number), status(), {}, with_logs=True, now=110.0))
     assert ("Nothing is known about the earlier tries" in text) is not known
 
 
@@ -286,7 +289,9 @@ def test_nothing_that_is_shown_is_markup() -> None:
     )
     given["metrics"] = {evil: {"last": evil, "step": 1}}
     given["series"] = {evil: [[1, evil]]}
-    text = page(training_view(record(), given, [{"cause": evil, "try_number": evil}], with_logs=True, now=110.0))
+    text = page(
+        training_view(record(), given, {"tries": [{"cause": evil, "try_number": evil}]}, with_logs=True, now=110.0)
+    )
     assert "<script>alert" not in text
     assert "<img" not in text
     assert "\x1b" not in text
@@ -354,3 +359,81 @@ def test_megabytes_that_something_else_stored_are_cut_before_secrets_are_hidden(
 @pytest.mark.parametrize("step", [1e300, 2**60, "text", None, {}])
 def test_point_whose_step_can_be_none_is_not_drawn(step: Any) -> None:
     assert view({"series": {"loss": [[1, 0.5], [step, 0.4]]}}).series == {"loss": [[1], [0.5]]}
+
+
+def test_curves_of_all_tries_since_the_last_clear_are_in_one_chart() -> None:
+    tries = [
+        {"try_number": 1, "max_tries": 0, "series": {"loss": [[0, 9.0], [1, 8.0]]}},
+        {
+            "try_number": 2,
+            "max_tries": 3,
+            "series": {"loss": [[0, 3.0], [10, 2.0]]},
+            "usage": {"held": 60.0},
+            "step": 10,
+        },
+        {"try_number": 3, "max_tries": 3, "series": {}, "usage": {"held": 30.0}},
+    ]
+    current = replace(record(try_number=4), max_tries=3)
+    given = status(try_number=4) | {"series": {"loss": [[10, 2.1], [20, 1.0]]}}
+    shown = training_view(current, given, {"tries": tries}, with_logs=True, now=110.0)
+    assert shown.labels == ["try 2", "this try"]
+    assert shown.series == {"loss": [[0, 10, 20], [3.0, 2.0, None], [None, 2.1, 1.0]]}, "repeated steps overlay"
+    assert [(one["number"], one["step"], one["held"]) for one in shown.tries[1:]] == [
+        ("2", "10", "1 min"),
+        ("1", "", ""),
+    ]
+    assert ("Held in all tries", "1 h 1 min") in shown.usage
+    page(shown)
+
+
+def test_usage_says_that_earlier_tries_are_not_counted() -> None:
+    """Below Airflow 3.3 they are not stored."""
+    shown = training_view(record(try_number=2), status(try_number=2), {}, with_logs=True, now=110.0)
+    assert ("Of earlier tries", "not known: this try only") in shown.usage
+    assert len(view().usage) == 1, "the first try is the only one"
+
+
+@pytest.mark.parametrize(
+    ("state", "phase"), [("failed", "Failed"), ("up_for_retry", "Failed"), ("success", "Succeeded")]
+)
+def test_task_that_failed_never_shows_a_success(state: str, phase: str) -> None:
+    rows = [["Master", 0, "m", "n", 1, "Succeeded", 0], ["Worker", 0, "w", "n", 1, "Error", 0]]
+    shown = view(state=state, phases=[("Running", 1.0), ("Succeeded", 50.0)], rows=rows, ended=True)
+    assert shown.shown_phase == phase
+    assert any("result could not be returned" in note for note in shown.notes) is (phase == "Failed")
+    assert f'phase-{phase}">{phase}<' in page(shown)
+    assert [(one["state"], one["fine"]) for one in shown.replicas] == [
+        ("Succeeded", True),
+        ("stopped after the success", True),
+    ]
+    assert ("Replicas", "1 Succeeded, 1 stopped after the success") in shown.facts
+
+
+def test_replica_that_failed_keeps_its_state() -> None:
+    rows = [["Master", 0, "m", "n", 1, "OOMKilled", 0], ["Worker", 0, "w", "n", 1, "Terminating", 0]]
+    shown = view(state="failed", phases=[("Failed", 50.0)], rows=rows, ended=True)
+    assert [one["state"] for one in shown.replicas] == ["OOMKilled", "stopped after the failure"]
+    running = view(rows=rows)
+    assert [one["state"] for one in running.replicas] == ["OOMKilled", "Terminating"]
+
+
+def test_task_whose_end_nobody_stored_names_the_command_that_ends_its_job() -> None:
+    delete = "kubectl delete pytorchjobs.kubeflow.org mnist --namespace ml"
+    killed = view(state="failed")
+    assert killed.commands[0] == delete
+    assert "may still hold GPUs" in " ".join(killed.notes)
+    assert all("delete" not in command for command in view().commands), "the task runs"
+    stored = status(ended=True)
+    assert delete not in view(stored, state="failed").commands
+    assert view(stored | {"job_deleted": True}, state="failed").commands == []
+
+
+def test_try_without_a_job_shows_its_cause_and_no_phase() -> None:
+    """What `operators.summaries` stores of a task that failed before it had a job."""
+    cause = {"category": "configuration", "summary": "invalid YAML", "detail": ""}
+    shown = view({"try_number": 1, "written_at": 5.0, "ended": True, "cause": cause}, state="failed")
+    text = page(shown)
+    assert "invalid YAML" in text
+    assert 'phase-Failed">Failed<' in text
+    assert "Ended while" not in text
+    assert not shown.notes

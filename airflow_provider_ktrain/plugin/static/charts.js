@@ -6,7 +6,7 @@ const LARGEST = 1e30, SMALLEST = 1e-18; // uPlot has no ticks for larger values;
 const NARROWEST = 1e-12; // a range that is narrower, as a part of its numbers, has no ticks: uPlot would look for them for ever
 const charts = new Map(); // by metric: box, plot, readout, odd, uplot, steps, lines: values by line
 const DASHES = [[], [8, 4], [2, 3]]; // lines differ not by their color alone
-let labels = []; // of the lines, if there are several
+let labels = [], marksEnds = false; // of the lines, if there are several; whether to mark where each but the last ends
 const logarithmic = new Set(); // metrics that are drawn on a logarithmic scale
 
 function color(name) {
@@ -57,6 +57,13 @@ function named(chart, label) {
   return chart.lines.length > 1 ? `${label}: ` : "";
 }
 
+// The points that are drawn: those between gaps, or the end of a try that broke.
+function pointsOf(chart, i) {
+  if (chart.lines.length < 2) return { fill: color("--card") };
+  const last = chart.lines[i].findLastIndex((value) => value !== null), broke = marksEnds && i < chart.lines.length - 1;
+  return { show: broke, size: 11, width: 3, fill: color("--card"), filter: () => (broke && last >= 0 ? [last] : null) };
+}
+
 // Draws a chart from nothing: its scale, the theme or its place has changed.
 function redraw(name, chart) {
   const log = logarithmic.has(name);
@@ -68,7 +75,7 @@ function redraw(name, chart) {
   };
   const line = (_, i) => ({
     label: labels[i] ?? name, stroke: color(`--line-${i % 10}`), width: 2, dash: DASHES[i % DASHES.length],
-    spanGaps: chart.lines.length > 1, points: { fill: color("--card") }, // lines have different steps
+    spanGaps: chart.lines.length > 1, points: pointsOf(chart, i), // lines have different steps
   });
   chart.uplot = new uPlot({
     width: Math.max(chart.plot.clientWidth, 100), height: CHART_HEIGHT, legend: { show: false },

@@ -128,7 +128,7 @@ async function update() {
       const data = await answer.json();
       tag = answer.headers.get("ETag") ?? "";
       series = data.series ?? {};
-      labels = data.labels ?? [];
+      [labels, marksEnds] = [data.labels ?? [], Boolean(data.marks)];
       active = data.active;
       replaceParts(data.html);
       delay = FASTEST;
