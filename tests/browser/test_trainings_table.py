@@ -82,7 +82,7 @@ def test_order_and_focus_stay_when_the_list_is_updated(airflow_site: Site, open_
 
 def test_keyboard_leads_to_a_training(airflow_site: Site, open_page: Open) -> None:
     tab = open_list(airflow_site, open_page)
-    for _ in range(30):
+    for _ in range(80):
         tab.keyboard.press("Tab")
         if "dag_id=image_classifier" in (tab.evaluate("document.activeElement.getAttribute('href')") or ""):
             break
