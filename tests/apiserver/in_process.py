@@ -11,7 +11,7 @@ from typing import Any, Self
 from airflow_provider_ktrain.engine.api.answers import ApiStatusError, ApiUnavailable, decide
 from tests.apiserver.faults import Lost
 from tests.apiserver.messages import Object, Request, Response
-from tests.apiserver.server import ApiServer
+from tests.apiserver.server import ApiServer, LogStream
 from tests.apiserver.store import copied
 from tests.apiserver.watches import Watch, encoded
 
@@ -60,6 +60,41 @@ class InProcessStream:
             yield chunk
 
 
+class InProcessLog:
+    """The response to a request for a log. Its lines arrive at once."""
+
+    def __init__(self, log: LogStream) -> None:
+        self._log, self._closed = log, asyncio.Event()
+
+    @property
+    def content(self) -> Self:
+        return self
+
+    def close(self) -> None:
+        self._closed.set()
+
+    async def read(self, size: int) -> bytes:
+        """The whole response."""
+        return b"".join([piece async for piece in self.iter_any()])
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        pieces, closed = self._log.pieces(), asyncio.ensure_future(self._closed.wait())
+        try:
+            while True:
+                piece = asyncio.ensure_future(anext(pieces, None))
+                try:
+                    await asyncio.wait([piece, closed], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    piece.cancel()
+                if closed.done():
+                    raise ApiUnavailable("closed")
+                if (found := piece.result()) is None:
+                    return
+                yield found
+        finally:
+            closed.cancel()
+
+
 class InProcessApi:
     """The part of `engine.api.Api` that the owner of a training uses.
 
@@ -92,8 +127,10 @@ class InProcessApi:
         return request
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, *, query: Mapping[str, str], **_: Any) -> AsyncIterator[InProcessStream]:
-        """A watch. There are no logs."""
+    async def stream(
+        self, path: str, *, query: Mapping[str, str], **_: Any
+    ) -> AsyncIterator[InProcessStream | InProcessLog]:
+        """A watch, or a log if the server has logs."""
         request = self._signed(Request("GET", path, query))
         try:
             self._server.check_reached(request)
@@ -102,6 +139,9 @@ class InProcessApi:
         answer = self._server.answer(request)
         if isinstance(answer, Response) and answer.status >= 300:
             decide("GET", path, None, answer.status, answer.data, answer.headers.get("Retry-After"))
+        if isinstance(answer, LogStream) and self._server.has_logs:
+            yield InProcessLog(answer)
+            return
         if not isinstance(answer, Watch):
             raise ApiStatusError(404, "NotFound", path)
         stream = InProcessStream(answer)

@@ -70,7 +70,7 @@ class LogFile:
 
     async def _pieces(self, query: Mapping[str, str]) -> AsyncIterator[bytes]:
         since, new_line, stamped = query.get("sinceTime", "")[:19], True, query.get("timestamps") == "true"
-        records = self.files[-1]
+        follows, records = query.get("follow") == "true", self.files[-1]
         at = max(0, len(records) - int(query["tailLines"])) if "tailLines" in query else 0
         while True:
             out, new = bytearray(), records[at:]
@@ -85,9 +85,13 @@ class LogFile:
                 return
             if out:
                 yield bytes(out)
-            elif records is not self.files[-1]:  # it continues with the newest file and skips files in between
+            if not follows:  # what is written meanwhile isn't sent
+                return
+            if out:
+                continue
+            if records is not self.files[-1]:  # it continues with the newest file and skips files in between
                 records, at = self.files[-1], 0
-            elif query.get("follow") != "true" or self.ended:
+            elif self.ended:
                 return
             elif at == len(records):
                 await self.grown.wait()

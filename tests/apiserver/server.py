@@ -62,6 +62,7 @@ class ApiServer(Faults, Store):
     :ivar queries: of the requests that were processed.
     :ivar verbs: numbers of processed requests by verb: get, list, watch, log, create, update, patch, delete.
     :ivar on_request: called with each of `requests`.
+    :ivar has_logs: whether logs are served in-process. False: they are not found.
     :ivar ends_logs: whether a log ends with its container, by the pod's status. Otherwise the test ends it.
     """
 
@@ -78,7 +79,7 @@ class ApiServer(Faults, Store):
         self.queries: list[Mapping[str, str]] = []
         self.verbs: Counter[str] = Counter()
         self.on_request: Callable[[str], None] = lambda line: None
-        self.ends_logs = True
+        self.ends_logs = self.has_logs = True
         self.logs = Logs(lambda name: self.pods.get(name))
         self._on_write, self._admit = on_write, admit
         self._pages = Pages(self)

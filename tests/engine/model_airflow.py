@@ -38,6 +38,7 @@ class Try:
     deferral: Deferral | None = None
     event: Outcome | str | None = None  # of its trigger
     stored: tuple[Outcome, JobRef] | None = None  # in the task store
+    stored_in_time: bool = False  # before the next try began
     conclusion: Mapping[str, Any] | None = None  # in the status XCom
     was_rejected: bool = False  # Airflow did not accept its deferral: it had declared the process dead
     processes: list[Any] = field(default_factory=list)  # of model_hosts
@@ -81,10 +82,14 @@ class Airflow:
         self.state = after
         return True
 
-    def end(self, ended: Try, succeeded: bool) -> None:
-        """A try reports its end. Airflow ignores the report of any try but the current one."""
+    def end(self, ended: Try, succeeded: bool, *, final: bool = False) -> None:
+        """A try reports its end. Airflow ignores the report of any try but the current one.
+
+        :param final: no retry may follow.
+        """
         if ended is self.current and self.state in ("running", "deferred", "queued"):
-            self.state = "success" if succeeded else "up_for_retry" if self.has_retry(ended) else "failed"
+            retried = self.has_retry(ended) and not final
+            self.state = "success" if succeeded else "up_for_retry" if retried else "failed"
 
     def clear(self) -> None:
         """Clear the task. Nothing else changes max_tries, and clearing a running task doesn't change it."""

@@ -7,10 +7,11 @@ gates in random order, and so it decides every interleaving, crash and lost resp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import selectors
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError
+from airflow_provider_ktrain.engine.follow.divergence import LAST_LINES
 from tests.apiserver import ApiServer, Lost, Request, Response
 from tests.apiserver.in_process import InProcessApi
 from tests.apiserver.resources import Resource
@@ -367,6 +369,23 @@ class Cluster(ApiServer):
 
     # what happens to trainings
 
+    def report(self, rng: random.Random) -> None:
+        """Running pods report a metric, which is often NaN and may recover. Streams may be late."""
+        for pod in self.pods.values():
+            if pod["status"]["phase"] == "Running" and pod["metadata"]["job"] not in self.over:
+                log = self.log(pod["metadata"]["name"])
+                was = log.files[-1][-1].text if log.files[-1] else b""
+                for _ in range(rng.choice([1, 2, 3])):
+                    recovers = rng.random() < (0.05 if b"NaN" in was else 0.3)
+                    log.store(self.stamp(), f'KTRAIN_METRIC {{"loss": {"0.5" if recovers else "NaN"}}}')
+                if rng.random() < 0.7:
+                    log.grown.tell()
+
+    def diverges(self, pod: str) -> bool:
+        """Whether the last three reports of the pod with this name are NaN."""
+        last = self.log(pod).files[-1][-3:]
+        return len(last) == 3 and all(b"NaN" in record.text for record in last)
+
     def touch(self) -> None:
         """The operator writes an unchanged status."""
         for job in self.jobs.values():
@@ -477,6 +496,7 @@ class Client(InProcessApi):
         self.evidence: Evidence | None = None  #: the last read of job and pods
         self.has_read_job = False  #: whether the job was read, by a request of its own
         self._job: Object | None = None  # as read by the last request of its own
+        self.diverged: set[str] = set()  #: uids of pods whose log ended with NaN when it was read again
         self.process: Any = None  #: of model_hosts
 
     async def request(
@@ -493,6 +513,18 @@ class Client(InProcessApi):
         if reads:
             self._note(path, answer)
         return answer
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, *, query: Mapping[str, str], **kw: Any) -> AsyncIterator[Any]:
+        async with super().stream(path, query=query, **kw) as response:
+            if path.endswith("/log") and query.get("tailLines") == str(LAST_LINES):
+                self._note_log(path.split("/")[-2])
+            yield response
+
+    def _note_log(self, pod: str) -> None:
+        assert isinstance(self._server, Cluster)
+        uid = self._server.pods[pod]["metadata"]["uid"]
+        (self.diverged.add if self._server.diverges(pod) else self.diverged.discard)(uid)
 
     def _note(self, path: str, answer: Object) -> None:
         """Keep what was read for a decision, not for a watch."""

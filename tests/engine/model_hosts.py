@@ -10,7 +10,7 @@ import contextlib
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from airflow_provider_ktrain.core.ending import Event, Successor, Task, task_of
@@ -54,6 +54,8 @@ class World:
     informers: dict[tuple[str, str, str], object] | None
     deadline_after: float | None
     faulty: bool = True
+    #: whether the training of the job with this uid lacks what the task requires
+    is_unmet: Callable[[str], bool] = lambda uid: False
     processes: list[Process] = field(default_factory=list)
 
 
@@ -121,6 +123,7 @@ class Process:
         self.deadline: float | None = None if me.deferral is None else me.deferral.options.deadline
         self.stopped = self.submitting = self.failed_for_good = self.in_trouble = False
         self.has_stored_outcome = False  # Airflow has the outcome of the job
+        self.is_unmet = False  # the training doesn't meet what the task requires: no retry may follow
         self.saw_end: dict[str, tuple[float, str]] = {}  # by uid of a succeeded primary: when it was read, its job
         self.training = world.make_training(self._connect, self.host, cast(Log, self.log), self.signal)
         self.task: asyncio.Task[None] | None = None
@@ -195,7 +198,8 @@ class Process:
         after = self.world.deadline_after
         self.deadline = None if after is None else timing.epoch() + after
         return Options(
-            logs="none", limits=self.world.limits, deadline=self.deadline, on_finish_action=self.world.action,
+            logs="auto" if self.world.cluster.has_logs else "none", fail_on_nan=True,
+            limits=self.world.limits, deadline=self.deadline, on_finish_action=self.world.action,
             drain_timeout=1,
         )  # fmt: skip
 
@@ -248,7 +252,7 @@ class Worker(Process):
         await training.close()
         if succeeded is not None and not self.client.is_dead:
             self.world.cluster.note(f"{self} ends: {'success' if succeeded else 'failure'}")
-            self.world.airflow.end(self.me, succeeded)
+            self.world.airflow.end(self.me, succeeded, final=self.is_unmet)
 
     async def _execute(self) -> bool | None:
         world, training, me, rng = self.world, self.training, self.me, self.world.rng
@@ -302,9 +306,11 @@ class Worker(Process):
         await asyncio.sleep(self.world.rng.choice([0, 0.5]))
         if self.client.is_dead:
             return False
+        if outcome.succeeded and self.world.is_unmet(ref.uid):
+            outcome = replace(outcome, unmet="loss is nan, required finite")
         stored = not (self.world.faulty and self.world.rng.random() < 0.1)
         if stored:
-            self.me.stored = outcome, ref
+            self.me.stored, self.me.stored_in_time = (outcome, ref), self.me is self.world.airflow.current
         proven = stored or not outcome.succeeded
         return await self._conclude(outcome, ref, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED)
 
@@ -315,8 +321,10 @@ class Worker(Process):
             left = await self.training.outcome_stored(JobRef.from_dict(outcome.kept), event)
             if left:
                 self.log.warning(f"{left}\n{ref.delete_command}")
-        unreleased = bool(left and outcome.release_error)
-        return outcome.succeeded and not (unreleased and self.world.airflow.has_retry(self.me))
+        if left and outcome.release_error and self.world.airflow.has_retry(self.me):
+            return False
+        self.is_unmet = bool(outcome.unmet)
+        return outcome.succeeded and not outcome.unmet
 
 
 class Trigger(Process):

@@ -1,6 +1,7 @@
 """Random interleavings of owners of a training, in all hosts, with a model of a cluster and of Airflow.
 
-No job is duplicated or deleted alive, no success is lost or trained again, no GPU leaks, and causes survive crashes.
+No job is duplicated or deleted alive, no success is lost or trained again, also if it doesn't meet what the task
+requires, no GPU leaks, and causes survive crashes.
 
 A seed is one interleaving of some hundred steps. `KTRAIN_MODEL_RUNS=100000 pytest tests/engine/test_model.py` runs more
 of them. A failure reports its seed and its steps. Each mutation of the owner or of its rules must be found.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_ktrain.core.absent import ABSENT
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_divergence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import adoption
@@ -37,6 +40,7 @@ from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead
 from airflow_provider_ktrain.engine.decisions import STATUS_LAG_SECONDS, Decisions
+from airflow_provider_ktrain.engine.follow.divergence import DivergenceProbe
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
@@ -46,7 +50,7 @@ from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
 from airflow_provider_ktrain.engine.training import Training
 from tests.apiserver.in_process import InProcessStream
-from tests.engine.model_airflow import OVER, RETRIES, Airflow
+from tests.engine.model_airflow import OVER, RETRIES, Airflow, Try
 from tests.engine.model_cluster import (
     KEY,
     NAME,
@@ -63,6 +67,8 @@ from tests.engine.model_hosts import Process, Terminal, Trigger, Worker, World
 
 RUNS = int(os.environ.get("KTRAIN_MODEL_RUNS", "1000"))
 BATCH = 250
+#: the seeds from these on are those of trainings that report NaN, or that may not be good enough
+NAN_SEED, REQUIRE_SEED = 1_000_000, 2_000_000
 STEPS = 150
 STRANGER = Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "theirs")
 
@@ -96,20 +102,32 @@ class Interleaving:
         self.back_at = 0.0  # loop time at which the API server is reachable again
         limit = functools.partial(rng.choice, [None, None, 4.0, 12.0])
         self.limits = Limits(queue=limit(), schedule=limit(), startup=limit(), partial_start=limit())
+        self.cluster.has_logs = NAN_SEED <= seed < REQUIRE_SEED  # and some trainings report NaN
+        self.requires = seed >= REQUIRE_SEED  # and some trainings don't reach it
+        if self.requires or self.cluster.has_logs:  # pods start at once
+            self.slow, self.cluster.no_nodes_until, self.cluster.no_images_until = "", 0.0, 0.0
         self.world = World(
             rng, self.cluster, self.airflow, self.limits, self.action,
             rng.choice(["always", "always", "if_unchanged"]), cleans_up, make_training, self._judge, self._check_text,
             {} if rng.random() < 0.5 else None, rng.choice([None, None, 8.0, 15.0, 30.0]),
-            faulty=rng.random() < 0.6,
+            faulty=rng.random() < 0.6, is_unmet=self._is_unmet,
         )  # fmt: skip
         #: by uid of a job that a limit has ended: the process, the category, and whether it was stored
         self.causes: dict[str, tuple[Process, str, bool]] = {}
         self.nobody_to_kill = False  # whether the task was ended while none of its processes ran
 
+    def _is_unmet(self, uid: str) -> bool:
+        """Whether the training of the job with this uid doesn't reach what the task requires."""
+        return self.requires and random.Random(uid).random() < 0.7
+
     # the invariants: what may be written
 
     def check_create(self, client: Client, job: Object) -> None:
         me = client.process.me
+        for earlier in self.airflow.tries:
+            same_life = earlier is not me and earlier.owner.max_tries == me.owner.max_tries
+            if same_life and earlier.stored_in_time and earlier.stored is not None and earlier.stored[0].succeeded:
+                raise Broken(f"{client.process} trains again after {earlier.name} has stored its success")
         for uid, owner in self.cluster.shown_succeeded.items():
             same_life = owner.max_tries == me.owner.max_tries and owner.try_number < me.owner.try_number
             # a try that Airflow has declared dead may store its success after the next try has looked for it
@@ -173,7 +191,7 @@ class Interleaving:
             raise Broken(f"{process} ends a job that it has not read")
         if process.in_trouble and process.training.job.is_fresh and not self.airflow.has_retry(process.me):
             return
-        if not released_before and not self._has_passed(evidence, process.deadline):
+        if not released_before and not self._has_passed(evidence, process.deadline, process.client.diverged):
             raise Broken(f"{process} ends a job whose limits have not passed")
         self._check_lag(process, job)
         if process.sink.answered is None and process.me.conclusion is None and not isinstance(process, Terminal):
@@ -189,7 +207,7 @@ class Interleaving:
         if self.cluster.over.get(uid) and ends and now - ends[-1] < STATUS_LAG_SECONDS:
             raise Broken(f"{process} ends a job {now - ends[-1]:.1f} s after it read that the program has ended")
 
-    def _has_passed(self, evidence: Evidence, deadline: float | None) -> bool:
+    def _has_passed(self, evidence: Evidence, deadline: float | None, diverged: set[str]) -> bool:
         """Whether a limit has passed, by the timestamps of what a process has read."""
         now, job, limits = self.loop.epoch(), evidence.job, self.limits
 
@@ -199,6 +217,8 @@ class Interleaving:
         created = job["metadata"]["creationTimestamp"]
         conditions = job["status"]["conditions"]
         if deadline is not None and now >= deadline:
+            return True
+        if diverged & {pod["metadata"]["uid"] for pod in evidence.pods}:
             return True
         if wants_suspension(job):
             suspended = next((c["lastTransitionTime"] for c in conditions if c["type"] == "Suspended"), created)
@@ -323,6 +343,13 @@ class Interleaving:
             if process.ref is not None and process.ref.uid in self.causes:
                 process.crash()
 
+    def _crash_before_answer(self) -> None:
+        """SIGKILL to a worker that has stored a success which isn't good enough, before Airflow knows its end."""
+        for process in self._running(Worker):
+            if process.me.stored is not None and process.me.stored[0].unmet:
+                process.crash()
+                self.airflow.end(process.me, False)
+
     def _finish_at_deadline(self) -> None:
         """A training succeeds when its deadline or a limit is about to pass."""
         for process in self._running(Process):
@@ -409,13 +436,14 @@ class Interleaving:
     def _step(self) -> None:
         rng, cluster = self.rng, self.cluster
         unrest = self.unrest
+        finishes = 8 if self.requires else 0.5 if cluster.has_logs else 4
         choices: list[tuple[float, Callable[[], object]]] = [
             (60, self._open),
             (16, lambda: cluster.reconcile(rng)),
             (3, cluster.touch),
             (6, self._start),
             (6, self._continue),
-            (4, lambda: cluster.finish(rng.random() < 0.6, rng.random() < 0.3)),
+            (finishes, lambda: cluster.finish(rng.random() < 0.6, rng.random() < 0.3)),
             (unrest * 0.5, lambda: cluster.delete("Foreground")),
             (unrest * 0.3, lambda: cluster.delete("Background")),
             (0.5, lambda: cluster.suspend(True)),
@@ -437,11 +465,13 @@ class Interleaving:
             (7, self._wait),
             (3, lambda: cluster.fail_pod(rng)),
             (2, lambda: cluster.remove_label(rng)),
+            (30 if cluster.has_logs else 0, lambda: cluster.report(rng)),
+            (5 if self.requires else 0, self._crash_before_answer),
         ]
         rng.choices([do for _, do in choices], [weight for weight, _ in choices])[0]()
 
     async def run(self) -> None:
-        for _ in range(STEPS):
+        for _ in range(2 * STEPS if self.requires else STEPS):
             self._step()
             await self._advance(0.1)
         await self._settle()
@@ -466,7 +496,10 @@ class Interleaving:
                 self.slow = ""
             self._deliver()
             self.cluster.reconcile(self.rng)
-            self.cluster.finish(True, self.rng.random() < 0.5)
+            if self.cluster.has_logs and number < 40:
+                self.cluster.report(self.rng)
+            else:
+                self.cluster.finish(True, self.rng.random() < 0.5)
             self._continue()
             if self.rng.random() < 0.1:
                 self._end_stale(number)
@@ -563,8 +596,9 @@ def find_broken(seeds: Iterator[int], make_training: type[Training] = Training) 
     "batch", [pytest.param(batch, marks=[pytest.mark.thorough] if batch else []) for batch in range(-(-RUNS // BATCH))]
 )
 def test_no_interleaving_breaks_an_invariant(batch: int) -> None:
-    seeds = iter(range(batch * BATCH, min((batch + 1) * BATCH, RUNS)))
-    if broken := find_broken(seeds):
+    first, last = batch * BATCH, min((batch + 1) * BATCH, RUNS)
+    more = (range(seed + first // 20, seed + last // 20) for seed in (NAN_SEED, REQUIRE_SEED))
+    if broken := find_broken(itertools.chain(range(first, last), *more)):
         pytest.fail(broken, pytrace=False)
 
 
@@ -586,6 +620,8 @@ FIRST_SEEDS = {
     "a retry replaces each job": 30,
     "deletions are fenced by uid only": 50,
     "JobChanged is ignored": 50,
+    "fail_on_nan doesn't read the log again": NAN_SEED,
+    "a try doesn't look for a stored success": REQUIRE_SEED,
 }
 
 
@@ -735,6 +771,16 @@ async def _not_undone(*args: object) -> bool:
     return False
 
 
+async def _confirmed(self: DivergenceProbe) -> bool:
+    """A limit on reports of NaN that doesn't read the log again."""
+    self.cause = diagnose_divergence("Master 0", "loss", None)
+    return True
+
+
+def _nothing_stored(self: Airflow, me: Try) -> None:
+    """A try that doesn't look for a success that an earlier one has stored."""
+
+
 def _adopt_always(found: Object, *args: object, **kw: object) -> adoption.Decision:
     """A retry that adopts each job."""
     return adoption.Decision(adoption.Action.ADOPT, "")
@@ -759,6 +805,8 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
     "the owner is ignored": ((OwnedJob, "_owner_in", _always_mine),),
     "a retry adopts each job": ((submitting, "decide", _adopt_always),),
     "a retry replaces each job": ((submitting, "decide", _replace_always),),
+    "fail_on_nan doesn't read the log again": ((DivergenceProbe, "confirms", _confirmed),),
+    "a try doesn't look for a stored success": ((Airflow, "earlier_success", _nothing_stored),),
 }
 
 
