@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
-from airflow_provider_ktrain.core.logs.result import EARLIER, UNKNOWN
+from airflow_provider_ktrain.core.logs.result import EARLIER, METRICS_UNKNOWN, UNKNOWN
 from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts, gauges
 from airflow_provider_ktrain.core.requirements import judge
 from airflow_provider_ktrain.core.text.output import with_short_first_line
@@ -56,7 +56,8 @@ def judged(outcome: Outcome, required: Mapping[str, str]) -> tuple[Outcome, bool
     if not outcome.succeeded or outcome.superseded or not bounds:
         return outcome, True
     unmet = judge(bounds, outcome.result, outcome.training_metrics)
-    if unread := [line for line in outcome.result_error.splitlines() if line.startswith((UNKNOWN, EARLIER))]:
+    not_known = UNKNOWN, EARLIER, METRICS_UNKNOWN
+    if unread := [line for line in outcome.result_error.splitlines() if line.startswith(not_known)]:
         unmet = ["it is not proved that the training has reached what is required", *unmet, *unread]
     if not unmet:
         return outcome, True

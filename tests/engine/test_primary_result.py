@@ -158,6 +158,41 @@ async def test_result_that_is_lost_is_reported(logs: Logs, handover: Handover, l
     assert error.startswith("Its result is unknown: the log of ")
 
 
+METRICS = 'KTRAIN_METRIC {"loss": 1, "x": 1}\nKTRAIN_METRIC {"loss": 0.5}\n'
+NOT_READ = "Its metrics are unknown: the log of Master 0 could not be read to its end"
+
+
+@pytest.mark.parametrize(
+    ("text", "log", "expected", "error"),
+    [
+        (METRICS, NEVER_FOLLOWED, 0.5, ""),
+        (METRICS, END_UNREAD, 0.5, ""),
+        (METRICS, READ_TO_THE_END, None, ""),
+        ("", NEVER_FOLLOWED, None, ""),
+        (FORBIDDEN, NEVER_FOLLOWED, None, NOT_READ),
+        (METRICS + "x\n" * LAST_LINES[-1], END_UNREAD, None, "Its metrics are unknown: the last 100,000 lines of"),
+    ],
+    ids=["never followed", "end unread", "followed", "none", "forbidden", "too long"],
+)
+async def test_metrics_of_a_log_that_nobody_has_read_are_read(
+    text: str | Exception, log: str, expected: float | None, error: str
+) -> None:
+    result = result_of(Logs(text), Handover(), log)
+    result.take(SOURCE, "KTRAIN_RESULT 1", "")
+    await result.read_metrics({"loss"}, {("train-master-0", "pytorch")} if log == END_UNREAD else set())
+    assert {name: one["last"] for name, one in result.metrics.items()} == (
+        {} if expected is None else {"loss": expected}
+    )
+    assert result.find()[1].startswith(error)
+    assert bool(result.find()[1]) is bool(error)
+
+
+async def test_metrics_of_a_primary_without_pods_are_unknown() -> None:
+    result = result_of(Logs(""), Handover(), pods=0)
+    await result.read_metrics({"loss"}, ())
+    assert NOT_READ in result.find()[1]
+
+
 async def test_result_of_a_primary_without_pods_is_unknown() -> None:
     value, error, reported = await completed(result_of(Logs(""), Handover(), pods=0))
     assert (value, reported) == (None, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -94,6 +95,15 @@ def test_the_last_value_of_a_metric_counts(instance: Instance) -> None:
         instance.execute(command=DIVERGED, deferrable=False, require={"loss": "finite"})
 
 
+@of_each_kind
+@pytest.mark.parametrize("text", ["0.5", "NaN"])
+def test_a_metric_in_a_log_that_is_not_followed_counts(instance: Instance, text: str) -> None:
+    program = ["sh", "-c", f"""echo 'KTRAIN_METRIC {{"loss": {text}}}'"""]
+    met = contextlib.nullcontext() if text == "0.5" else unmet("loss is nan, required finite")
+    with met:
+        instance.execute(command=program, deferrable=False, logs="none", require={"loss": "finite"})
+
+
 def test_a_missing_value_is_unmet(instance: Instance) -> None:
     with unmet("accuracy is missing, required > 0; the training reported val_accuracy"):
         instance.execute(command=GOOD, deferrable=False, require={"accuracy": "> 0"})
@@ -105,11 +115,12 @@ def test_a_failed_training_fails_by_its_cause(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_a_value_after_which_lines_may_be_missing_is_not_proved(instance: Instance, retries: int) -> None:
+@pytest.mark.parametrize("unread", ["Its result may be an earlier one", "Its metrics are unknown"])
+def test_a_value_after_which_lines_may_be_missing_is_not_proved(instance: Instance, retries: int, unread: str) -> None:
     """A retry reads the logs of the kept job again; the last try fails for good."""
     instance.execute(command=GOOD, require=REQUIRE, retries=retries)
-    unread = {"result_error": "Its result may be an earlier one: the log of Master 0 was not read to its end"}
-    outcome = {**SUCCEEDED, **unread, "require": REQUIRE, "result": {"val_accuracy": 0.95}}
+    error = {"result_error": f"{unread}: the log of Master 0 was not read to its end"}
+    outcome = {**SUCCEEDED, **error, "require": REQUIRE, "result": {"val_accuracy": 0.95}}
     with pytest.raises(TrainingJobError, match=r"\Ait is not proved that") as raised:
         instance.resume({"outcome": outcome})
     assert isinstance(raised.value, AirflowFailException) is not bool(retries)

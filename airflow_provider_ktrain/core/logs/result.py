@@ -32,6 +32,7 @@ TERMINATION_MESSAGE_BYTES = 4096  #: the limit of the kubelet
 LEFT_OUT = "Its result is left out: "
 UNKNOWN = "Its result is unknown: "
 EARLIER = "Its result may be an earlier one: "
+METRICS_UNKNOWN = "Its metrics are unknown: "
 CHANGED = "Its result is stored with a change: "
 MAX_REASON_CHARS = 400  #: of the text that stands in for a return value
 MAX_MARKERS = 8  #: tried per line

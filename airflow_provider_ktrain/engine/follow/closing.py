@@ -11,6 +11,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.reporting.announcement import summary_of_success
 from airflow_provider_ktrain.core.state.accelerators import unit_of
 from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
@@ -80,7 +81,10 @@ class Closing:
         self._output.restarts.report(at_once=True)
         self._warn_about_unseen_logs()
         if self._state.phase is Phase.SUCCEEDED and not self._options.conditions:
-            await self._output.result.complete(self._unread, self._output.follower.earlier_report().unread)
+            result = self._output.result
+            await result.complete(self._unread, self._output.follower.earlier_report().unread)
+            if names := set(self._options.require) - mapping(result.find()[0]).keys():
+                await result.read_metrics(names, self._unread)
 
     async def outcome_of_condition(self) -> Outcome:
         """The job has a condition that the task waits for."""
@@ -292,7 +296,7 @@ class Closing:
             exit_code=primary_exit_code(state.kind, job, state.pods_of_training)
             if state.phase is Phase.FAILED
             else None,
-            training_metrics=self._output.training_metrics.summary(),
+            training_metrics=self._output.training_metrics.summary() | self._output.result.metrics,
             status=await self._last_status(cause),
             step=steps.highest,
             require=dict(self._options.require),

@@ -14,15 +14,17 @@ from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.logs.result import (
     EARLIER,
     MARKER_PREFIX,
+    METRICS_UNKNOWN,
     PART_MARKER,
     UNKNOWN,
     find_result,
     keep_result_line,
 )
+from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -69,6 +71,8 @@ class PrimaryResult:
         self._unread = ""  # why the log of the primary may have a result that wasn't found
         self._uninspected = ""  # why lines that were read may have a result that wasn't found
         self._may_be_earlier = False  # whether that result would be later than the one that was found
+        self._metrics_unread = ""  # why the log of the primary may have metrics that weren't found
+        self.metrics: dict[str, dict[str, Any]] = {}  #: that `read_metrics` has found, as `TrainingMetrics.summary`
 
     @property
     def line(self) -> str:
@@ -109,13 +113,9 @@ class PrimaryResult:
         """
         if self._left_out:
             await self._read_left_out()
-        state, kind = self._state, self._state.kind
-        primary = kind.primary(state.known_job), 0
-        pods = [pod for pod in state.pods_of_training if kind.role_of(pod) == primary]
-        name, container, queries = "", "", list[dict[str, str]]()
-        if pods:
-            newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-            name, container = newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
+        state, (newest, name, container) = self._state, self._primary()
+        queries = list[dict[str, str]]()
+        if newest is not None:
             tails = [{"tailLines": str(number)} for number in LAST_LINES]
             if (name, container) in unread_before and (not self._found or self._found.startswith(PART_MARKER)):
                 since = datetime.datetime.fromtimestamp(state.handover.handed_over_at, datetime.UTC)
@@ -124,7 +124,7 @@ class PrimaryResult:
                 return
             elif newest["metadata"]["uid"] in state.pods.groups.pods:  # else its name may be that of a later pod
                 queries = tails
-        replica = kind.replica_name(*primary)
+        replica = self._replica
         unread = _not_read(replica)
         for query in queries:
             part = await self._search(name, container, query)
@@ -140,6 +140,34 @@ class PrimaryResult:
                 unread = f"the last {part.lines:,} lines of the log of {replica} have none"
         self._unread, self._may_be_earlier = unread, bool(queries)
 
+    async def read_metrics(self, names: set[str], unread_logs: Container[tuple[str, str]]) -> None:
+        """Read the last values of metrics, unless the log of the primary was followed to its end."""
+        pod, name, container = self._primary()
+        metrics, most, part = TrainingMetrics(), LAST_LINES[-1], None
+        if pod is not None:
+            if self._cursor.has(pod["metadata"]["uid"], container) and (name, container) not in unread_logs:
+                return
+            part = await self._search(name, container, {"tailLines": str(most)}, metrics)
+        self.metrics = {name: one for name, one in metrics.summary().items() if name in names}
+        if part is None or not part.whole:
+            self._metrics_unread = _not_read(self._replica)
+        elif part.lines >= most and names - self.metrics.keys():
+            self._metrics_unread = f"the last {most:,} lines of the log of {self._replica} lack some"
+
+    def _primary(self) -> tuple[Object | None, str, str]:
+        """The newest pod of the primary, its name and that of its main container."""
+        state, kind = self._state, self._state.kind
+        primary = kind.primary(state.known_job), 0
+        pods = [pod for pod in state.pods_of_training if kind.role_of(pod) == primary]
+        if not pods:
+            return None, "", ""
+        newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+        return dict(newest), newest["metadata"]["name"], kind.main_container_name(state.known_job, newest)
+
+    @property
+    def _replica(self) -> str:
+        return self._state.kind.replica_name(self._state.kind.primary(self._state.known_job), 0)
+
     def find(self) -> tuple[Any, str, bool]:
         """The result, what is wrong with it, and whether the program reported one: see `core.logs.result`."""
         state = self._state
@@ -149,6 +177,8 @@ class PrimaryResult:
             return None, f"{UNKNOWN}{unread}", False
         if self._may_be_earlier or self._uninspected:
             error = "\n".join(filter(None, (error, f"{EARLIER}{unread}")))
+        if self._metrics_unread:
+            error = "\n".join(filter(None, (error, f"{METRICS_UNKNOWN}{self._metrics_unread}")))
         return value, error, reported
 
     def printed_before(self, at: float) -> bool:
@@ -176,17 +206,22 @@ class PrimaryResult:
                 return
         self._unread = _not_read(pod)
 
-    async def _search(self, pod: str, container: str, query: Mapping[str, str]) -> _Part | None:
-        """The part of a log that `query` selects; None if it can't be read."""
+    async def _search(
+        self, pod: str, container: str, query: Mapping[str, str], metrics: TrainingMetrics | None = None
+    ) -> _Part | None:
+        """The part of a log that `query` selects; None if it can't be read.
+
+        :param metrics: takes those of its lines. Default: none.
+        """
         path = f"{api_paths.core(self._state.ref.namespace, 'pods', pod)}/log"
         query = {"container": container, "timestamps": "true", "limitBytes": str(MAX_READ_BYTES), **query}
         try:
             async with asyncio.timeout(READ_SECONDS):
-                return await retry_transient(lambda: self._read(path, query), timing.now() + READ_SECONDS)
+                return await retry_transient(lambda: self._read(path, query, metrics), timing.now() + READ_SECONDS)
         except (TimeoutError, ApiStatusError, ApiUnavailable):
             return None
 
-    async def _read(self, path: str, query: Mapping[str, str]) -> _Part:
+    async def _read(self, path: str, query: Mapping[str, str], metrics: TrainingMetrics | None) -> _Part:
         found, lines, size, number, time = "", LineSplitter(), 0, 0, ""
         async with (
             self._budget.slot(),
@@ -197,6 +232,8 @@ class PrimaryResult:
                 number += chunk.count(b"\n")
                 if block := lines.feed(chunk):
                     found, time = _kept(found, block), _time_of_result(block) or time
+                    _read_metrics(metrics, block)
+        _read_metrics(metrics, lines.unended_line)
         number += bool(lines.unended_line)
         found, time = _kept(found, lines.unended_line), _time_of_result(lines.unended_line) or time
         return _Part(found, number, size < MAX_READ_BYTES, time)
@@ -210,6 +247,12 @@ def _time_of_result(block: bytes) -> str:
     """When the last line with a marker was written; "" if there is none."""
     before, marker, _ = block.rpartition(MARKER_PREFIX.encode())
     return before.rpartition(b"\n")[2].partition(b" ")[0].decode("utf-8", "replace") if marker else ""
+
+
+def _read_metrics(metrics: TrainingMetrics | None, block: bytes) -> None:
+    if metrics is not None and METRIC_MARKER.encode() in block:
+        for line in block.decode("utf-8", "replace").split("\n"):
+            metrics.read_line("", line, 0.0)
 
 
 def _kept(found: str, block: bytes) -> str:
