@@ -233,7 +233,7 @@ class Operators(ApiServer):
             if pod["metadata"]["uid"] not in self._containers or has_phase(pod, "Succeeded", "Failed"):
                 self.remove("pods", name)
             elif "deletionTimestamp" not in pod["metadata"]:
-                self.change("pods", name, lambda one: one["metadata"].update(_ending()))
+                self.delete_pod(name)
         for resource, objects in list(self.objects.items()):
             if resource != "pods":
                 for owned in [one for one in objects.values() if _owns(uid, one)]:
@@ -259,6 +259,10 @@ class Operators(ApiServer):
             self.change("pods", name, lambda one: one["metadata"].update(gone))
             self.remove("pods", name)
 
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod that runs, as the API does."""
+        self.change("pods", name, lambda one: one["metadata"].update(_ending()))
+
     def evict(self, pod: str) -> None:
         """Evict a pod, as the API does. Called in any thread."""
         self.after(0.0, self._evict, pod)
@@ -271,9 +275,9 @@ class Operators(ApiServer):
 
         def change(one: Object) -> None:
             one["status"]["conditions"] = [*one["status"]["conditions"], disrupted]
-            one["metadata"].update(_ending())
 
         self.change("pods", pod, change)
+        self.delete_pod(pod)
 
     # the operators
 
@@ -301,7 +305,9 @@ class Operators(ApiServer):
 
     def _judge(self, kind: Kind, job: Object, pods: Mapping[str, Object]) -> None:
         """Set the condition that follows from the pods."""
-        failed = [pod for pod in pods.values() if has_phase(pod, "Failed")]
+        failed = [
+            pod for key, pod in pods.items() if has_phase(pod, "Failed") and (kind, key[:6]) != (MPIJOB, "Worker")
+        ]
         primary = next(key for role in kind.primaries for key in pods if key.startswith(f"{role}-"))
         if kind is TRAINJOB:
             done = all(has_phase(pod, "Succeeded") for pod in pods.values())
@@ -366,7 +372,7 @@ class Operators(ApiServer):
             if pod["metadata"]["uid"] not in self._containers or has_phase(pod, "Succeeded", "Failed"):
                 self.remove_pod(name, pod["metadata"]["uid"])
             elif "deletionTimestamp" not in pod["metadata"]:
-                self.change("pods", name, lambda one: one["metadata"].update(_ending()))
+                self.delete_pod(name)
 
     # pods
 

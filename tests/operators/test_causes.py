@@ -94,3 +94,55 @@ def test_signal_is_the_cause_when_the_operator_then_deletes_the_pods(
     who = {PYTORCHJOB: "Master 0", MPIJOB: "Launcher", TRAINJOB: "node 0"}[kind]
     assert str(failed.value).splitlines()[0] == f"{who} was killed from outside by {name} (exit code {code})"
     assert failed.value.cause["category"] == "infrastructure"
+
+
+LOST_BY_MPIRUN = """\
+-----
+{} has lost communication with a remote daemon.
+This is usually due to either a failure of the TCP network connection to the node, or possibly an internal failure of
+the daemon itself. We cannot recover from this failure, and therefore will terminate the job.
+-----"""
+OF_PROGRAM = """\
+Traceback (most recent call last):
+  File "/srv/fit.py", line 12, in <module>
+ValueError: sample 4711 has no label"""
+
+
+@pytest.mark.parametrize("instance", [MPIJOB], indirect=True, ids=["mpijob"])
+@pytest.mark.parametrize("delay", [1, 11, 200])
+@pytest.mark.parametrize(
+    ("log", "is_evicted", "first"),
+    [
+        (LOST_BY_MPIRUN.format("ORTE"), True, "Worker 1 was evicted from its node (EvictionByEvictionAPI)"),
+        (LOST_BY_MPIRUN.format("PRTE"), True, "Worker 1 was evicted from its node (EvictionByEvictionAPI)"),
+        ("therefore will terminate the job.", True, "Worker 1 was evicted from its node (EvictionByEvictionAPI)"),
+        (LOST_BY_MPIRUN.format("PRTE"), False, "The pod of Worker 1 was deleted before Launcher failed (exit code 1)"),
+        ("", False, "The pod of Worker 1 was deleted before Launcher failed (exit code 1)"),
+        (OF_PROGRAM, True, "Launcher failed: ValueError: sample 4711 has no label (exit code 1)"),
+        (OF_PROGRAM, False, "Launcher failed: ValueError: sample 4711 has no label (exit code 1)"),
+    ],
+)
+def test_launcher_that_fails_after_its_worker_is_the_effect(
+    instance: VirtualInstance, delay: int, log: str, is_evicted: bool, first: str
+) -> None:
+    launcher, worker = waiting(), waiting()
+    launcher["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", f"sleep {30 + delay}; {program(log)}"]
+    worker["replicas"] = 3
+    spec = {"mpiReplicaSpecs": {"Launcher": launcher, "Worker": worker}, "runPolicy": {"cleanPodPolicy": "Running"}}
+    began, ended = instance.clock, [False]
+
+    def end_worker() -> None:
+        ended[0] = True
+        (pod,) = (one["metadata"]["name"] for one in instance.pods() if one["metadata"]["name"].endswith("-worker-1"))
+        if is_evicted:
+            instance.api.evict(pod)
+        else:
+            instance.api.delete_pod(pod)
+
+    instance.when(lambda: not ended[0] and instance.clock > began + 30, end_worker)
+    with pytest.raises(TrainingJobError) as failed:
+        instance.execute(
+            manifest={"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {}, "spec": spec},
+            deferrable=False,
+        )
+    assert str(failed.value).splitlines()[0].startswith(first)

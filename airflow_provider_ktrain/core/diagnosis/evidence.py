@@ -75,12 +75,20 @@ class Evidence:
     @property
     def failures(self) -> list[Failure]:
         """The failures that can be the cause, the most likely first."""
-        return likely_causes(self.all_failures)
+        return likely_causes(self.all_failures, self.kind.launchers)
 
     @functools.cached_property
     def node_problems(self) -> list[NodeProblem]:
         """What is wrong with the nodes that were read, in their order."""
         return [problem for node in self.nodes for problem in node_problems(node, self.pods)]
+
+
+def reached_backoff_limit(failed: Condition) -> bool:
+    """Whether the operator ended the job because of its `backoffLimit`.
+
+    :param failed: the condition Failed.
+    """
+    return failed.reason.startswith("BackoffLimitExceeded") or "backoff limit" in failed.message
 
 
 def make_evidence(

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rules
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
-from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence, reached_backoff_limit
 from airflow_provider_ktrain.core.diagnosis.hangs import LOOK_FOR_STACKS
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import broken_nodes, first_problem, named
@@ -270,7 +270,7 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
 def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
     """The operator ended the job after `backoffLimit` restarts."""
     failed = evidence.failed_condition
-    if not failed or not (failed.reason.startswith("BackoffLimitExceeded") or "backoff limit" in failed.message):
+    if not failed or not reached_backoff_limit(failed):
         return None
     limit = ((evidence.job.get("spec") or {}).get("runPolicy") or {}).get("backoffLimit")
     codes = [m[1] for e in evidence.events if (m := re.search(r"exitCode: ((?!0\b)\d+)", str(e.get("message"))))]

@@ -6,20 +6,22 @@ Pods are given as last seen, deleted ones included: operators delete pods that f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_provider_ktrain.core.diagnosis.failure_patterns import names_network_error
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import explain_disruption, names_network_error
 from airflow_provider_ktrain.core.diagnosis.log_parser import BUILD_FAILED, Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.devices import requests_gpus
-from airflow_provider_ktrain.core.state.pods.objects import Json
+from airflow_provider_ktrain.core.state.pods.objects import SIGKILLED, SIGTERMED, Json
+from airflow_provider_ktrain.core.state.pods.pod_changes import MAX_CLOCK_SKEW_SECONDS
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 #: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.
 PEER_LOSS_DELAY = timedelta(minutes=15)
+CLOCK_SKEW = timedelta(seconds=MAX_CLOCK_SKEW_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,22 @@ class Failure:
     has_gpus: bool
     node: str
     is_running: bool = False
+
+    @property
+    def is_ended_by_cluster(self) -> bool:
+        """Whether Kubernetes ended the pod, or killed its program because of its memory."""
+        return explain_disruption(self.reason, self.message) is not None or self.reason == "OOMKilled"
+
+    def follows_peers(self, launchers: Collection[str]) -> bool:
+        """Whether it may have failed because it lost a peer: by its log, or as a launcher whose log shows no cause.
+
+        :param launchers: roles whose program needs the pods of other roles.
+        """
+        if self.tail.is_peer_loss or self.role not in launchers:
+            return self.tail.is_peer_loss
+        tail = self.tail
+        printed = (tail.exception or tail.crash_signal or tail.record) and not self.is_effect
+        return not (printed or self.is_ended_by_cluster or self.exit_code in (SIGKILLED, SIGTERMED))
 
     @property
     def is_effect(self) -> bool:
@@ -107,18 +125,25 @@ def causes_of_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequenc
                 yield made
 
 
-def likely_causes(found: Sequence[Failure]) -> list[Failure]:
+def likely_causes(found: Sequence[Failure], launchers: Collection[str] = ()) -> list[Failure]:
     """The failures that can be the cause, the most likely first.
 
-    A failure whose pod was replaced is over, with two exceptions: nothing else has failed, or all others only lost a
-    peer. In the second case, a replaced pod that failed shortly before is the peer that they lost.
+    A failure whose pod was replaced is over, with two exceptions: nothing else has failed, or the others failed because
+    they lost a peer. In the second case, a replaced pod that failed shortly before is the peer that they lost.
+
+    :param launchers: see `Failure.follows_peers`. Default: none.
     """
     latest = [f for f in found if f.is_latest]
-    if not latest or not latest[0].tail.is_peer_loss:
+    if not latest or latest[0].since is None or not latest[0].follows_peers(launchers):
         return latest or list(found)
-    first = latest[0].since
+    lost_peer, at = latest[0].tail.is_peer_loss, latest[0].since
     lost_peers = [
-        f for f in found if not f.is_latest and f.since and first and first - PEER_LOSS_DELAY <= f.since <= first
+        f
+        for f in found
+        if not f.is_latest
+        and f.since
+        and at - PEER_LOSS_DELAY <= f.since <= at + CLOCK_SKEW
+        and (lost_peer or f.is_ended_by_cluster)
     ]
     return [*lost_peers, *latest]
 

@@ -7,22 +7,36 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.collectives import explain_timeout
-from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, reached_backoff_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node, describe_nodes
 from airflow_provider_ktrain.core.diagnosis.pod_failures import (
+    CLOCK_SKEW,
+    PEER_LOSS_DELAY,
     Failure,
     causes_of_peers,
     describe_exit_code,
     follows_build,
 )
 from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
-from airflow_provider_ktrain.core.state.pods.objects import SIGKILLED, SIGTERMED, main_containers, signal_name
+from airflow_provider_ktrain.core.state.pods.objects import (
+    SIGKILLED,
+    SIGTERMED,
+    created,
+    deletion_requested_at,
+    failures_of,
+    main_containers,
+    name_of,
+    signal_name,
+)
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, ends_of_chain, first_line
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
+
+LIMIT_DELAY = timedelta(seconds=2)  #: an operator deletes pods just before it shows that a job has reached its limit
 
 
 def diagnose_replica(evidence: Evidence) -> Cause | None:
@@ -37,6 +51,8 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
     if failure.tail.is_peer_loss and cause == _lost_a_peer(failure):
         cause = _left_early(evidence, failure, cause) or explain_timeout(evidence, cause) or cause
+    if failure.follows_peers(evidence.kind.launchers) and not cause.replica:
+        cause = _peer_deleted(evidence, failure, cause) or cause
     obstacle = find_obstacle(evidence)
     needs_its_peers = failure.tail.is_peer_loss or failure.role in evidence.kind.launchers
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
@@ -211,6 +227,37 @@ def _left_early(evidence: Evidence, f: Failure, lost: Cause) -> Cause | None:
     summary = f"{replica} ended with exit code 0 while {f.replica} was still training"
     resolution = "Let all replicas make the same number of steps: a barrier or a collective operation waits for each."
     return Cause(Category.USER_CODE, summary, lost.summary, resolution, replica)
+
+
+def _peer_deleted(evidence: Evidence, f: Failure, effect: Cause) -> Cause | None:
+    """The pod of a peer was deleted before the replica failed, and not by the operator, which cleans up afterwards."""
+    kind, job, failed = evidence.kind, evidence.job, evidence.failed_condition
+    if f.since is None or failed is None or (ended := parse_timestamp(failed.since)) is None:
+        return None
+
+    def is_removed(role: str, index: int) -> bool:
+        return 0 < kind.count(job, role) <= index  # since the job was scaled down
+
+    if reached_backoff_limit(failed):
+        ended -= LIMIT_DELAY
+    own = next((pod for pod in evidence.pods if name_of(pod) == f.pod), {})
+    deleted = [
+        (at, kind.replica(pod))
+        for pod in evidence.pods
+        if (at := deletion_requested_at(pod))
+        and at >= f.since - PEER_LOSS_DELAY
+        and at <= f.since + CLOCK_SKEW
+        and at < ended
+        and created(own) <= f"{at:%Y-%m-%dT%H:%M:%SZ}"
+        and not is_removed(*kind.role_of(pod))
+        and not failures_of(pod)
+    ]
+    _, replica = min(deleted, default=(None, f.replica))
+    if replica == f.replica:
+        return None
+    summary = f"The pod of {replica} was deleted before {f.replica} failed ({describe_exit_code(f.exit_code)})"
+    resolution = "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool, another task."
+    return Cause(Category.INFRASTRUCTURE, summary, effect.summary, resolution, replica)
 
 
 def _killed(f: Failure) -> Cause | None:

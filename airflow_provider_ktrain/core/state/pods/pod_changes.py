@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Self
@@ -140,15 +141,20 @@ def with_change(changes: PodChanges | None, before: Json, pod: Json) -> PodChang
 
 
 def as_ended(pod: Json, changes: PodChanges | None) -> Json:
-    """A pod without its deletion, if that was requested after its main containers had ended: it explains no end."""
+    """A pod as a diagnosis needs it.
+
+    A deletion that was requested after its main containers had ended explains no end, and is left out. Else, once the
+    kubelet has removed the grace period, the deletionTimestamp becomes the time of the request.
+    """
     if changes is None or not objects.is_being_deleted(pod):
         return pod
-    ends = _ends(pod)
-    if not ends or any(changes.first(container, end) is not First.END for container, end in ends.items()):
-        return pod
-    meta = objects.metadata_of(pod)
-    kept = {key: meta[key] for key in meta if key not in ("deletionTimestamp", "deletionGracePeriodSeconds")}
-    return {**pod, "metadata": kept}
+    meta, ends = dict(objects.metadata_of(pod)), _ends(pod)
+    if ends and all(changes.first(container, end) is First.END for container, end in ends.items()):
+        del meta["deletionTimestamp"]
+    elif changes.requested is not None and not meta.get("deletionGracePeriodSeconds"):
+        at = datetime.fromtimestamp(changes.requested, UTC)
+        meta["deletionTimestamp"] = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return {**pod, "metadata": meta}
 
 
 def requested_at(pod: Json) -> float | None:
