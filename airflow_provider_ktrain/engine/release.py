@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
+from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef
@@ -144,11 +145,12 @@ async def release(
     pods = list(releasing.seen.values())
     if left:
         names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
+        silent = (f"\n{describe_silence(*one, deleted=True)}" for one in silent_nodes(left).items())
         gpus = _held_by(left)
         raise ReleaseError(
             f"{ref}: {counted(len(left), 'pod')} with {gpus} still present "
             f"{seconds:.0f} s after the deletion was requested.\n"
-            f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
+            f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`" + "".join(silent)
         )
     ended = bool(pods) and all(map(has_ended, pods))
     freed = "" if ended else _freed(pods, verify, seconds)
@@ -253,6 +255,7 @@ class _Release:
         self._say, self._says_at = say, self.began + WAIT_NOTICE_SECONDS
         self.seen: dict[str, Object] = {}
         self._api, self._ref, self._job, self._pods = api, ref, read.job, read.pods
+        self._left: Sequence[Object] = read.pods  # as last listed
         self._exists = read.job is not ABSENT
         self._end = self.began + timeout
         self._proved: set[str] = set()  # uids of pods that were read by name and are gone
@@ -390,6 +393,7 @@ class _Release:
                     left = await self._ask(lambda: self._missed(pods, mode))  # noqa: B023  # is awaited here
                 if last or (not left and timing.now() >= settled):
                     return left, gone
+                self._left = left
                 await self._delete_pods(left)
 
     async def _missed(self, listed_pods: Iterable[Object], mode: Mode) -> list[Object]:
@@ -410,10 +414,10 @@ class _Release:
         waited = timing.now() - self.began
         if self._say and grace > 0 and timing.now() >= self._says_at:
             self._says_at += WAIT_NOTICE_INTERVAL
-            self._say(
-                f"Waiting for the pods of {self._ref} to end, for {waited:.0f} s so far. "
-                f"A program that ignores SIGTERM is killed when its grace period of {grace:.0f} s is over."
-            )
+            killed = f"A program that ignores SIGTERM is killed when its grace period of {grace:.0f} s is over."
+            silent = (describe_silence(*one, deleted=True) for one in silent_nodes(self._left).items())
+            why = " ".join(silent) or killed
+            self._say(f"Waiting for the pods of {self._ref} to end, for {waited:.0f} s so far. {why}")
 
     async def _is_deleted(self) -> bool:
         """Whether the job is gone, and with it what creates its pods: a JobSet may be created shortly before that."""

@@ -426,7 +426,6 @@ def test_a_replaced_evicted_pod_is_the_cause_if_others_only_lost_a_peer() -> Non
         ("PreemptionByScheduler", "was preempted by a pod of higher priority"),
         ("EvictionByEvictionAPI", "was evicted from its node"),
         ("TerminationByKubelet", "was evicted from its node"),
-        ("DeletionByTaintManager", "lost its node"),
         ("DeletionByPodGC", "lost its node"),
     ],
 )
@@ -438,6 +437,21 @@ def test_disruption_is_an_infrastructure_failure(reason: str, description: str) 
     cause = diagnose(make_evidence(failed(at=12), pods))
     assert cause.summary == f"Worker 3 {description} ({reason}): m"
     assert cause.category is Category.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("ended", [9, 11, 44])
+def test_pod_that_a_taint_evicted_has_not_lost_its_node(ended: int) -> None:
+    """A node that doesn't report is tainted, too. Its pod ends when it reports again, and not within 30 s of grace."""
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "m"}
+    condition["lastTransitionTime"] = time(9)
+    evicted = pod("Worker", 3, code=143, at=ended, conditions=[condition])
+    cause = diagnose(make_evidence(failed(at=12), [evicted, pod("Master", 0)]))
+    assert cause.summary == "Worker 3 was evicted from its node (NoExecute taint): m"
+    assert not cause.failed_nodes
+    evicted["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = time(ended + 60)
+    cause = diagnose(make_evidence(failed(at=12), [evicted, pod("Master", 0)]))
+    assert cause.summary == "Worker 3 lost its node (DeletionByTaintManager): m"
+    assert cause.failed_nodes
 
 
 def test_lost_node_is_an_infrastructure_failure() -> None:

@@ -158,6 +158,23 @@ def test_broken_gpu_explains_a_kill_a_crash_and_a_gpu_error(code: int, lines: st
     assert f"{PREFIX}: GPU has fallen off the bus" in cause.detail
 
 
+@pytest.mark.parametrize(
+    ("type_", "status"), [("StorageReady", "False"), ("KernelDeadlock", "True"), ("Ready", "False")]
+)
+def test_exit_code_on_a_broken_node_has_a_sentence_in_the_details(type_: str, status: str) -> None:
+    condition = {"type": type_, "status": status, "reason": "Broken", "lastTransitionTime": time(50)}
+    pods = [on("gpu-7", pod("Worker", 0, code=1, at=60))]
+    cause = cause_of(pods, [node("gpu-7", condition)], worker_0="saving\nsaved")
+    assert cause.summary == "Worker 0 failed with exit code 1. Last log line: saved"
+    assert (cause.category, cause.failed_nodes) == (Category.USER_CODE, {})
+    of_node = f"Node gpu-7: {type_} is {status} since 10:00 UTC (Broken)"
+    sentence = f"{of_node}\nWorker 0 ran there, and its log doesn't say why it failed."
+    assert sentence in cause.detail
+    explained = cause_of(pods, [node("gpu-7", condition)], worker_0=TRACEBACK)
+    assert of_node in explained.detail
+    assert "ran there" not in explained.detail
+
+
 @pytest.mark.parametrize("condition", [XID, SILENT, PRESSURE])
 def test_error_of_the_program_stays_the_cause(condition: Object) -> None:
     pods = [on("gpu-7", pod("Worker", 0, code=1, at=60))]

@@ -640,4 +640,6 @@ async def test_silent_node_is_in_the_log_at_once() -> None:
         recorded.go(lambda change: change["t"] > 71.6)
         await until(lambda: "Node node-2 has not reported since 14:32 UTC." in str(training.log))
         await until(lambda: "1/2 Running · Master 0 NodeNotReady" in str(training.log), 30)
+        recorded.go(lambda change: change["t"] > 455)
+        await until(lambda: "Node node-2 reports again." in str(training.log))
         following.cancel()

@@ -339,6 +339,24 @@ async def test_error_names_pods_that_are_left_at_the_timeout() -> None:
         assert 59.0 <= timing.now() - began <= 60.0, "the grace period and a margin"
 
 
+async def test_release_names_the_node_that_does_not_report() -> None:
+    async with reached() as (training, api):
+        training.start(grace=30)
+        silent = [
+            {"type": "Ready", "status": "False", "lastTransitionTime": "2026-11-23T14:32:50Z"},
+            {"type": "ContainersReady", "status": "True"},
+        ]
+        training.api.change("pods", training.pod_name(), lambda pod: pod["metadata"].update(finalizers=["test"]))
+        training.api.change("pods", training.pod_name(), lambda pod: pod["status"].update(conditions=silent))
+        said = list[str]()
+        with pytest.raises(ReleaseError) as error:
+            await release_job(api, training.ref, timeout=1, say=said.append)
+        text = "has not reported since 14:32 UTC. Its pods stay until it reports again or is deleted."
+        assert text in str(error.value)
+        assert text in "".join(said)
+        assert "SIGTERM" not in "".join(said)
+
+
 async def test_release_waits_for_the_grace_period_and_says_so() -> None:
     async with reached() as (training, api):
         training.start(grace=30)

@@ -89,19 +89,27 @@ def silent_nodes(pods: Iterable[Json]) -> dict[str, str]:
     return dict(sorted(since.items()))
 
 
-def describe_silence(node: str, since: str) -> str:
-    """A sentence about a node that doesn't report. Tolerations may postpone the eviction of its pods.
+def describe_silence(node: str, since: str, *, deleted: bool = False) -> str:
+    """Two sentences about a node that doesn't report. Tolerations may postpone the eviction of its pods.
 
     :param since: of `silent_nodes`.
+    :param deleted: whether its pods are being deleted. Default: False.
     """
-    return f"Node {node} has not reported since {since[11:16]} UTC. Kubernetes evicts its pods after 5 minutes."
+    then = "Kubernetes evicts its pods after 5 minutes."
+    if deleted:
+        then = "Its pods stay until it reports again or is deleted."
+    return f"Node {node} has not reported since {since[11:16]} UTC. {then}"
 
 
-def describe_nodes(evidence: Evidence) -> Iterator[str]:
+def describe_nodes(evidence: Evidence, failure: Failure) -> Iterator[str]:
     """A line for each problem of the nodes that were read."""
+    tail = failure.tail
+    unexplained = not (tail.exception or tail.crash_line or tail.record or tail.is_peer_loss)
     for problem in evidence.node_problems:
         message = f": {' '.join(problem.message.split())}" if problem.message else ""
         yield f"{problem}{'' if problem.is_new else ', before the job started'}{message}"
+        if unexplained and problem.is_new and problem.fault in _BROKEN and problem.node == failure.node:
+            yield f"{failure.replica} ran there, and its log doesn't say why it failed."
 
 
 def broken_nodes(evidence: Evidence) -> Iterator[tuple[str, str]]:

@@ -86,7 +86,7 @@ def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
     yield f"Failed later: {', '.join(others)}" if others else ""
     if failure.tail.others:
         yield "\n".join(["Other exceptions:", *(f"  {text}" for text in failure.tail.others)])
-    yield from describe_nodes(evidence)
+    yield from describe_nodes(evidence, failure)
     if failure.tail.quoted_lines:
         yield "\n".join(["Last log lines:", *(f"  {line}" for line in failure.tail.quoted_lines)])
 

@@ -9,7 +9,7 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import lost_replica
 from airflow_provider_ktrain.core.diagnosis.node_conditions import NodeProblem, node_problems
 from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.state.pods.objects import node_of
+from airflow_provider_ktrain.core.state.pods.objects import node_of, silent_since
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
@@ -77,6 +77,9 @@ class DisruptionReporter:
             before, self._silent = self._silent, silent_nodes(pods.groups.silent.values())
             for node in self._silent.keys() - before:
                 self._log.warning(describe_silence(node, self._silent[node]))
+            heard = {node_of(pod) for pod in pods.live if not silent_since(pod)}
+            for node in sorted((before.keys() - self._silent.keys()) & heard):
+                self._log.info(f"Node {node} reports again.")
         if not self._runs_on and state.kind.runs_on(state.known_job):
             self._runs_on = True
             self._log.warning(lost_replica(state.known_job, pods.all))

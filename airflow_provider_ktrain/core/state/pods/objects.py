@@ -17,6 +17,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, parse_ti
 Json = Mapping[str, Any]
 NODE_NAME = "metadata.name"  #: the only field that matchFields of a node affinity may name
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
+BY_TAINT, NO_EXECUTE = "DeletionByTaintManager", "NoExecute taint"  #: the second if its node does report
 LOST_RUN = "ContainerStatusUnknown"  #: the kubelet's reason if it can't tell how a run ended
 TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
@@ -233,9 +234,25 @@ def disruption_of(pod: Json) -> tuple[str, str, datetime | None]:
     if has_condition(pod, "DisruptionTarget"):
         condition = condition_of(pod, "DisruptionTarget")
         reason, message = str(condition.get("reason") or "DisruptionTarget"), str(condition.get("message") or "")
-        return status.get("reason") or reason, message, parse_timestamp(condition.get("lastTransitionTime"))
+        reason, at = str(status.get("reason") or reason), parse_timestamp(condition.get("lastTransitionTime"))
+        return NO_EXECUTE if reason == BY_TAINT and not _was_silent(pod, at) else reason, message, at
     reason = str(status.get("reason") or "") if status.get("phase") == "Failed" else ""
     return (reason, str(status.get("message") or ""), _last_end(pod)) if reason else ("", "", None)
+
+
+def _was_silent(pod: Json, evicted: datetime | None) -> bool:
+    """Whether a pod was evicted because its node didn't report, which taints the node, too.
+
+    It ends when the node reports again (recording 104), and not within its grace period.
+    """
+    ready = condition_of(pod, "Ready")
+    since = parse_timestamp(ready.get("lastTransitionTime"))
+    if evicted is None or silent_since(pod) or (ready.get("status") == "True" and since and since > evicted):
+        return True
+    grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
+    latest = evicted + timedelta(seconds=(30 if grace is None else grace) + 5)
+    ends = (parse_timestamp(state_of(c, "terminated").get("finishedAt")) for c in main_containers(pod))
+    return any(end and not evicted - timedelta(seconds=5) <= end <= latest for end in ends)
 
 
 def failed_runs(container: Json, include_recovered: bool = False) -> list[Json]:
