@@ -136,7 +136,7 @@ class RunHost:
 
         return await submit(
             api, kind, self._version, stamped, request.owner, request.first_try,
-            code=request.code, posting=posting, end_job=end_job, log=log,
+            code=request.code, has_submitted=False, posting=posting, end_job=end_job, log=log,
         )  # fmt: skip
 
     async def find(self, api: Api) -> Submitted | None:

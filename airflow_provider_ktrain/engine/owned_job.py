@@ -187,6 +187,9 @@ class OwnedJob:
         submission = self.submission
         if submission is None:
             return
+        if not self.posting.may_have_job:
+            self.submission = None
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(end - timing.now(), 0.1)):
                 await self.posting.wait()

@@ -24,6 +24,7 @@ from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 
+REFUSED_READ_SECONDS = 1.0  #: for the same if the API server has refused a request
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
 READ_INTERVAL = 0.5  #: between two reads of the job by a process that ends
@@ -74,7 +75,8 @@ class Stopping:
 
     async def _after_error(self, event: Event) -> None:
         job = self._job
-        await job.find_submitted(max(timing.now(), job.posting.until) + LAST_READ_SECONDS)
+        seconds = REFUSED_READ_SECONDS if event is Event.NO_RIGHT else LAST_READ_SECONDS
+        await job.find_submitted(max(timing.now(), job.posting.until) + seconds)
         if job.ref is None:
             self._log_unknown_job()
             return

@@ -15,6 +15,7 @@ from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavail
 T = TypeVar("T")
 FIRST_QUOTA_PAUSE_SECONDS, MAX_QUOTA_PAUSE_SECONDS = 1.0, 30.0  #: between two creates that exceed a quota
 # messages of the API server about a missing right, an exceeded ResourceQuota, and a webhook that denied a request
+_ASKED = re.compile(r'cannot (\w{1,20}) resource "([\w/-]{1,100})"')
 _NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
 _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)"
@@ -169,6 +170,9 @@ def explain(
         )
     # Only writes go through admission, and only Kubernetes sets a reason. Any other 403 is a missing right.
     if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):
+        asked = _ASKED.search(error.message)
+        if asked and asked[2] == resource.partition(".")[0]:
+            verb = asked[1]  # of several requests
         rbac = f"ktrain rbac {_RBAC_OPTIONS.get(resource, '')}--namespace {namespace or 'NAMESPACE'}"
         rbac += " --service-account NAMESPACE:NAME"
         return NoRightError(

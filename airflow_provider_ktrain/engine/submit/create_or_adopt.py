@@ -101,14 +101,22 @@ class Posting:
     def __init__(self) -> None:
         self._request: asyncio.Future[Object] | None = None
         self.until = 0.0  #: timing.now() from which the API server doesn't process it any more
+        #: whether a job of the task may exist: an earlier try's, or one of a request that was not refused
+        self.may_have_job = True
 
     async def send(self, api: Api, path: str, body: Object) -> Object:
         """Send the request and return the response."""
         self.until = timing.now() + CREATE_SECONDS
+        before, self.may_have_job = self.may_have_job, True
         query = {"fieldValidation": "Strict"}
         request = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
         self._request = asyncio.ensure_future(request)
-        job = await asyncio.shield(self._request)
+        try:
+            job = await asyncio.shield(self._request)
+        except ApiStatusError as e:
+            if e.status == 403:  # the right is missing, or something forbids the job: nothing was created
+                self.until, self.may_have_job = 0.0, before
+            raise
         self.until = 0.0
         return job
 
@@ -425,6 +433,7 @@ async def submit(
     :raises ForeignJobError: another task or person owns the job of this name.
     :raises AccessError, UnreachableError, ClusterError: a request fails; ClusterError also if a deletion doesn't end.
     """
+    posting.may_have_job = has_submitted or me.try_number > 1
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     claim = _Claim(
         api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, end_job, log,
