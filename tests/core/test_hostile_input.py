@@ -30,7 +30,7 @@ from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMe
 from airflow_provider_ktrain.core.text.output import ends_of, shown
 from airflow_provider_ktrain.core.text.secret_rules import RULES, masked
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
-from airflow_provider_ktrain.core.text.xcom_values import INTEGERS, transportable
+from airflow_provider_ktrain.core.text.xcom_values import INTEGERS, storable, transportable
 
 JSON_NUMBERS = st.integers(-(10**400), 10**400) | st.floats()
 JSON_VALUES = st.recursive(
@@ -315,6 +315,11 @@ def test_secrets_are_masked_in_linear_time(text: str) -> None:
 
 def test_invalid_result_is_quoted_in_linear_time() -> None:
     assert not is_quadratic(lambda text: find_result(PYTORCHJOB, {}, [], f"KTRAIN_RESULT {text[:MAX_BYTES]}"), "-u=")
+
+
+def test_place_of_a_value_is_described_only_in_the_warnings_that_are_kept() -> None:
+    numbers = [1e300] * 5_000
+    assert seconds(storable, {"k" * 60: {"k" * 60: numbers}}) < 5 * seconds(storable, numbers)
 
 
 def test_merge_keys_are_counted_before_they_multiply() -> None:

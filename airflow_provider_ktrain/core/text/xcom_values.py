@@ -57,7 +57,7 @@ def transportable(value: T, key: str) -> T:
 
 def storable_outputs(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The items of a dict whose keys can be keys of XComs (`multiple_outputs`), and a warning for each other item."""
-    unfit = [key for key in values if not XCOM_KEY.match(key)]
+    unfit = dict.fromkeys(key for key in values if not XCOM_KEY.match(key))
     warnings = [
         f"{_shown(key)} is left out: a key of multiple_outputs has 1 to 512 characters, none of them ? or #"
         for key in unfit
@@ -71,20 +71,21 @@ def _stored(value: Any, path: str, depth: int, warnings: list[str], key: str = "
     :param key: of the value.
     :param counts: keys below which a number that doesn't fit is LEFT_OUT. Default: none.
     """
-    name = clipped(path, MAX_PATH_CHARS) or "the result"
     if depth > MAX_DEPTH:
-        warnings.append(f"{name} is left out: it is nested more than {MAX_DEPTH} deep")
+        warnings.append(f"{_name(path, warnings)} is left out: it is nested more than {MAX_DEPTH} deep")
         return None
     if isinstance(value, str):
         if (cleaned := clean(value)) != value:
-            warnings.append(f"{name} is changed: characters that databases refuse are replaced by U+FFFD")
+            warnings.append(
+                f"{_name(path, warnings)} is changed: characters that databases refuse are replaced by U+FFFD"
+            )
         return cleaned
     if isinstance(value, Mapping):
         return dict(_items(value, path, depth, warnings, counts, counted=key in counts))
     if isinstance(value, list | tuple):
         return [_stored(item, f"{path}[{i}]", depth + 1, warnings, "", counts) for i, item in enumerate(value)]
     if why := _number_problem(value):
-        warnings.append(f"{name} is stored as text: {why}")
+        warnings.append(f"{_name(path, warnings)} is stored as text: {why}")
         return _digits(value)
     return value
 
@@ -96,15 +97,16 @@ def _items(
     reserved = {*RESERVED, *(ENCODED[:1] if all(key in value for key in ENCODED) else ())}
     for key, item in ((key if isinstance(key, str) else _digits(key), item) for key, item in value.items()):
         inner = f"{path}.{_shown(key)}" if path else _shown(key)
-        name = clipped(inner, MAX_PATH_CHARS)
         if key in reserved:
-            warnings.append(f"{name} is left out: Airflow's serializer reserves the key")
+            warnings.append(f"{_name(inner, warnings)} is left out: Airflow's serializer reserves the key")
             continue
         if counted and (why := _number_problem(item)):
-            warnings.append(f"{name} is left out: {why}")
+            warnings.append(f"{_name(inner, warnings)} is left out: {why}")
             continue
         if (cleaned := clean(key)) != key:
-            warnings.append(f"the key {name} is changed: characters that databases refuse are replaced by U+FFFD")
+            warnings.append(
+                f"the key {_name(inner, warnings)} is changed: characters that databases refuse are replaced by U+FFFD"
+            )
         below = counts[0] if counted else key  # of `usage.others`, too
         yield cleaned, _stored(item, inner, depth + 1, warnings, below, counts)
 
@@ -133,6 +135,11 @@ def _number_problem(value: Any) -> str:
     if not isinstance(value, float):
         return "the integer has more than 64 bits"
     return "databases return it as a large integer" if math.isfinite(value) else "the number is not finite"
+
+
+def _name(path: str, warnings: list[str]) -> str:
+    """A value as a warning names it. In those that are only counted it has no name, because masking takes long."""
+    return "" if len(warnings) >= MAX_WARNINGS else clipped(path, MAX_PATH_CHARS) or "the result"
 
 
 def _shown(key: str) -> str:
