@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def table(head: tuple[object, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    lines = (head, tuple("---" for _ in head), *rows)
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = ("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in (head, *rows))
+    return "\n".join((next(lines), "|" + "---|" * len(head), *lines))
 
 
 class Pages:

@@ -7,6 +7,7 @@ A table replaces the text between two comments of its page. `tests/test_docs.py`
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,12 @@ def options() -> str:
     rows = (
         (
             f"`{name}`",
-            f"`AIRFLOW__KTRAIN__{name.upper()}`",
-            o["type"],
             f"`{o['default']}`" if o["default"] else "",
             o["description"],
         )
         for name, o in section.items()
     )
-    return table(("option", "environment variable", "type", "default", "meaning"), rows)
+    return table(("option", "default", "meaning"), rows)
 
 
 def categories() -> str:
@@ -55,8 +54,13 @@ def categories() -> str:
 def rules() -> str:
     """The rules of `ktrain check`: the docstrings of their functions, without the reasons."""
     ordered = sorted(registered(), key=lambda rule: (rule.level, rule.code, rule.kind.name if rule.kind else ""))
-    rows = ((f"`{r.code}`", str(r.level), r.kind.name if r.kind else "all", first_paragraph(r.check)) for r in ordered)
-    return table(("code", "level", "kinds", "rule"), rows)
+    return "\n\n".join(
+        table(
+            (level, "only for", "rule"),
+            ((f"`{r.code}`", r.kind.name if r.kind else "", first_paragraph(r.check)) for r in same),
+        )
+        for level, same in itertools.groupby(ordered, key=lambda rule: rule.level)
+    )
 
 
 def rights() -> str:

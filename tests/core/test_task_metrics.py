@@ -30,9 +30,9 @@ def documented() -> dict[str, Metric]:
     page = (ROOT / "docs" / "how-to" / "metrics.md").read_text()
     rows = ([cell.strip() for cell in line.split("|")] for line in page.splitlines())
     return {
-        name: Metric(row[2], tuple(re.findall(r"`(\w+)`", row[4])))
+        name: Metric(row[2].partition(",")[0], tuple(re.findall(r"`(\w+)`", row[3])))
         for row in rows
-        if len(row) == 7  # five cells between the outer lines
+        if len(row) == 6  # four cells between the outer lines
         for name in re.findall(rf"`{re.escape(PREFIX)}([\w.]+)`", row[1])
     }
 

@@ -1,10 +1,9 @@
-"""The TrainJobs of docs/how-to/migrate-to-trainjob.md run unchanged."""
+"""The TrainJobs that docs/how-to/migrate-to-trainjob.md names run unchanged."""
 
 from __future__ import annotations
 
 import importlib.util
 import pathlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,16 +24,14 @@ pytestmark = [
 ]
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "migrate-to-trainjob.md"
+MANIFESTS = ROOT / "example_dags" / "manifests"
 REGISTRY = "registry.example/"
 IMAGES = {"pytorch-demo": "demo", "pytorch-mnist": "mnist", "pytorch-allreduce": "allreduce"}
 
 
 def documented(name: str) -> dict[str, Any]:
-    """The manifest with this name on the page."""
-    texts = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (found,) = (manifest for manifest in map(yaml.safe_load, texts) if manifest["metadata"]["name"] == name)
-    return dict(found)
+    """The manifest in the file with this name."""
+    return dict(yaml.safe_load((MANIFESTS / f"{name}.yaml").read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +56,13 @@ def run(task: Instance, manifest: dict[str, Any], capfd: pytest.CaptureFixture[s
 
 
 def test_migrated_cpu_job_runs(task: Instance, capfd: pytest.CaptureFixture[str]) -> None:
-    log = run(task, documented("torchrun-cpu"), capfd)
+    log = run(task, documented("trainjob_torchrun_cpu"), capfd)
     for rank in range(2):
         assert f"[node {rank}] rank {rank} world_size 2 result tensor([2])" in log
 
 
 def test_migrated_mnist_job_runs(task: Instance, capfd: pytest.CaptureFixture[str]) -> None:
-    log = run(task, documented("pytorch-dist-mnist-nccl"), capfd, args=["--epochs", "1"], nproc_per_node=1)
+    log = run(task, documented("trainjob_mnist_nccl"), capfd, args=["--epochs", "1"], nproc_per_node=1)
     assert "[node 0] Using distributed PyTorch with gloo backend" in log
     assert "[node 1] rank 1 of 2" in log
     assert "[node 0] accuracy=" in log
@@ -74,7 +71,7 @@ def test_migrated_mnist_job_runs(task: Instance, capfd: pytest.CaptureFixture[st
 def test_migrated_all_reduce_job_runs(
     task: Instance, capfd: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    manifest = documented("main-allreduce")
+    manifest = documented("trainjob_allreduce")
     (node,) = manifest["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = node["template"]["spec"]["template"]["spec"]
     assert [volume["hostPath"]["path"] for volume in pod["volumes"]] == ["/dev/shm", "/mnt/lustrenew/share"]
