@@ -41,6 +41,7 @@ Build = Callable[[], Callable[[], Mapping[str, Any]]]
 Write = Callable[[Mapping[str, Any]], object]
 WORKER, TRIGGER = "worker", "trigger"
 SECONDS_BETWEEN_WRITES = 1.0
+TRIGGER_REFRESH_SECONDS = 10.0  #: at least, between two statuses of a training that a trigger follows
 SLOW_SECONDS = 10.0  #: after which a write counts as slow
 LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's following ends
 #: to wait for Airflow's answer when a conclusion is stored or read: pods hold GPUs until the release that follows
@@ -70,6 +71,7 @@ class StatusWriter:
 
     def __init__(self, interval: float = SECONDS_BETWEEN_WRITES, slow_after: float = SLOW_SECONDS) -> None:
         self._interval, self._slow_after = interval, slow_after
+        self.followed: set[TaskInstanceId] = set()  #: tasks whose statuses are written
         self._questions = 0  # that wait for Airflow's answer
         self._unasked = asyncio.Event()  # set while there is none
         self._unasked.set()
@@ -289,6 +291,7 @@ class TaskStatusSink:
         return compat.own_xcom(self._ti, STATUS_XCOM) if self.host == WORKER else compat.xcom_of(self._key, STATUS_XCOM)
 
     async def __aenter__(self) -> Self:
+        _writer().followed.add(self._key)
         return self
 
     async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
@@ -298,12 +301,18 @@ class TaskStatusSink:
         would not react to a kill.
         """
         _writer().withdraw(self._key)
+        _writer().followed.discard(self._key)
         if error is None and self.host == TRIGGER:
             await _writer().written(self._key)
 
 
 def _writer() -> StatusWriter:
     return _writers.setdefault(asyncio.get_running_loop(), StatusWriter())
+
+
+def refresh_seconds() -> float:
+    """Between two statuses of a training that runs, in a triggerer, which writes one a second of all its trainings."""
+    return min(max(TRIGGER_REFRESH_SECONDS, len(_writer().followed) * SECONDS_BETWEEN_WRITES), REFRESH_SECONDS)
 
 
 def question() -> contextlib.AbstractContextManager[None]:

@@ -32,6 +32,7 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, ask_state
 
 T = TypeVar("T")
+REFRESH_SECONDS = 15.0  #: between two statuses of a job that runs
 STOP_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: to end after SIGTERM
 
 
@@ -51,7 +52,7 @@ class WorkerHost:
         sink = None if ti is None else TaskStatusSink.of(ti, WORKER)
         successor = Successor.NEXT_TRY if ti is not None and compat.has_tries_left(ti) else Successor.NOBODY
         ask = None if ti is None else functools.partial(ask_state, ti, log)
-        host = Host(STOP_SECONDS, ask, successor, status_sink=sink)
+        host = Host(STOP_SECONDS, ask, successor, status_sink=sink, refresh_seconds=lambda: REFRESH_SECONDS)
         self._training = Training(hook.api, host, log, self._stop)
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.engine import timing
 
-REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
+REFRESH_SECONDS = 60.0  #: at most, between two statuses of a job that runs, if nothing else changes
 
 
 class StatusSink(Protocol):
@@ -58,6 +58,7 @@ class Host:
         deployment. Default: False.
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes statuses and conclusions. Default: None, nobody does.
+    :param refresh_seconds: returns the seconds between two statuses of a job that runs. Default: REFRESH_SECONDS.
     :param node_seconds: between two reads of a node while a job runs, one node at a time. Default: 60.
     """
 
@@ -68,6 +69,7 @@ class Host:
     shared: bool = False
     began_at: float | None = None
     status_sink: StatusSink | None = None
+    refresh_seconds: Callable[[], float] = lambda: REFRESH_SECONDS
     node_seconds: float = 60.0
 
     def began(self) -> float:

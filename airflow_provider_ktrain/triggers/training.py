@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.text.output import clean
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, ask_state, question
+from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, ask_state, question, refresh_seconds
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
@@ -178,6 +178,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 shared=True,
                 began_at=began_at,
                 status_sink=sink,
+                refresh_seconds=refresh_seconds,
             )
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             training = self._training = Training(hook.api, host, self.log)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, JobRef
@@ -67,7 +67,7 @@ def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState,
         output.training_metrics.read_line("Worker 0", f"KTRAIN_METRIC {line}", float(step))
     clocks = [Clock(Limit.PROGRESS, 200.0, 60.0), Clock(Limit.PROGRESS, 160.0, 60.0)]
     api: Any = None
-    context = FollowContext(api, state, Lines(), host=Host(status_sink=sink))
+    context = FollowContext(api, state, Lines(), host=Host(status_sink=sink, refresh_seconds=lambda: 10.0))
     return (
         StatusReporter(context, output, queue, DisruptionReporter(context), lambda: clocks),
         state,
@@ -135,3 +135,18 @@ async def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
     assert status["usage"]["queued"] == 16 * 100 + 8 * REPLICAS * 5
     assert status["usage"]["repeated_steps"] == 10
     assert 0 < status["usage"]["repeated"] <= status["usage"]["held"]
+
+
+async def test_status_is_offered_again_after_the_seconds_of_the_host() -> None:
+    class Sink:
+        offers: ClassVar[list[bool]] = []
+
+        def offer(self, build: Any, *, urgent: bool) -> None:
+            self.offers.append(urgent)
+
+    reporter, _, _ = reporter_of_a_large_job(Sink())
+    reporter.update()
+    assert reporter.due is not None
+    assert 9.0 < reporter.due - timing.now() <= 10.0
+    reporter.update()
+    assert Sink.offers == [True], "nothing has changed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from airflow_provider_ktrain.status_writer import (
     StatusWriter,
     TaskStatusSink,
     question,
+    refresh_seconds,
 )
 from tests.operators.task_instance import Supervisor, supervised
 
@@ -194,6 +196,16 @@ async def test_trigger_waits_for_its_write_in_flight_unless_it_fails(
         assert leaving.done() is not waits
         allow.set()
         await leaving
+
+
+@pytest.mark.parametrize(("trainings", "seconds"), [(1, 10.0), (30, 30.0), (300, 60.0)])
+async def test_trigger_refreshes_a_status_less_often_with_more_trainings(trainings: int, seconds: float) -> None:
+    async with contextlib.AsyncExitStack() as followed:
+        for n in range(trainings):
+            ti: Any = SimpleNamespace(dag_id="dag", run_id="run", task_id="task", map_index=n, try_number=1)
+            await followed.enter_async_context(TaskStatusSink(ti, TRIGGER))
+        assert refresh_seconds() == seconds
+    assert refresh_seconds() == 10.0, "the others have ended"
 
 
 # conclusions

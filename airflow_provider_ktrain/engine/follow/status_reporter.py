@@ -2,7 +2,7 @@
 
 The status is taken only when the host is about to write it: the host's budget decides how often. It changes when the
 phase, the state of a replica, or the reason for which the job waits in its queue does. While the job runs, its metrics,
-last lines and GPU time change too, so a new status is offered once a minute.
+last lines and GPU time change too, so a new status is offered again and again: `Host.refresh_seconds`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
 
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 
@@ -39,6 +38,7 @@ class StatusReporter:
         clocks: Callable[[], list[Clock]],
     ) -> None:
         self._state, self._sink = context.state, context.host.status_sink
+        self._refresh_seconds = context.host.refresh_seconds
         self._output, self._queue, self._clocks, self._disruptions = output, queue, clocks, disruptions
         # phase, version of the replicas' states, and reason for waiting in a queue, of the last status
         self._offered: tuple[Phase | None, int, str] = (None, 0, "")
@@ -48,7 +48,7 @@ class StatusReporter:
     def due(self) -> float | None:
         """When to look again although nothing has changed, by `timing.now`; None: not at all."""
         active = self._sink is not None and self._state.phase in _ACTIVE
-        return self._offered_at + REFRESH_SECONDS if active else None
+        return self._offered_at + self._refresh_seconds() if active else None
 
     def update(self) -> None:
         """Offer a status if there is something new to show."""

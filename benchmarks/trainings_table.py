@@ -1,0 +1,123 @@
+"""How long the table of trainings takes to read, with 300 running trainings and 10,000 that have ended.
+
+    KTRAIN_TEST_DATABASE=postgresql python benchmarks/trainings_table.py [--ended 10000]
+
+Nothing is cached: each view reads the DAGs, the page and the sums. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from harness import machine, table
+from harness.database import database, version
+
+RUNNING, DAGS, REPEATS = 300, 20, 5
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+CAUSES = (
+    ("", ""),
+    ("user code", "ValueError: not enough values to unpack"),
+    ("out of memory", "Worker 3: exit code 137"),
+)
+
+
+def summary(number: int, category: str, cause: str) -> dict[str, Any]:
+    """About 1 KB."""
+    return {
+        "version": 1, "try_number": 1, "state": "failed" if cause else "succeeded", "cause": cause,
+        "category": category, "started": 1.0, "ended": 2.0, "code": "0123456789", "model_uri": f"s3://models/{number}",
+        "job": {"kind": "PyTorchJob", "namespace": "ml", "name": "x" * 46, "cluster": "https://cluster:6443/0123456789"},
+        "usage": {"tries": 2, "held": 7200.0 + number, "wasted": 60.0}, "checkpoint": "s3://checkpoints/" + "x" * 60,
+        "metrics": {f"metric {n}": [n / 7, n / 9] for n in range(8)},
+        "parameters": {f"parameter_{n}": f"value {number}" for n in range(12)},
+    }  # fmt: skip
+
+
+def fill(ended: int) -> None:
+    """Store the trainings, by Airflow's own models."""
+    import uuid
+
+    from airflow import models, settings
+    from airflow.models.base import Base
+    from airflow.models.dag import DagModel
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import insert, select, text
+
+    from airflow_provider_ktrain.core.formats import SUMMARY_XCOM
+
+    models.import_all_models()  # type: ignore[no-untyped-call]
+    Base.metadata.create_all(settings.engine)
+    runs = [{"dag_id": f"dag_{n % DAGS}", "run_id": f"run_{n}"} for n in range(ended + RUNNING)]
+    manual = {"run_type": "manual", "run_after": BEGAN, "state": "running"}
+    with create_session() as session:
+        session.execute(insert(DagBundleModel.__table__).values(name="bundle"))
+        limits = {"max_active_tasks": 1, "max_consecutive_failed_dag_runs": 0, "has_task_concurrency_limits": False}
+        dags = [{"dag_id": f"dag_{n}", "bundle_name": "bundle", "fileloc": "x", **limits} for n in range(DAGS)]
+        session.execute(insert(DagModel.__table__), dags)
+        session.execute(insert(DagRun.__table__), [{**run, **manual} for run in runs])
+        ids = dict(session.execute(select(DagRun.run_id, DagRun.id)).all())
+        tasks, xcoms = [], []
+        for n, run in enumerate(runs):
+            category, cause = CAUSES[n % len(CAUSES)] if n < ended else CAUSES[0]
+            key, began = {**run, "task_id": "train", "map_index": -1}, BEGAN + timedelta(minutes=4 * n)
+            state = "deferred" if n >= ended else "failed" if cause else "success"
+            times = {"start_date": began, "end_date": began + timedelta(hours=1), "updated_at": began}
+            about = {"id": uuid.uuid4(), "state": state, "try_number": 1, "pool": "p", "pool_slots": 1}
+            tasks.append({**key, **times, **about})
+            stored = {"key": SUMMARY_XCOM, "value": summary(n, category, cause), "timestamp": began}
+            xcoms.append({**key, **stored, "dag_run_id": ids[run["run_id"]]})
+        session.execute(insert(TaskInstance.__table__), tasks)
+        session.execute(insert(XComModel.__table__), xcoms)
+    with create_session() as session:
+        session.execute(text("ANALYZE"))
+
+
+def main(ended: int) -> None:
+    """Fill the database and measure each view."""
+    from airflow.api_fastapi.app import init_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+    from airflow_provider_ktrain.plugin.trainings import Filters, Shared, Trainings
+
+    fill(ended)
+    init_auth_manager()
+    admin, trainings = SimpleAuthManagerUser(username="admin", role="admin"), Trainings(Shared(cache_seconds=0.0))
+    first = trainings.view(admin, Filters(), time.time())
+    views = {
+        "first page": Filters(), "second page": Filters(after=first.rows and first.next.partition("=")[2]),
+        "one DAG": Filters(dag_id="dag_7"), "failed": Filters(state="failed"),
+        "one day": Filters(since="2026-11-05", until="2026-11-05"),
+        "category of the cause": Filters(category="out of memory"),
+        "text in the cause": Filters(text="not enough values"),
+        "text that no cause has": Filters(text="no cause says this"),
+    }  # fmt: skip
+    rows = []
+    for name, filters in views.items():
+        took = []
+        for _ in range(REPEATS):
+            began = time.monotonic()
+            shown = trainings.view(admin, filters, time.time())
+            took.append(time.monotonic() - began)
+        rows.append(
+            [name, shown.sums["count"], len(shown.rows), f"{sorted(took)[REPEATS // 2]:.2f}", f"{max(took):.2f}"]
+        )
+    print(f"{machine()}; {version()}; {ended:,} ended and {RUNNING} running trainings of {DAGS} DAGs\n")
+    print(table(["view", "trainings", "rows", "median s", "longest s"], rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ended", type=int, default=10_000)
+    with tempfile.TemporaryDirectory() as home, database() as url:
+        os.environ["AIRFLOW_HOME"] = home
+        os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = url or f"sqlite:///{home}/airflow.db"
+        main(parser.parse_args().ended)
