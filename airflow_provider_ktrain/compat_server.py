@@ -187,21 +187,51 @@ def summarized_dags() -> dict[str, float]:
     return {dag_id: at.timestamp() for dag_id, at in rows}
 
 
-def trainings(selection: Selection, after: str = "") -> Generator[Listed]:
-    """The newest MAX_LISTED trainings that have begun and have a summary, newest first.
+def trainings(selection: Selection, after: str = "", most: int = MAX_LISTED) -> Generator[Listed]:
+    """The newest trainings that have begun and have a summary, newest first.
 
     They are fetched while they are consumed, in one query.
 
     :param after: the position of the training before the first one. Default: empty, begin with the newest.
+    :param most: so many of them.
     """
     with _session() as session:
-        for row in session.execute(trainings_query(selection, after).execution_options(yield_per=ROWS_AT_ONCE)):
+        for row in session.execute(trainings_query(selection, after, most).execution_options(yield_per=ROWS_AT_ONCE)):
             summary = _mapping(row.summary)
             yield Listed(_position(row), _record(row), UNREADABLE if summary is None else summary)
 
 
-def trainings_query(selection: Selection, after: str = "") -> Any:
-    """The query of `trainings`. A position that can't be read counts as none."""
+def summaries(selection: Selection) -> Generator[Mapping[str, Any]]:
+    """The summaries of the newest MAX_LISTED trainings, in any order: in less time than `trainings` takes."""
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import and_, select
+
+    newest = _newest(selection, "", MAX_LISTED)
+    query = select(_text_of(XComModel.value)).join(
+        newest, and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, newest.c))
+    )
+    with _session() as session:
+        for text in session.scalars(query.execution_options(yield_per=ROWS_AT_ONCE)):
+            yield _mapping(text) or UNREADABLE
+
+
+def trainings_query(selection: Selection, after: str = "", most: int = MAX_LISTED) -> Any:
+    """The query of `trainings`. A position that can't be read counts as none.
+
+    It sorts rows without summaries: databases take long to make text of thousands of them.
+    """
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import and_, select
+
+    newest = _newest(selection, after, most)
+    return (
+        select(*newest.c, _text_of(XComModel.value).label("summary"))
+        .join(XComModel, and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, newest.c)))
+        .order_by(newest.c.start_date.desc(), newest.c.id.desc())
+    )
+
+
+def _newest(selection: Selection, after: str, most: int) -> Any:
     from airflow.models.taskinstance import TaskInstance as Ti
     from airflow.models.xcom import XComModel
     from sqlalchemy import and_, or_, select
@@ -217,13 +247,9 @@ def trainings_query(selection: Selection, after: str = "") -> Any:
         wanted += [Ti.task_id == selection.task.task_id, Ti.map_index == selection.task.map_index]
     if (place := _place(after)) is not None:
         wanted.append(or_(Ti.start_date < place[0], and_(Ti.start_date == place[0], Ti.id < place[1])))
-    return (
-        select(Ti.id, *_task_columns(), _text_of(XComModel.value).label("summary"))
-        .join(XComModel, and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, Ti)))
-        .where(*wanted)
-        .order_by(Ti.start_date.desc(), Ti.id.desc())
-        .limit(MAX_LISTED)
-    )
+    has_summary = and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, Ti))
+    newest = select(Ti.id, *_task_columns()).join(XComModel, has_summary).where(*wanted)
+    return newest.order_by(Ti.start_date.desc(), Ti.id.desc()).limit(most).subquery()
 
 
 def _position(row: Any) -> str:

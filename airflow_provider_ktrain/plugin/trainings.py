@@ -49,14 +49,20 @@ class Filters:
     text: str = ""
     after: str = ""
 
+    @property
+    def is_about_causes(self) -> bool:
+        """Whether causes are searched."""
+        return bool(self.category or self.text)
+
     def query(self, **changes: str) -> str:
         """The query of a request with some changes."""
         return urlencode({name: value for name, value in asdict(replace(self, **changes)).items() if value})
 
     def selection(self, rights: Mapping[str, bool]) -> Selection:
         """What the database selects. Causes quote logs, so only DAGs whose logs the user may read are searched."""
-        about_cause = bool(self.category or self.text)
-        mine = {name for name, logs in rights.items() if self.dag_id in ("", name) and (logs or not about_cause)}
+        mine = {
+            name for name, logs in rights.items() if self.dag_id in ("", name) and (logs or not self.is_about_causes)
+        }
         first, last = _day(self.since), _day(self.until)
         until = None if last is None else last + timedelta(days=1)
         return Selection(frozenset(mine), STATES.get(self.state, ()), first, until)
@@ -148,7 +154,7 @@ class Trainings:
             next=filters.query(after=listed[-1].position) if more else "",
             first=filters.query(after="") if filters.after else "",
             since=views.clock(min((began[name] for name in rights), default=None)),
-            unsearched=bool(filters.category or filters.text) and not all(rights.values()),
+            unsearched=filters.is_about_causes and not all(rights.values()),
             data=(listed, statuses, sums, sorted(rights.items()), views.minute_of(now)),
         )
 
@@ -157,16 +163,17 @@ class Trainings:
         return sorted(compat_server.rights(user, self._shared.get("dags", compat_server.summarized_dags)))
 
 
-def _trainings(filters: Filters, selection: Selection) -> Generator[Listed]:
+def _trainings(filters: Filters, selection: Selection, most: int = MAX_LISTED) -> Generator[Listed]:
     """Those that the database selects."""
     if selection.dag_ids:
-        with closing(compat_server.trainings(selection, filters.after)) as found:
+        with closing(compat_server.trainings(selection, filters.after, most)) as found:
             yield from found
 
 
 def _page(filters: Filters, selection: Selection) -> tuple[list[Listed], Mapping[TaskInstanceId, Any], bool]:
     """The trainings of a page, the statuses of those that run, and whether there are more."""
-    with closing(_trainings(filters, selection)) as found:
+    most = MAX_LISTED if filters.is_about_causes else MAX_ROWS + 1
+    with closing(_trainings(filters, selection, most)) as found:
         listed = list(islice((one for one in found if filters.match(one.summary)), MAX_ROWS + 1))
     shown = listed[:MAX_ROWS]
     active = [one.record.key for one in shown if one.record.state in ACTIVE_STATES]
@@ -176,10 +183,10 @@ def _page(filters: Filters, selection: Selection) -> tuple[list[Listed], Mapping
 def _sums(filters: Filters, selection: Selection) -> tuple[int, int, float, float]:
     """How many trainings were looked at and match, and how many seconds these held and wasted accelerators."""
     read, count, held, wasted = 0, 0, 0.0, 0.0
-    for one in _trainings(filters, selection):
+    for summary in compat_server.summaries(selection) if selection.dag_ids else ():
         read += 1
-        if filters.match(one.summary):
-            usage = mapping(one.summary.get("usage"))
+        if filters.match(summary):
+            usage = mapping(summary.get("usage"))
             count += 1
             held += views.number(usage.get("held")) or 0.0
             wasted += views.number(usage.get("wasted")) or 0.0

@@ -94,6 +94,8 @@ def main() -> None:
     every = Selection(frozenset(since))
     with counted_queries() as list_queries:
         listed = found(every)
+    with counted_queries() as sum_queries:
+        summaries = list(compat_server.summaries(every))
     with counted_queries() as queries:
         statuses = compat_server.read_statuses([*KEYS, WITHOUT_STATUS])
     with counted_queries() as find_queries:
@@ -111,8 +113,9 @@ def main() -> None:
                 "dags": sorted(since),
                 "newest_first": keys == [ENDED, *KEYS[::-1]],
                 "summary": [listed[-1].summary, listed[-1].record.state, listed[-1].record.try_number],
-                "queries": [len(list_queries), len(queries), len(find_queries)],
+                "queries": [len(list_queries), len(sum_queries), len(queries), len(find_queries)],
                 "after": [one.record.key for one in found(every, listed[20].position)] == keys[21:],
+                "summaries": sorted(map(str, summaries)) == sorted(str(one.summary) for one in listed),
                 "of a DAG": len(found(Selection(frozenset({"team-a"})))),
                 "ended": [one.record.key.task_id for one in found(Selection(every.dag_ids, ("success",)))],
                 "of two seconds": [one.record.key.run_id for one in found(two_seconds)],

@@ -46,12 +46,15 @@ class Database:
         self.reads["dags"] += 1
         return {"team-a": 0.0, "team-b": 86400.0}
 
-    def trainings(self, selection: Selection, after: str = "") -> Iterator[Listed]:
+    def trainings(self, selection: Selection, after: str = "", most: int = 10_000) -> Iterator[Listed]:
         self.reads["trainings"] += 1
         self.selections.append(selection)
         self.may_answer.wait()
         first = int(after) + 1 if after else 0
         yield from (one for one in self.listed[first:] if one.record.key.dag_id in selection.dag_ids)
+
+    def summaries(self, selection: Selection) -> Iterator[Mapping[str, Any]]:
+        yield from (one.summary for one in self.trainings(selection))
 
     def read_statuses(self, keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mapping[str, Any]]:
         self.reads["statuses"] += len(keys)
@@ -67,7 +70,7 @@ class Database:
 def database(monkeypatch: pytest.MonkeyPatch) -> Database:
     """In place of Airflow's."""
     here = Database()
-    for name in ("summarized_dags", "trainings", "read_statuses", "rights"):
+    for name in ("summarized_dags", "trainings", "summaries", "read_statuses", "rights"):
         monkeypatch.setattr(compat_server, name, getattr(here, name))
     return here
 
