@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core import diagnosis, logs
 from airflow_provider_ktrain.core.diagnosis import collectives
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import PEER_LOSSES, PROGRAM_ERRORS
+from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.formats import step_of_tries, with_try
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
@@ -320,6 +321,13 @@ def test_invalid_result_is_quoted_in_linear_time() -> None:
 def test_place_of_a_value_is_described_only_in_the_warnings_that_are_kept() -> None:
     numbers = [1e300] * 5_000
     assert seconds(storable, {"k" * 60: {"k" * 60: numbers}}) < 5 * seconds(storable, numbers)
+
+
+def test_log_of_errors_is_parsed_as_fast_as_any_other() -> None:
+    errors, ordinary = (f"{unit * 80}\n" * 130 for unit in ("ERROR the disk is full ", "epoch 3 step 120: loss 0.31 "))
+    assert seconds(lambda log: read_tail(log.splitlines()), errors) < 5 * seconds(
+        lambda log: read_tail(log.splitlines()), ordinary
+    )
 
 
 def test_merge_keys_are_counted_before_they_multiply() -> None:

@@ -189,8 +189,9 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     protected = frozenset(n for one in find_tracebacks(spoken) for n in one.lines)
     ordered = in_order(spoken, protected)
     own = [line.text for line in ordered]
+    progress = [number for number, line in enumerate(ordered) if is_progress(line.text)]
     raised = [t for t in find_tracebacks(ordered) if not _WRAPPER_EXCEPTIONS.search(t.exception)]
-    raised = [t for t in raised if has_launcher or not _is_survived(t, ordered)] or [
+    raised = [t for t in raised if has_launcher or not _is_survived(t, ordered, progress)] or [
         Traceback("", [match[1].strip()], [number], Weight.UNHANDLED)
         for number, line in enumerate(own)
         if (match := _CPP_WHAT.match(line))
@@ -204,7 +205,8 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     causes = [t for t in causes if t not in pointing] or causes
     pick = _Picker(has_launcher or bool(reported), _failed_processes(clean))
     chosen = pick(causes or effects, lambda one: (one.weight, one.lines[0]))
-    records = [r for r in find_records(ordered) if not _goes_on(ordered, r.line, r.process)]
+    latest = {ordered[n].process: n for n in progress}
+    records = [r for r in find_records(ordered) if latest.get(r.process, -1) <= r.line]
     record = pick(records, lambda one: (0, one.line))
     of_library = next((m["why"] or line.strip() for line in own if (m := _CRASH_LINE.search(line))), "")
     crash = _explaining(find_crashes(ordered), chosen, bool(causes), of_library)
@@ -278,18 +280,11 @@ def _effects(raised: Sequence[Traceback], nccl: str) -> list[Traceback]:
     return [*lost, *(t for t in built if t not in lost)]
 
 
-def _is_survived(one: Traceback, lines: Sequence[Line]) -> bool:
+def _is_survived(one: Traceback, lines: Sequence[Line], progress: Sequence[int]) -> bool:
     """Whether a process has made progress after an exception, later than by the order in which streams are read."""
     raised_at = lines[one.lines[-1]].at
-    after = (line for line in lines[one.lines[-1] + 1 :] if line.process == one.process and is_progress(line.text))
-    return raised_at is not None and any(
-        line.at is not None and line.at > raised_at + STREAMS_SECONDS for line in after
-    )
-
-
-def _goes_on(lines: Sequence[Line], number: int, process: str) -> bool:
-    """Whether a process has made progress after a line."""
-    return any(line.process == process and is_progress(line.text) for line in lines[number + 1 :])
+    after = (lines[n].at for n in progress if n > one.lines[-1] and lines[n].process == one.process)
+    return raised_at is not None and any(at is not None and at > raised_at + STREAMS_SECONDS for at in after)
 
 
 def _explaining(crashes: Sequence[Crash], chosen: Traceback | None, is_cause: bool, of_library: str) -> Crash | None:
