@@ -139,7 +139,9 @@ class Trainings:
         selection = filters.selection(rights)
         whole = replace(filters, after="")
         sums = self._shared.get(("sums", selection, whole), lambda: _sums(whole, selection))
-        listed, statuses, more = self._shared.get((selection, filters), lambda: _page(filters, selection))
+        listed, statuses, more = [], {}, False
+        if sums[1]:
+            listed, statuses, more = self._shared.get((selection, filters), lambda: _page(filters, selection))
         rows = [
             views.training_row(one, statuses.get(one.record.key), with_logs=rights[one.record.key.dag_id], now=now)
             for one in listed
