@@ -10,7 +10,8 @@ from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 
 _MPIRUN = re.compile(  # -n may also be an argument of the program, after its name
-    r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b)|(?:\s+--[\w-]+)*\s+)(--?np|-n)[=\s]+['\"]?(\d+)\b"
+    r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b|--num-proc\b)|(?:\s+--[\w-]+)*\s+)"
+    r"(--?np|--num-proc|-n)[=\s]+['\"]?(\d+)\b"
 )
 #: what starts ranks in other pods, or a script that may call it
 _STARTS_RANKS = re.compile(r"\b(?:mpirun|mpiexec|horovodrun|orterun|prterun|deepspeed)\b|(?:^|sh)\s+\S+\.sh\b")
@@ -23,6 +24,7 @@ _WITHOUT_SSHD = re.compile(
     r"cd|ls|mkdir|touch|chmod|chown|cp|mv|ln|rm|set|ulimit|nvidia-smi|ibstat|python[\d.]*|torchrun|mpirun|pause"
 )
 _ROOT_SSH = "/root/.ssh"
+_MIN, _MAX = (rf"--?{bound}[-_](?:np|num[-_]proc)" for bound in ("min", "max"))  #: of an elastic horovodrun
 _COOLDOWN = "--blacklist-cooldown-range"
 
 
@@ -61,8 +63,8 @@ def mpi_processes(job: Job) -> Iterator[Finding]:
     per_pod = job.spec[MPIJOB.form.processes_field].number or 1
     as_host = job.spec["runLauncherAsWorker"].value or (_by_exec(job) and _has_gpu_limit(launcher))
     slots = per_pod * (worker.count + bool(as_host))
-    low = max(launcher.numbers(r"--?min[-_]np"), default=None, key=lambda number: number[0])
-    high = max(launcher.numbers(r"--?max[-_]np"), default=None, key=lambda number: number[0])
+    low = max(launcher.numbers(_MIN), default=None, key=lambda number: number[0])
+    high = max(launcher.numbers(_MAX), default=None, key=lambda number: number[0])
     if low and low[0] > slots:
         hint = "add Workers, or lower it"
         yield Finding(low[1], "fewer slots than --min-np", f"{slots} slots", f"at least {low[0]}", hint)
@@ -85,7 +87,7 @@ def horovod_cooldown(job: Job) -> Iterator[Finding]:
     launcher = job.replicas.get("Launcher")
     if not launcher or "horovodrun" not in launcher.command_line or _COOLDOWN in launcher.command_line:
         return
-    if bounds := launcher.numbers(r"--(?:min|max)[-_](?:np|num[-_]proc)"):
+    if bounds := launcher.numbers(f"{_MIN}|{_MAX}"):
         message = "Workers that are removed don't train again when the job grows: Horovod blacklists them for good"
         hint = "add it (Horovod 0.24 and newer), if the job is to shrink and grow"
         yield Finding(bounds[0][1], message, f"no {_COOLDOWN}", f"{_COOLDOWN} 5 30", hint)
