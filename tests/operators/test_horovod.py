@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB
+from airflow_provider_ktrain.engine.follow.evidence_collector import MAX_TAIL_BYTES
 from airflow_provider_ktrain.exceptions import TrainingJobError
 from tests.core.manifests import replica
 from tests.operators.virtual_instance import VirtualInstance
 
 pytestmark = pytest.mark.embedded("needs the scripted API server")
 
-TRACE = "[1]<stderr>:+ /opt/kube/kubectl exec w-1 -- /bin/sh -c cd / ; env RANK=1 DB=hunter2 last-part A=b python x.py"
+COMMAND = "cd / ; env HOROVOD_HOSTNAME=w-1 RANK=1 DB=hunter2 last-part A=b python x.py"
+TRACE = f"+ /opt/kube/kubectl exec w-1 -- /bin/sh -c {COMMAND}"
+PRINTED = {
+    "by kubexec.sh": f"[1]<stderr>:{TRACE}",
+    "by kubexec.sh with --prefix-output-with-timestamp": f"Sun Nov 29 08:19:04 2026[1]<stderr>:{TRACE}",
+    "by horovodrun --verbose": f"/etc/mpi/kubexec.sh w-1 {COMMAND}",
+    "by horovodrun --verbose under v2beta1": f"ssh -o PasswordAuthentication=no w-1 {COMMAND}",
+    "in a variable that contains it": f"[1]<stderr>:{TRACE.replace('DB=', 'URL=db://user:')}",
+}
 
 
 def horovod(*lines: str, code: int = 1, api_version: str = "kubeflow.org/v1") -> dict[str, Any]:
-    """A job whose Launcher writes these lines and ends with this code. Its variable DB is from a Secret."""
+    """A job whose Launcher writes these lines and ends with this code. Its variables DB and URL are from a Secret."""
     launcher, worker = replica(name="mpi"), replica(name="mpi")
     program = "; ".join([*(f"echo '{line}'" for line in lines), f"exit {code}"])
     secret = {"secretKeyRef": {"name": "database", "key": "password"}}
-    env = [{"name": "RANK", "value": "0"}, {"name": "DB", "valueFrom": secret}]
+    env = [
+        {"name": "RANK", "value": "0"},
+        {"name": "DB", "valueFrom": secret},
+        {"name": "URL", "value": "db://user:$(DB)"},
+    ]
     launcher["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c", program], "env": env}
     worker["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", "sleep 1000000"]
     spec = {"mpiReplicaSpecs": {"Launcher": launcher, "Worker": worker}, "runPolicy": {"cleanPodPolicy": "Running"}}
@@ -30,19 +44,34 @@ def horovod(*lines: str, code: int = 1, api_version: str = "kubeflow.org/v1") ->
 
 @pytest.mark.parametrize("instance", [MPIJOB], indirect=True)
 @pytest.mark.parametrize("logs", ["auto", "none"])
+@pytest.mark.parametrize("printed", PRINTED.values(), ids=PRINTED)
 def test_values_of_secrets_are_masked_in_a_launchers_trace(
-    instance: VirtualInstance, logs: str, capsys: pytest.CaptureFixture[str]
+    instance: VirtualInstance, printed: str, logs: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     instance.api.mpi_version = "v1"
     with pytest.raises(TrainingJobError) as failed:
-        instance.execute(manifest=horovod(TRACE, "DB=shown"), deferrable=False, logs=logs)
+        instance.execute(manifest=horovod(printed, "DB=shown"), deferrable=False, logs=logs)
     _, submitted, rest = capsys.readouterr().out.partition("; exit 1")  # the manifest in the log contains the program
     assert submitted
     out = rest + str(failed.value)
     assert "hunter2" not in out
     assert "last-part" not in out
-    assert "env RANK=1 DB=***" in out
+    assert re.search(r"RANK=1 (DB|URL)=\*\*\*\s", out)
     assert "DB=shown" in out
+
+
+@pytest.mark.parametrize("instance", [MPIJOB], indirect=True)
+def test_a_line_whose_beginning_is_not_read_is_not_quoted(
+    instance: VirtualInstance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its beginning would show that it is to be masked."""
+    instance.api.mpi_version = "v1"
+    trace = f"[1]<stderr>:{TRACE.replace('RANK=1', 'A=' + 'x' * MAX_TAIL_BYTES)}"
+    with pytest.raises(TrainingJobError) as failed:
+        instance.execute(manifest=horovod(trace, "the last line"), deferrable=False, logs="none")
+    _, _, rest = capsys.readouterr().out.partition("; exit 1")
+    assert "hunter2" not in rest + str(failed.value)
+    assert "the last line" in str(failed.value)
 
 
 GOES_ON = "[0]<stdout>:rank 0 of 1: from batch 10"

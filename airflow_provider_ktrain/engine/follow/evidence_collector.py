@@ -164,18 +164,20 @@ class EvidenceCollector:
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
         path = f"{api_paths.core(self._state.ref.namespace, 'pods', name)}/log"
         query = {"container": container, "tailLines": str(TAIL_LINES + MAX_RECORDS), "timestamps": "true"}
-        end = bytearray()
+        end, is_cut = bytearray(), False
         if (status.get("state") or {}).get("running"):  # the container was restarted: the previous run failed
             query["previous"] = "true"
         try:
             async with self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as answer:
                 async for block in answer.content.iter_any():
                     end += block
+                    is_cut |= len(end) > MAX_TAIL_BYTES
                     del end[:-MAX_TAIL_BYTES]
         except (ApiStatusError, ApiUnavailable):
             return
         *whole, unended = bytes(end).split(b"\n")
         parts = whole if is_of_kubelet(unended) else [*whole, unended]
+        parts = parts[is_cut:]  # the beginning of a line shows whether it has Secrets, which are to be masked
         parted = [_parted(line.decode(errors="replace")) for line in parts if line]
         kind, job = self._state.kind, self._state.known_job
         role, index = kind.role_of(pod)
@@ -213,7 +215,7 @@ def _texts(lines: Iterable[TailLine]) -> list[str]:
 
 
 def _parted(line: str) -> tuple[str, str]:
-    """Time and text of a line; the first one may be cut, so that it has no time."""
+    """Time and text of a line. A line of the kubelet has no time."""
     stamp, _, text = line.partition(" ")
     time = normal_time(stamp)
     return (time, text) if time else ("", line)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
-from airflow_provider_ktrain.core.logs.exec_trace import is_from_secret
+from airflow_provider_ktrain.core.logs.exec_trace import secret_variables
 from airflow_provider_ktrain.core.manifest.start import without_start
 from airflow_provider_ktrain.engine.api.client import Object
 
@@ -72,9 +72,7 @@ def _share_templates(roles: list[Object]) -> None:
 
 def _strip_pod(spec: dict[str, Any], fields: frozenset[str]) -> None:
     for part in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-        secrets = [
-            e for e in part.get("env") or () if fields is TEMPLATE_FIELDS and is_from_secret(e)
-        ]  # masked in logs
+        secrets = secret_variables(part.get("env") or ()) if fields is TEMPLATE_FIELDS else []  # masked in logs
         for name in fields & part.keys():
             del part[name]
         if secrets:
