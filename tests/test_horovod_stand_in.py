@@ -56,7 +56,7 @@ def train(tmp_path: Path, sizes: str, *options: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("options", "sizes", "ranks"),
-    [((), "2 1 1 1 1", [2, 1]), (("--blacklist-cooldown-range", "0", "1"), "2 1 2", [2, 1, 2])],
+    [((), "3 2 1 1 1 1", [2, 1]), (("--blacklist-cooldown-range", "0", "1"), "2 1 2", [2, 1, 2])],
     ids=["removed for good", "removed for a while"],
 )
 def test_removed_hosts_are_blacklisted(tmp_path: Path, options: tuple[str, ...], sizes: str, ranks: list[int]) -> None:

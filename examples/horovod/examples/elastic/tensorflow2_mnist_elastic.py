@@ -1,7 +1,8 @@
 """A substitute for Horovod's example of this name: elastic training, averaged over all workers.
 
 It fits a line instead of MNIST. The state is committed after each batch, and a worker that joins starts from there.
-ELASTIC_SIZES (`2 3 1`): train until these numbers of workers have run, in this order, for some batches each.
+ELASTIC_SIZES (`2 3 1`): train until these numbers of workers have run, in this order, for some batches each. A number
+is left out if a later one runs before it.
 """
 
 import json
@@ -30,6 +31,8 @@ def main():
         if "rank" in answer:  # a new round
             rank, size = answer["rank"], answer["size"]
             state = answer["state"] or {"batch": 0, "weights": [0.0, 0.0], "sizes": sizes, "left": BATCHES}
+            if size in state["sizes"][1:] and size != state["sizes"][0]:
+                state["sizes"], state["left"] = state["sizes"][state["sizes"].index(size) :], BATCHES
             print(f"rank {rank} of {size}: from batch {state['batch']}", flush=True)
         else:
             step = [RATE * g / answer["size"] for g in answer["sum"]]

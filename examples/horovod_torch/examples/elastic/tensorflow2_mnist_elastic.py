@@ -1,7 +1,8 @@
 """Elastic training with Horovod and PyTorch. It has the name of the program in the guide's manifest.
 
 It fits a line instead of MNIST. The state is committed after each batch, and a rank that joins starts from there.
-ELASTIC_SIZES (`2 3 1`): train until these numbers of ranks have run, in this order, for some batches each.
+ELASTIC_SIZES (`2 3 1`): train until these numbers of ranks have run, in this order, for some batches each. A number is
+left out if a later one runs before it.
 """
 
 import os
@@ -16,6 +17,8 @@ BATCHES, PAUSE, RATE = 20, 0.05, 0.1  # batches per size; seconds between batche
 @hvd.elastic.run
 def train(state):
     size = hvd.size()
+    if size in state.sizes[1:] and size != state.sizes[0]:
+        state.sizes, state.left = state.sizes[state.sizes.index(size) :], BATCHES
     print(f"rank {hvd.rank()} of {size}: from batch {state.batch}", flush=True)
     while state.left:
         x = torch.rand(64, 1) * 2 - 1
