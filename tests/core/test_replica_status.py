@@ -45,6 +45,14 @@ def test_a_replica_with_a_problem_is_named(reason: str) -> None:
     assert line(*pods) == "3/4 Running · Worker 2 ImagePullBackOff 26 s"
 
 
+def test_crash_loop_counts_from_the_end_of_the_last_run() -> None:
+    """And not from when the pod was scheduled."""
+    crashed = waiting("CrashLoopBackOff") | {"phase": "Running"}
+    crashed["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": "2026-11-21T10:00:25Z"}}
+    pods = [pod("master", 0, crashed), *(pod("worker", n, RUNS) for n in range(3))]
+    assert line(*pods) == "3/4 Running · Master 0 CrashLoopBackOff 1 s"
+
+
 def test_replicas_that_start_are_counted() -> None:
     waits = {"name": "init-pytorch", "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}
     initializing = {"phase": "Pending", "initContainerStatuses": [waits]}

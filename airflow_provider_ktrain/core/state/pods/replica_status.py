@@ -57,9 +57,15 @@ def _age(seconds: float) -> str:
 
 
 def _waiting_since(pod: Json) -> str:
-    """When the scheduler last decided about the pod; empty if that is unknown, or if the pod ends or has ended."""
+    """Since when a container that has run waits, or when the scheduler last decided about the pod.
+
+    Empty if that is unknown, or if the pod ends or has ended.
+    """
     if silent := objects.silent_since(pod):
         return silent
     if objects.has_ended(pod) or objects.is_being_deleted(pod):
         return ""
+    waiting = (c.get("lastState") or {} for c in objects.containers(pod) if objects.state_of(c, "waiting"))
+    if ended := max((str((last.get("terminated") or {}).get("finishedAt") or "") for last in waiting), default=""):
+        return ended
     return str(objects.scheduling(pod).get("lastTransitionTime") or "")
