@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # where this file is run as a script
 from scripts.pages import Pages  # noqa: E402
 
 PROVIDER, CLUSTER = "airflow-provider-ktrain", "ktrain-cluster"
-NOT_PUBLISHED = "There is no release on PyPI yet. In a checkout of this repository, run:\n\n"
+NOT_PUBLISHED = "There is no release on PyPI yet. In a checkout, run:\n\n"
 WHEELS = (
     "\n\nFor machines without a checkout, build wheels of the provider and the embedded cluster, and install them:\n\n"
     "```console\n$ pip wheel --no-deps --wheel-dir dist . ./embedded_cluster\n```"
