@@ -43,11 +43,12 @@ async def nobody() -> Any:
 class Output:
     """What a Master's lines are inspected for.
 
+    :param log: where warnings are logged. Default: one that keeps them.
     :param earlier: whether its lines are from before a takeover. Default: False.
     """
 
-    def __init__(self, *, earlier: bool = False) -> None:
-        self.log = Lines()
+    def __init__(self, log: Lines | None = None, *, earlier: bool = False) -> None:
+        self.log = log or Lines()
         state = JobState(JobRef("PyTorchJob", "v1", "ns", "train", "uid"), Handover())
         state.job = JOB
         self.output = JobOutput(FollowContext(Api(nobody), state, self.log))
@@ -91,6 +92,27 @@ def test_any_line_is_inspected_and_what_is_sent_can_be_encoded(lines: list[bytes
         encode(output.sent())
 
     asyncio.run(read())
+
+
+class FailsOnce(Lines):
+    """A log of which the first warning is an error."""
+
+    has_failed = False
+
+    def warning(self, event: Any, *args: Any, **kw: Any) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            raise BrokenPipeError("nobody reads it")
+        super().warning(event)
+
+
+async def test_inspector_that_raises_is_reported_once_and_stops_no_other() -> None:
+    output = Output(FailsOnce())
+    output.write(b'KTRAIN_METRIC {"step": 1e300, "loss": 1} KTRAIN_RESULT 7', b"KTRAIN_RESULT 8")
+    assert str(output.log).startswith("The metrics of Master 0 may be incomplete: a line could not be inspected.")
+    assert len(output.log.messages) == 1
+    assert output.output.result.find()[0] == 8
+    assert output.output.evidence.newest_lines() == {MASTER.pod: "KTRAIN_RESULT 8"}
 
 
 LONG = 5 * 1024
