@@ -130,7 +130,7 @@ class Posting:
             await asyncio.wait([self._request])
             error = asyncio.CancelledError() if self._request.cancelled() else self._request.exception()
             refused = isinstance(error, KtrainError) and not isinstance(error, ApiUnavailable)
-            if error is None or (refused and not (isinstance(error, ApiStatusError) and error.status >= 500)):
+            if error is None or (refused and not (isinstance(error, ApiStatusError) and error.status in (500, 504))):
                 self.until = 0.0
 
     @property
