@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.text.secret_rules import MASK
 
 KnownJob = Callable[[], Mapping[str, Any]]  #: returns the job, as far as it is known
 #: horovodrun writes the rank before it, and the time with --prefix-output-with-timestamp
-_TRACE = re.compile(r"(?:[^\[]{0,32}\[\d+\]<stderr>:)?\++ .*kubectl exec |.*\benv HOROVOD_HOSTNAME=")
+_TRACE = re.compile(r"^(?:(?:[^\[]{0,32}\[\d+\]<stderr>:)?\++ .*kubectl exec |.*\benv HOROVOD_HOSTNAME=)")
 
 
 def masked_trace(text: str, role: str, job: KnownJob) -> str:

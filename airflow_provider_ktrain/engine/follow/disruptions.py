@@ -77,9 +77,10 @@ class DisruptionReporter:
             before, self._silent = self._silent, silent_nodes(pods.groups.silent.values())
             for node in self._silent.keys() - before:
                 self._log.warning(describe_silence(node, self._silent[node]))
-            heard = {node_of(pod) for pod in pods.live if not silent_since(pod)}
-            for node in sorted((before.keys() - self._silent.keys()) & heard):
-                self._log.info(f"Node {node} reports again.")
+            if ended := before.keys() - self._silent.keys():
+                heard = {node_of(pod) for pod in pods.live if not silent_since(pod)}
+                for node in sorted(ended & heard):
+                    self._log.info(f"Node {node} reports again.")
         if not self._runs_on and state.kind.runs_on(state.known_job):
             self._runs_on = True
             self._log.warning(lost_replica(state.known_job, pods.all))
