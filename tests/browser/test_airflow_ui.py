@@ -46,8 +46,8 @@ def test_entry_in_the_navigation_shows_the_list_in_a_frame(airflow_site: Site, o
     assert not frame.get_by_role("link", name="Airflow", exact=True).is_visible(), "it would open Airflow in the frame"
     frame.get_by_role("link", name=training.task_id, exact=True).first.click()
     frame.get_by_role("heading", name="Training train").wait_for()
-    frame.get_by_role("link", name="Running trainings").click()
-    frame.get_by_role("heading", name="Running trainings").wait_for()
+    frame.get_by_role("link", name="All trainings").click()
+    frame.get_by_role("heading", name="Trainings", exact=True).wait_for()
 
 
 def test_frame_has_the_theme_of_the_ui(airflow_site: Site, open_page: Open) -> None:
