@@ -112,9 +112,8 @@ def _training_view(
         active=active or record.state in WAITING_STATES,
         phase=_text(read.get("phase")),
         shown_phase=_shown_phase(record, read),
-        ended_early=bool(cause)
-        and not active
-        and read.get("phase") not in (None, *ENDED),  # by a limit, before the job did
+        # by a limit, before the job did
+        ended_early=bool(cause) and not active and read.get("phase") not in (None, *ENDED),
         since=clock(number(read.get("phase_since"))),
         age="" if not active or written_at is None else format_duration(max(now - written_at, 0)),
         written_at=written_at,

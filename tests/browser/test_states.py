@@ -50,7 +50,7 @@ def test_retried_training_shows_its_tries_and_what_it_repeated(airflow_site: Sit
     results = tab.locator("#tries-section tbody tr").all_inner_texts()
     assert ["succeeded" in results[0], "damaged file" in results[1], len(results)] == [True, True, 2]
     tab.get_by_text("Repeated steps", exact=True).wait_for()
-    assert tab.locator(".amounts dd").last.inner_text().startswith("101 in ")
+    assert tab.locator("dt", has_text="Repeated steps").locator("+ dd").inner_text().startswith("101 in ")
 
 
 def test_metrics_have_curves_and_a_logarithmic_scale(airflow_site: Site, open_page: Open) -> None:
@@ -70,7 +70,7 @@ def test_metrics_have_curves_and_a_logarithmic_scale(airflow_site: Site, open_pa
 
 
 def test_command_is_copied(airflow_site: Site, open_page: Open) -> None:
-    tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    tab = open_page(airflow_site.page(airflow_site.running()))
     until(tab, "served.size > 0")
     button = tab.get_by_role("button", name="Copy: kubectl get pytorchjobs").first
     command = button.get_attribute("aria-label").removeprefix("Copy: ")
@@ -83,7 +83,7 @@ def test_command_is_copied(airflow_site: Site, open_page: Open) -> None:
 
 def test_command_is_copied_where_the_browser_has_no_clipboard_api(airflow_site: Site, open_page: Open) -> None:
     """As over plain HTTP on another host than localhost."""
-    tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    tab = open_page(airflow_site.page(airflow_site.running()))
     until(tab, "served.size > 0")
     tab.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     tab.evaluate("document.addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")

@@ -17,7 +17,7 @@ class LogFiles:
     """The log files of a task on the disk of its worker.
 
     :param began_at: time of the first record in the worker's file, in epoch seconds; None: it can't be read.
-    :param trigger_wrote_at: when a trigger last wrote to its file, in epoch seconds; None: there are no lines of one.
+    :param trigger_wrote_at: when a trigger last wrote to its file, in epoch seconds; None: none has written a line.
     """
 
     began_at: float | None

@@ -119,7 +119,7 @@ class DivergenceProbe:
                 _take(reports, lines.feed(chunk))
         if lines.unended_line.startswith(NO_LOG_TEXT):
             raise ApiStatusError(404, "NotFound", lines.unended_line.decode(errors="replace"))
-        if size >= MAX_READ_BYTES:  # what was cut off at its end may be finite: count anew
+        if size >= MAX_READ_BYTES:  # later values, which were cut off, may be finite
             return NonFiniteReports(self._watched)
         _take(reports, lines.unended_line)
         return reports

@@ -43,12 +43,12 @@ async def repeat_lines(
     if repetition.from_beginning:
         begun = {key: Position() for key, at in cursor.positions.items() if not at.complete}
         cursor = Cursor(begun, names=cursor.names)
-    write, told = LineLogger(log, kind), False
+    write, explained = LineLogger(log, kind), False
 
     def sink(line: LogLine) -> None:
-        nonlocal told
-        if not told:
-            told = True
+        nonlocal explained
+        if not explained:
+            explained = True
             time = {"timestamp": f"{line.time[:MICROSECONDS]}Z"} if line.time and repetition.keeps_time else {}
             log.info(f"The last {AGAIN_LINES:,} lines are logged again from the pods: {repetition.why}.", **time)
         if line.time and not repetition.keeps_time:
