@@ -14,9 +14,9 @@ from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
 from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 
-#: events after which nothing is ended
+#: Events after which nothing is ended.
 NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD)
-STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
+STATUS_LAG_SECONDS = 20.0  #: How long the job's status may take to show that its primary container has ended.
 
 
 class Decisions:
@@ -24,7 +24,7 @@ class Decisions:
 
     def __init__(self, job: OwnedJob, store: ConclusionStore, log: Log) -> None:
         self._job, self._store, self._log = job, store, log
-        #: timing.now() at which a decision about an event first saw this end of the primary
+        #: timing.now() at which a decision about an event first saw this end of the primary.
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
 

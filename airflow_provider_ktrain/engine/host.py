@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.engine import timing
 
-REFRESH_SECONDS = 60.0  #: at most, between two statuses of a job that runs, if nothing else changes
+REFRESH_SECONDS = 60.0  #: Longest time between two statuses of a job that runs, if nothing else changes.
 
 
 class StatusSink(Protocol):

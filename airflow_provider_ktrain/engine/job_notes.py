@@ -12,7 +12,7 @@ from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.follow.following import Following
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
 
-NOTE_SECONDS = 10.0  #: to note a stopped pod on a job that goes on: following waits for that
+NOTE_SECONDS = 10.0  #: Time to annotate a job that goes on with a stopped pod: following waits for that.
 
 
 class JobNotes:

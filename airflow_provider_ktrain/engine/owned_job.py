@@ -57,10 +57,10 @@ from airflow_provider_ktrain.engine.release import (
 )
 from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
 
-FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
-SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
-CONFLICT_PAUSE_SECONDS = 0.5  #: until annotations are written again that met another write
-FIND_INTERVAL = 0.2  #: seconds between two looks for a job whose create request is on its way
+FRESH_SECONDS = 120.0  #: How long after its creation a job has made no progress worth keeping.
+SUSPEND_SECONDS = 10.0  #: Time to suspend a failed job that would train again.
+CONFLICT_PAUSE_SECONDS = 0.5  #: Pause before annotations are written again after a conflict.
+FIND_INTERVAL = 0.2  #: Seconds between two looks for a job whose create request is on its way.
 MODES = {
     Action.FREE_PODS: Mode.DELETE_PODS,
     Action.CONCLUDE: Mode.DELETE_PODS,
@@ -69,7 +69,7 @@ MODES = {
     Action.DELETE_ENDED: Mode.DELETE,
 }
 T = TypeVar("T")
-#: what was released, and why that failed; at most one of them is set
+#: What was released, and why that failed; at most one of them is set.
 Result = tuple[Released | None, str]
 
 
@@ -98,13 +98,13 @@ class OwnedJob:
     ) -> None:
         self.ref: JobRef | None = None
         self.options = Options()
-        self.submission: Submission | None = None  #: set while a job may exist whose identity is unknown
-        self.posting = Posting()  #: its create request
-        self.last_seen: Object | None = None  #: the job, also by a watch
-        self.workload: Object | None = None  #: Kueue's, if the watch has shown it
-        self.is_created = False  #: whether this process has created it
-        self.is_followed = False  #: whether this process has followed it
-        self.is_changing = False  #: whether a write has begun: from then on nothing may cut it off
+        self.submission: Submission | None = None  #: Set while a job may exist whose identity is unknown.
+        self.posting = Posting()  #: The job's create request.
+        self.last_seen: Object | None = None  #: The job, also by a watch.
+        self.workload: Object | None = None  #: Kueue's, if the watch has shown it.
+        self.is_created = False  #: Whether this process has created it.
+        self.is_followed = False  #: Whether this process has followed it.
+        self.is_changing = False  #: Whether a write has begun: from then on nothing may cut it off.
         self._connect, self._host, self._log = connect, host, log
         # no exit stack: of a thousand jobs that wait, each would need 1 KiB more
         self._connection: contextlib.AbstractAsyncContextManager[Api] | None = None

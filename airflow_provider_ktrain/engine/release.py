@@ -54,21 +54,23 @@ from airflow_provider_ktrain.engine.api.job_calls import (
 )
 from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry_transient
 
-Say = Callable[[str], object]  #: logs one line
+Say = Callable[[str], object]  #: Logs one line.
 T = TypeVar("T")
-NAMED_PODS = 5  #: how many pods an error names
-FIRST_POLL_SECONDS = 0.25  #: pause before the first check whether the job or its pods are gone, doubled after each
+NAMED_PODS = 5  #: How many pods an error names.
+FIRST_POLL_SECONDS = 0.25  #: Pause before the first check whether the job or its pods are gone, doubled after each.
 MAX_POLL_SECONDS = 1.0
-CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)
-LATE_PODS_SECONDS = 2.0  #: in which an operator may create a pod of a job that has ended: see `may_create_pods_late`
-REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
-WAIT_NOTICE_SECONDS = 3.0  #: of waiting for pods after which it is logged why
-WAIT_NOTICE_INTERVAL = 15.0  #: seconds after which that is logged again
-#: grace period of a pod whose program hasn't begun: it waits for the Master of a job that has ended or is deleted
+#: How long an operator may take to delete the running pods of a job that has ended (cleanPodPolicy).
+CLEANUP_SECONDS = 2.0
+#: How long an operator may still create a pod of a job that has ended: see `may_create_pods_late`.
+LATE_PODS_SECONDS = 2.0
+REFUSED_SECONDS = 15.0  #: How long a refused request (401, 403) is repeated: the API server may just have started.
+WAIT_NOTICE_SECONDS = 3.0  #: How long to wait for pods before the reason is logged.
+WAIT_NOTICE_INTERVAL = 15.0  #: Seconds after which that is logged again.
+#: Grace period of a pod whose program hasn't begun: it waits for the Master of a job that has ended or is deleted.
 WAITING_POD_OPTIONS = {"gracePeriodSeconds": 1}
-WAITING_PODS_SECONDS = 5.0  #: to shorten the grace periods of such pods
-GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
-UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
+WAITING_PODS_SECONDS = 5.0  #: Time to shorten the grace periods of such pods.
+GRACE_MARGIN_SECONDS = 30.0  #: Time beyond their grace period in which pods must be gone.
+UNANSWERED_REQUEST_SECONDS = 0.2  #: Time beyond the timeout after which a pending request is canceled.
 
 
 class ReleaseError(KtrainError):

@@ -24,15 +24,15 @@ from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 
-REFUSED_READ_SECONDS = 1.0  #: for the same if the API server has refused a request
-LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
-LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
-READ_INTERVAL = 0.5  #: between two reads of the job by a process that ends
-DELETE_SECONDS = 1.0  #: that such a process keeps for its one request
-STATE_SECONDS = 1.5  #: for one answer about the task's state, in a process that has seconds
-STATE_INTERVAL = 5.0  #: between two questions about the task's state
-AFTER_ERROR_SECONDS = 90.0  #: after an error that ends the try, for the same
-RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and to wait for the pods
+REFUSED_READ_SECONDS = 1.0  #: Time for the last read if the API server has refused a request.
+LAST_READ_SECONDS = 5.0  #: Time for the last read of a process that ends.
+LATE_SECONDS = 30.0  #: How long a process that outlives its time goes on to try.
+READ_INTERVAL = 0.5  #: Pause between two reads of the job by a process that ends.
+DELETE_SECONDS = 1.0  #: Time that such a process keeps for its one request.
+STATE_SECONDS = 1.5  #: Time for one answer about the task's state in a process that has only seconds.
+STATE_INTERVAL = 5.0  #: Pause between two questions about the task's state.
+AFTER_ERROR_SECONDS = 90.0  #: Time for a release after an error that ends the try.
+RELEASE_SECONDS = 300.0  #: How long after a kill to retry an unreachable API server and to wait for the pods.
 NO_JOB = "The task was killed before it had submitted a job."
 ENDED_JOB = "The task was killed after its training had ended."
 UNKNOWN_JOB = "The task was killed while it submitted a job, which may exist: the API server did not answer."

@@ -13,14 +13,14 @@ from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import StatusSink
 
-CONCLUSION_PATIENCE_SECONDS = 60.0  #: in which Airflow is asked again for a stored cause
+CONCLUSION_PATIENCE_SECONDS = 60.0  #: How long Airflow is asked again for a stored cause.
 
 
 class ConclusionStore:
     """Stores and finds the cause of a job that was released before it had ended."""
 
     def __init__(self, sink: StatusSink | None, log: Log) -> None:
-        self.found: Cause | None = None  #: why an earlier process of this try has released the job
+        self.found: Cause | None = None  #: Why an earlier process of this try has released the job.
         self._sink, self._log = sink, log
         self._put: dict[str, Any] = {}  # by this process; a sink stores it for the next one, too
         self._unanswered_since: float | None = None  # when Airflow did not answer

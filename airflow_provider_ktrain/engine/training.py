@@ -48,15 +48,18 @@ from airflow_provider_ktrain.engine.submit.create_or_adopt import CodeRefusedErr
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
 T = TypeVar("T")
-RETRY_SECONDS = 5.0  #: between two attempts to follow a job
-#: of following after which an error starts the patience again; following itself retries a rejected watch for 600 s
+RETRY_SECONDS = 5.0  #: Pause between two attempts to follow a job.
+#: How long following must have worked before an error starts the patience again. Following itself retries a rejected
+#: watch for 600 s.
 PATIENCE_RESET_SECONDS = 1200.0
-REST_SECONDS = 1.0  #: until a rule that a read didn't confirm is looked at again
-DELETION_REST_SECONDS = 60.0  #: until a job that is being deleted, and is still followed, is looked at again
-UNREAD_PATIENCE_SECONDS = 900.0  #: for a job that must be read because its deferral or release has failed
-UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
-MARK_SECONDS = 60.0  #: to write on a job that its success is incomplete, before its pods are released
-MARK_AGAIN_SECONDS = 600.0  #: after that, if the deadline isn't sooner
+REST_SECONDS = 1.0  #: How long to wait before looking again at a rule that the last read did not confirm.
+#: How long to wait before looking again at a job that is being deleted and still followed.
+DELETION_REST_SECONDS = 60.0
+#: How long to retry the read of a job that is needed because its deferral or release has failed.
+UNREAD_PATIENCE_SECONDS = 900.0
+UNREAD_REST_SECONDS = 5.0  #: Pause before job and pods are read again after a read has failed.
+MARK_SECONDS = 60.0  #: Time to record on a job that its success is incomplete, before its pods are released.
+MARK_AGAIN_SECONDS = 600.0  #: Time to try that again after the release, at most until the deadline.
 
 
 class Stopped(KtrainError):
@@ -82,7 +85,7 @@ class Training:
         self._host, self._log, self._stop = host, log, stop
         self._notes = JobNotes(self.job, log)
         self._stopping = Stopping(self.job, host, self._positions, log)
-        self.cursor: Cursor | None = None  #: positions in the logs, updated in place
+        self.cursor: Cursor | None = None  #: Positions in the logs, updated in place.
         self._concluded: JobRead | None = None  # the read by which an ended job was concluded
         self._store = ConclusionStore(host.status_sink, log)
         self._decisions = Decisions(self.job, self._store, log)

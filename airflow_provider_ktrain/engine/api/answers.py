@@ -18,8 +18,8 @@ from urllib.parse import unquote
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.text.output import clean
 
-Object = dict[str, Any]  #: an object of Kubernetes, as JSON
-SHOWN_BYTES = 200  #: of a response that is none of the API server's
+Object = dict[str, Any]  #: An object of Kubernetes, as JSON.
+SHOWN_BYTES = 200  #: How much of a response that the API server did not write is quoted.
 
 
 class ApiUnavailable(ClusterError):
@@ -31,8 +31,8 @@ class ApiUnavailable(ClusterError):
     :param retry_after: pause that it requires before the next request, in seconds. Default: none.
     """
 
-    status = 0  #: there is none
-    transient = True  #: whether the same request may succeed later
+    status = 0  #: There is none.
+    transient = True  #: Whether the same request may succeed later.
 
     def __init__(self, message: str = "", *, page: int = 0, retry_after: float | None = None) -> None:
         super().__init__(message)

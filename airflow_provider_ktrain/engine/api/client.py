@@ -31,11 +31,11 @@ __all__ = ["AbsentError", "Api", "ApiStatusError", "ApiUnavailable", "Object", "
 MakeClient = Callable[[], Awaitable["ApiClient"]]
 
 CONNECT_TIMEOUT_SECONDS = 15.0
-REBUILD_AFTER_FAILURES = 3  #: failed connection attempts in a row after which the client is rebuilt
-REBUILD_PAUSE_SECONDS = 10.0  #: pause between two rebuilds because of failed connection attempts
-FAILED_BUILD_PAUSE_SECONDS = 5.0  #: pause after a client couldn't be built: an exec plugin may be expensive
-FILE_CHECK_SECONDS = 5.0  #: interval of the check whether the connection's files have changed
-MAX_CLUSTER_LOOKUPS = 10  #: known objects that are looked up to recognize a cluster at another address
+REBUILD_AFTER_FAILURES = 3  #: Failed connection attempts in a row after which the client is rebuilt.
+REBUILD_PAUSE_SECONDS = 10.0  #: Pause between two rebuilds because of failed connection attempts.
+FAILED_BUILD_PAUSE_SECONDS = 5.0  #: Pause after a client couldn't be built: an exec plugin may be expensive.
+FILE_CHECK_SECONDS = 5.0  #: Interval of the check whether the connection's files have changed.
+MAX_CLUSTER_LOOKUPS = 10  #: Known objects that are looked up to recognize a cluster at another address.
 
 # why a client is built
 FIRST = "first use"
@@ -89,8 +89,9 @@ class Api:
     """
 
     def __init__(self, make_client: MakeClient, changed: Callable[[], Awaitable[bool]] | None = None) -> None:
-        self.informers: dict[tuple[str, str, str], object] = {}  #: of `watch.shared_informer`, by path and selectors
-        self.stats: Counter[str] = Counter()  #: requests, watches, logs, rebuilt, unavailable
+        #: The informers of `watch.shared_informer`, by path and selectors.
+        self.informers: dict[tuple[str, str, str], object] = {}
+        self.stats: Counter[str] = Counter()  #: Requests, watches, logs, rebuilt, unavailable.
         self._make_client = make_client
         self._changed = changed
         self._connection: Connection | None = None

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 Pool = Literal["requests", "watches", "logs"]
 
-#: connections; 0: no limit here (StreamBudget limits streams)
+#: Connections; 0: no limit here (StreamBudget limits streams).
 POOL_LIMITS: dict[Pool, int] = {"requests": 32, "watches": 0, "logs": 0}
-READ_BUFFER_BYTES = 64 * 1024  #: a stream buffers at most twice that before TCP flow control stops the server
-LOOKUP_TIMEOUT_SECONDS = 10.0  #: limit to look up an object that identifies the cluster
+READ_BUFFER_BYTES = 64 * 1024  #: A stream buffers at most twice that before TCP flow control stops the server.
+LOOKUP_TIMEOUT_SECONDS = 10.0  #: Limit to look up an object that identifies the cluster.
 
 
 class Connection:

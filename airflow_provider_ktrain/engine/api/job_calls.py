@@ -22,9 +22,10 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
 T = TypeVar("T")
-CONFLICT_PAUSE_SECONDS = 0.05  #: after the second conflict in a row with other writers, doubled after each
+#: Pause after the second conflict in a row with other writers. It doubles after each further one.
+CONFLICT_PAUSE_SECONDS = 0.05
 MAX_CONFLICT_PAUSE_SECONDS = 2.0
-PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
+PAGE_SIZE = 500  #: Pods per list request: parsing thousands at once would block the event loop.
 
 
 class Log(Protocol):

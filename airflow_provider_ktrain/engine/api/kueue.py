@@ -18,9 +18,9 @@ from airflow_provider_ktrain.engine.api.job_calls import annotate, list_objects,
 
 GROUP = "kueue.x-k8s.io"
 VISIBILITY_GROUP = f"visibility.{GROUP}"
-PLACE_SECONDS = 60.0  #: for which the places of jobs in a queue count as read
-PLACE_TIMEOUT_SECONDS = 5.0  #: of this read
-VERSIONS = ("v1beta2", "v1beta1")  #: in which this provider reads Workloads, the preferred one first
+PLACE_SECONDS = 60.0  #: How long the places of jobs in a queue are used before they are read again.
+PLACE_TIMEOUT_SECONDS = 5.0  #: Timeout of the read of these places.
+VERSIONS = ("v1beta2", "v1beta1")  #: Versions of Workload that this provider reads, the preferred one first.
 
 
 def queue_of(job: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 
 T = TypeVar("T")
-FIRST_QUOTA_PAUSE_SECONDS, MAX_QUOTA_PAUSE_SECONDS = 1.0, 30.0  #: between two creates that exceed a quota
+#: First and longest pause between two creates that exceed a quota.
+FIRST_QUOTA_PAUSE_SECONDS, MAX_QUOTA_PAUSE_SECONDS = 1.0, 30.0
 # messages of the API server about a missing right, an exceeded ResourceQuota, and a webhook that denied a request
 _ASKED = re.compile(r'cannot (\w{1,20}) resource "([\w/-]{1,100})"')
 _NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
@@ -21,9 +22,9 @@ _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)"
 )
 _WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request(?:: | )(?P<why>.*)', re.DOTALL)
-#: webhooks of the operators of the job; the rules of other webhooks, such as Kueue's or a policy engine's, may change
+#: Webhooks of the operators of the job; the rules of other webhooks, such as Kueue's or a policy engine's, may change.
 _OPERATORS_OWN = tuple({kind.behavior.webhooks for kind in KINDS.values()})
-#: another object is the reason, such as the runtime of a TrainJob (recording 55), which may be created or changed
+#: Another object is the reason, such as the runtime of a TrainJob (recording 55), which may be created or changed.
 _OTHER_OBJECT = re.compile(r"\bnot found\b|\bspec\.runtimeRef\b", re.IGNORECASE)
 _POLICY = "ValidatingAdmissionPolicy '"  # in the message if a policy of the cluster refuses the object, with any status
 _WRITES = ("create", "patch", "delete")

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.engine import timing
 
 T = TypeVar("T")
-LOOK_SECONDS = 1.0  #: until a signal is noticed that another thread than the main one has received
+LOOK_SECONDS = 1.0  #: How long it takes until a signal is noticed that another thread than the main one has received.
 
 
 class _Loop:

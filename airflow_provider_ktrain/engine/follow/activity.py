@@ -26,13 +26,14 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 from airflow_provider_ktrain.engine.logs.reader import NO_LOG_TEXT, PEEK_TIMEOUT_SECONDS
 
-LOG_LIMITS = (Limit.LOG_STALL, Limit.PROGRESS)  #: that act only if the logs of all replicas confirm it
+LOG_LIMITS = (Limit.LOG_STALL, Limit.PROGRESS)  #: Limits that act only if the logs of all replicas confirm them.
 CONCURRENT_READS = 16
-LOOK_SECONDS = 60.0  #: for all logs together
-TAIL_LINES, TAIL_BYTES = 200, 64 * 1024  #: of the first request for a log
-REST_BYTES = 32 * 1024 * 1024  #: of a request for everything since the clock began; a kubelet's file has 10 MiB
-FIRST_LINE_BYTES = 64  #: enough for the timestamp of a line
-UNREADABLE_SECONDS = 10.0  #: for which logs must be unreadable until this is logged
+LOOK_SECONDS = 60.0  #: Time to look at all logs together.
+TAIL_LINES, TAIL_BYTES = 200, 64 * 1024  #: Size of the first request for a log.
+#: Size of a request for everything since the clock began. A kubelet's log file has 10 MiB.
+REST_BYTES = 32 * 1024 * 1024
+FIRST_LINE_BYTES = 64  #: Enough for the timestamp of a line.
+UNREADABLE_SECONDS = 10.0  #: How long logs must be unreadable until this is logged.
 
 
 class ActivityProbe:
@@ -40,7 +41,8 @@ class ActivityProbe:
 
     def __init__(self, context: FollowContext, output: JobOutput) -> None:
         self._api, self._state, self._log, self._output = context.api, context.state, context.log, output
-        self.unread_replicas = ""  #: which were not read at the last look, for the cause's detail; empty if all were
+        #: Replicas that the last look did not read, for the cause's detail. Empty if it read all.
+        self.unread_replicas = ""
         self._wrote: dict[Container, bool] = {}
         self._unreadable_since: float | None = None  # monotonic
         self._warned = False
@@ -107,7 +109,7 @@ class _Search:
         self._api, self._output, self._namespace, self._wrote = api, output, namespace, wrote
         self._limit, self._due = clock.limit, clock.due
         self.since = clock.due - clock.seconds
-        self.failed = False  #: whether a log could not be read
+        self.failed = False  #: Whether a log could not be read.
 
     @property
     def moved(self) -> bool:

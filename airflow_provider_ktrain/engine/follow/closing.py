@@ -29,11 +29,11 @@ from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.emitter import Tally
 from airflow_provider_ktrain.engine.logs.follower import DrainReport
 
-MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
-#: for the rest of the logs after a limit has passed and where the deadline is near, and for lines before a takeover
+MAX_DRAIN_SECONDS = 300.0  #: How long to read the remaining logs of a job that has ended, as long as lines come.
+#: How long to read the remaining logs after a limit has passed or near the deadline, and the lines before a takeover.
 SHORT_DRAIN_SECONDS = 5.0
-MAX_REST_SECONDS = 30.0  #: after the release, for lines of replicas that outlived the job
-MAX_NAMED_CONTAINERS = 3  #: in one message
+MAX_REST_SECONDS = 30.0  #: How long to read, after the release, lines of replicas that outlived the job.
+MAX_NAMED_CONTAINERS = 3  #: How many containers one message names.
 
 
 class Closing:

@@ -25,7 +25,7 @@ class Handover:
     result_line: str = ""
     result_from: dict[str, str] = field(default_factory=dict)
     pod_history: dict[str, Any] = field(default_factory=dict)
-    handed_over_at: float = 0.0  #: epoch seconds; 0 if unknown
+    handed_over_at: float = 0.0  #: Epoch seconds; 0 if unknown.
     training_metrics: dict[str, Any] = field(default_factory=dict)
     phases: list[list[Any]] = field(default_factory=list)
 

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, get
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 
-READ_TIMEOUT_SECONDS = 5.0  #: for a node
+READ_TIMEOUT_SECONDS = 5.0  #: Timeout of the read of a node.
 
 
 class DisruptionReporter:

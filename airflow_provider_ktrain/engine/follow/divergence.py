@@ -21,13 +21,13 @@ from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.reader import NO_LOG_TEXT, PEEK_TIMEOUT_SECONDS
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
-LAST_LINES = 100_000  #: of a log, in which the reports must stand
-MAX_READ_BYTES = 32 * 1024 * 1024  #: of a log; a kubelet's file has 10 MiB by default
-READ_SECONDS = 60.0  #: for one log
+LAST_LINES = 100_000  #: How many of the last lines of a log are searched for the reports.
+MAX_READ_BYTES = 32 * 1024 * 1024  #: How much of a log is read. A kubelet's log file has 10 MiB by default.
+READ_SECONDS = 60.0  #: Time to read one log.
 
 
 class _ContainerRun(NamedTuple):
-    uid: str  #: of the pod
+    uid: str  #: The pod's uid.
     container: str
     run: int
 
@@ -42,7 +42,7 @@ class DivergenceProbe:
         self._before = REPORTS_IN_A_ROW - 1 if context.state.handover.handed_over_at else 0
         self._reports: dict[_ContainerRun, NonFiniteReports] = {}
         self._warned = False
-        self.cause: Cause | None = None  #: what the last look at the log has confirmed
+        self.cause: Cause | None = None  #: What the last look at the log has confirmed.
 
     def inspector(self, source: LogLine) -> Callable[[str, int], None]:
         """A function that takes the lines of a container, each with the number of its run."""

@@ -43,9 +43,9 @@ from airflow_provider_ktrain.engine.watch.object_keys import Key, by_label, by_n
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
 log = shown_log(__name__)
-FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
-RETRY_SECONDS = 1.0  #: until the API server is asked again after a failed request
-MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
+FIRST_SYNC_SECONDS = 10.0  #: How long to wait for the first lists of job and pods before a limit may pass without them.
+RETRY_SECONDS = 1.0  #: Pause before the API server is asked again after a failed request.
+MAX_WAIT_SECONDS = 3600.0  #: How long to wait when nothing changes and no limit is due.
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_involved_name, by_involved_uid, by_uid
 
-FIRST_LIST_SECONDS = 10.0  #: for the first list of the watch, after which the events are listed for the job
-FORBIDDEN_RETRY_SECONDS = 600.0  #: until the watch is tried again after the API server rejected it (403)
-MAX_OBJECTS = 20  #: whose events are listed: the job and its pods, existing ones first
-NO_OBJECT: Key = by_uid("")  #: of a subscription that keeps the watch open and gets no events
-#: for each client, the namespaces whose events it may not watch, with the timing.now() of the next attempt
+#: How long to wait for the watch's first list. After that, the events are listed for the job.
+FIRST_LIST_SECONDS = 10.0
+FORBIDDEN_RETRY_SECONDS = 600.0  #: Pause before the watch is tried again after the API server rejected it (403).
+MAX_OBJECTS = 20  #: How many objects' events are listed: the job and its pods, existing ones first.
+NO_OBJECT: Key = by_uid("")  #: Key of a subscription that keeps the watch open and gets no events.
+#: Namespaces whose events a client may not watch, each with the timing.now() of the next attempt.
 _refused: WeakKeyDictionary[Api, dict[str, float]] = WeakKeyDictionary()
 
 
@@ -33,7 +34,7 @@ class JobEvents:
         self._api, self._state, self._log = context.api, context.state, context.log
         self._informer: SharedInformer | None = None
         self._subscription: Subscription | None = None
-        self.exist = True  #: whether there are any; True until they are read
+        self.exist = True  #: Whether there are any; True until they are read.
 
     async def close(self) -> None:
         """Give up the watch: it ends some seconds after the last job has given it up."""

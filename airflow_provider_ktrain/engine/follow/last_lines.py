@@ -19,8 +19,8 @@ from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 
-DRAIN_SECONDS = 5.0  #: for the logs after the release: the pods are gone by then
-RETRY_SECONDS = 300.0  #: in which requests to an unreachable API server are repeated, as in a release
+DRAIN_SECONDS = 5.0  #: How long to read logs after the release: the pods are gone by then.
+RETRY_SECONDS = 300.0  #: How long to repeat requests to an unreachable API server, as in a release.
 
 
 @contextlib.asynccontextmanager

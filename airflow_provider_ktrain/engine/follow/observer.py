@@ -30,17 +30,18 @@ from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.watch.informer import Outages, SharedInformer, Subscription, events_of
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
-FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
-FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
-POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it
-STARTING_DELAY_SECONDS = 1.0  #: in which an operator creates the pods of a job one after the other
+#: How long after the start a forbidden watch fails the task at once. Later, it may be an outage.
+FAIL_FAST_SECONDS = 60.0
+FORBIDDEN_GRACE_SECONDS = 600.0  #: How long a watch may be rejected (401, 403) before following fails.
+POD_WATCH_LAG_SECONDS = 5.0  #: How long after the job's end to wait for a deleted pod that explains it.
+STARTING_DELAY_SECONDS = 1.0  #: How long an operator may take to create the pods of a job one after the other.
 _BEFORE_STARTING = (Phase.QUEUED, Phase.SUSPENDED, Phase.PENDING)
-MISSED_CHANGES_SECONDS = 5  #: in which the API server must deliver changes from before this process
-#: in which it is asked again how pods ended; longer than a watch that is dead counts as alive
+MISSED_CHANGES_SECONDS = 5  #: How long the API server may take to deliver changes from before this process.
+#: How long to ask again how pods ended. It is longer than a dead watch counts as alive.
 UNREAD_HISTORY_SECONDS = 180.0
-MAX_NAMED_REPLICAS = 3  #: in one message
-UNREAD_GAP_SECONDS = 60.0  #: between two failed reads of one outage, at most
-SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else
+MAX_NAMED_REPLICAS = 3  #: How many replicas one message names.
+UNREAD_GAP_SECONDS = 60.0  #: Longest time between two failed reads of one outage.
+SLICE_PODS = 50  #: How many pods' changes are processed before the event loop may do something else.
 
 
 class Observer:

@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.core.text.xcom_values import transportable
 
-#: cause of a failed outcome without one
+#: Cause of a failed outcome without one.
 UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outcome contains no cause"}
 
 
@@ -28,8 +28,9 @@ class Outcome:
     cause: dict[str, Any] | None = None
     released: str = ""
     release_error: str = ""
-    kept: dict[str, str] | None = None  #: if this outcome never arrives, the job's status is the only proof of its end
-    unreleased: dict[str, str] | None = None  #: an ended job that is kept, and whose pods could not be deleted
+    #: How the job was kept. If this outcome never arrives, the job's status is the only proof of its end.
+    kept: dict[str, str] | None = None
+    unreleased: dict[str, str] | None = None  #: An ended job that is kept, and whose pods could not be deleted.
     usage: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     result_error: str = ""
@@ -39,8 +40,8 @@ class Outcome:
     status: dict[str, Any] = field(default_factory=dict)
     step: float | None = None
     has_result: bool = True
-    require: dict[str, str] | None = None  #: the bounds that were rendered before the submission; None if not known
-    unmet: str = ""  #: what the training lacks of them
+    require: dict[str, str] | None = None  #: The bounds that were rendered before the submission; None if not known.
+    unmet: str = ""  #: What the training lacks of them.
 
     def __post_init__(self) -> None:
         for name in ("cause", "released", "release_error", "result_error", "status", "unmet"):

@@ -42,15 +42,16 @@ class JobOutput:
         self._context, self._state, self.cursor = context, context.state, context.cursor
         self._chosen: Callable[[Mapping[str, Any]], bool] | None = None  # None until the job is known
         self._roles: tuple[str, ...] = ()  # of the job when it was chosen
-        self.last_line_at = timing.epoch()  #: time of the last line in epoch seconds, or when silence starts to count
-        #: what the program reports while it runs
+        self.last_line_at = timing.epoch()  #: Time of the last line in epoch seconds, or when silence starts to count.
+        #: What the program reports while it runs.
         self.training_metrics = TrainingMetrics(self._state.handover.training_metrics)
         self._unread_until = 0.0  # until when steps may have been written that nobody can read any more, epoch seconds
         self._starts = RunStarts()
         self._failed_inspectors: set[str] = set()  # whose first error was logged
         self.evidence = EvidenceCollector(context)
         self.restarts = RestartReporter(context, self.evidence)
-        self.taken_over_at = self._taken_over_at()  #: in epoch seconds; None: no other triggerer followed the job
+        #: Epoch seconds of the takeover. None: no other triggerer followed the job.
+        self.taken_over_at = self._taken_over_at()
         self._warn_about_repeated_lines()
         self.follower = LogFollower(
             context.api,

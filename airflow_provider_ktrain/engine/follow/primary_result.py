@@ -34,13 +34,14 @@ from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
 
-READ_SECONDS = 20.0  #: for one log, also if the API server can't be reached: the release of the GPUs waits for it
-READ_TIMEOUT_SECONDS = 10.0  #: without a byte
-#: how many last lines of the primary are searched for a result if its log was not followed to its end: more if the
-#: first ones have none
+#: Time to read one log, even if the API server can't be reached: the release of the GPUs waits for it.
+READ_SECONDS = 20.0
+READ_TIMEOUT_SECONDS = 10.0  #: How long a read may receive no byte.
+#: How many last lines of the primary are searched for a result if its log was not followed to its end: more if the
+#: first ones have none.
 LAST_LINES = (1_000, 100_000)
-#: of one response. From the second of the result line on, they are enough: no later line before the handover has a
-#: result, or its first part
+#: Size of one response. From the second of the result line on, this is enough: no later line before the handover has a
+#: result, or its first part.
 MAX_READ_BYTES = 32 * 1024 * 1024
 
 
@@ -65,14 +66,15 @@ class PrimaryResult:
         handover = context.state.handover
         self._before = handover.result_line  # of lines before those that are read here in their order
         self._found = ""  # of these lines
-        #: where the log has it: `pod`, `container`, and `time` of the line, or of the first numbered one
+        #: Where the log has the result: `pod`, `container`, and `time` of the line, or of the first numbered one.
         self.origin = {name: str(value) for name, value in mapping(handover.result_from).items()}
         self._left_out = bool(self.origin) and not self._before  # the handover had no room for the line
         self._unread = ""  # why the log of the primary may have a result that wasn't found
         self._uninspected = ""  # why lines that were read may have a result that wasn't found
         self._may_be_earlier = False  # whether that result would be later than the one that was found
         self._metrics_unread = ""  # why the log of the primary may have metrics that weren't found
-        self.metrics: dict[str, dict[str, Any]] = {}  #: that `read_metrics` has found, as `TrainingMetrics.summary`
+        #: Metrics that `read_metrics` has found, as `TrainingMetrics.summary`.
+        self.metrics: dict[str, dict[str, Any]] = {}
 
     @property
     def line(self) -> str:

@@ -33,10 +33,10 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import by_owner
 
-REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
-RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request
-NO_WORKLOAD_SECONDS = 60.0  #: in which Kueue should have created a Workload; it takes less than a second
-FORBIDDEN_RETRY_SECONDS = 600.0  #: until Workloads are watched again after the API server rejected that (403)
+REPEAT_SECONDS = 60.0  #: Pause between two lines that differ in amounts only: Kueue updates these often.
+RETRY_SECONDS = 30.0  #: Pause before Kueue is looked for again after a failed request.
+NO_WORKLOAD_SECONDS = 60.0  #: How long Kueue may take to create a Workload. Usually, it takes less than a second.
+FORBIDDEN_RETRY_SECONDS = 600.0  #: Pause before Workloads are watched again after the API server rejected that (403).
 _AMOUNT = re.compile(r"\b\d+\w*")
 _WARNINGS = (QueuePhase.NEVER_FITS, QueuePhase.PAUSED, QueuePhase.GIVEN_UP)
 _RESOLUTIONS = {
@@ -64,7 +64,7 @@ class QueueFollower:
         self._kueue_version = ""
         self._place_at: float | None = None  # timing.now() from which to read the place in the queue again
         self._look_at: float | None = 0.0  # timing.now() from which to look for Kueue; None: don't
-        self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
+        self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read.
         self._status_since = 0.0  # timing.now() from when its phase is known
         self._eviction: Eviction | None = None  # the last one that was counted
         self._refusal_logged = bool(self._state.handover.handed_over_at)  # also if a process before has logged it

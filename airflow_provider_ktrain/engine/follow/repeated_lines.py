@@ -20,7 +20,7 @@ from airflow_provider_ktrain.engine.logs.follower import AGAIN_LINES, LogFollowe
 from airflow_provider_ktrain.engine.logs.line_logger import MICROSECONDS, LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
-MAX_NAMED_CONTAINERS = 3  #: in one message
+MAX_NAMED_CONTAINERS = 3  #: How many containers one message names.
 ONLY_IN_TRIGGER_LOG = "Only the triggerer's log has them."
 
 

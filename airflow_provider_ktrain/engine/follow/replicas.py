@@ -10,8 +10,8 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.state import phase_of_pod
 
-MIN_INTERVAL_SECONDS = 10.0  #: between two lines, unless all replicas run
-MAX_LOOKED_AT_ALWAYS = 64  #: pods of a job that are looked at after each change, if no line was logged before
+MIN_INTERVAL_SECONDS = 10.0  #: Shortest time between two lines, unless all replicas run.
+MAX_LOOKED_AT_ALWAYS = 64  #: Pods of a job that are looked at after each change, if no line was logged before.
 _SHOWN_PHASES = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 

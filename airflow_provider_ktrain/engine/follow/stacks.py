@@ -27,13 +27,13 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 
-MAX_REPLICAS = 64  #: whose stacks are read
-RETRY_SECONDS = 0.5  #: until a stream is opened again that failed
-OPEN_SECONDS = 2.0  #: in which the streams are opened before the release
-SECONDS = 10.0  #: from the release until the error line is logged in any case
-TAIL_LINES = MAX_RECORDS + 100  #: a stream that waits for its turn may be opened after the stacks were printed
-MAX_BYTES = 4 * 1024 * 1024  #: of one container
-MAX_SHOWN = 12  #: processes whose stacks are logged
+MAX_REPLICAS = 64  #: How many replicas' stacks are read.
+RETRY_SECONDS = 0.5  #: Pause before a stream that failed is opened again.
+OPEN_SECONDS = 2.0  #: How long before the release the streams may take to open.
+SECONDS = 10.0  #: How long after the release the error line is logged in any case.
+TAIL_LINES = MAX_RECORDS + 100  #: A stream that waits for its turn may be opened after the stacks were printed.
+MAX_BYTES = 4 * 1024 * 1024  #: How many bytes of one container are read.
+MAX_SHOWN = 12  #: Processes whose stacks are logged.
 
 
 @dataclass

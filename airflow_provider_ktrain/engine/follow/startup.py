@@ -39,13 +39,13 @@ from airflow_provider_ktrain.engine.api.job_calls import list_objects
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 
-FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
-INTERVAL_FACTOR = 1.5  #: by which the interval grows after each check
+FIRST_INTERVAL_SECONDS = 15.0  #: Time between the first checks of a job's events in a phase.
+INTERVAL_FACTOR = 1.5  #: Factor by which the interval grows after each check.
 MAX_INTERVAL_SECONDS = 300.0
-NODE_PAGE_SIZE = 100  #: nodes per request: each lists the images that it has
-NODES_TIMEOUT_SECONDS = 30.0  #: of all pages: the jobs that wait for it look at no limit meanwhile
-NODES_AGE_SECONDS = 300.0  #: of a read that only shows when to look
-MAX_REFUSED_OBJECTS = 20  #: that are read
+NODE_PAGE_SIZE = 100  #: Nodes per request: each lists the images that it has.
+NODES_TIMEOUT_SECONDS = 30.0  #: Timeout of the read of all pages. The jobs that wait for it check no limit meanwhile.
+NODES_AGE_SECONDS = 300.0  #: How old a read may be that only shows when to look.
+MAX_REFUSED_OBJECTS = 20  #: How many refused objects are read.
 _NOT_STARTED = (Phase.PENDING, Phase.STARTING)  # the job waits for nodes, images or containers
 
 

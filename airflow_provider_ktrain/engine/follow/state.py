@@ -32,7 +32,7 @@ from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.api.job_calls import belongs
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 
-#: messages of conditions that only repeat the phase
+#: Messages of conditions that only repeat the phase.
 REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|successfully completed)\.?")
 
 
@@ -45,19 +45,19 @@ class JobState:
     def __init__(self, ref: JobRef, handover: Handover) -> None:
         self.ref, self.handover = ref, handover
         self.kind = kind_of(ref.kind)
-        self.job: Object | None = None  #: as last seen, also after it was deleted
-        self.gone = False  #: whether the job was deleted
-        self.uncertain = False  #: whether the API server could not be asked if the job exists, or who owns it
-        self.pod_owners: dict[str, bool] = {}  #: of `engine.api.job_calls.pod_owners`
+        self.job: Object | None = None  #: The job as last seen, also after it was deleted.
+        self.gone = False  #: Whether the job was deleted.
+        self.uncertain = False  #: Whether the API server could not be asked if the job exists, or who owns it.
+        self.pod_owners: dict[str, bool] = {}  #: Answers of `engine.api.job_calls.pod_owners`.
         self.pods = PodHistory(self.kind, handover.pod_history)
-        self.pods_version = ""  #: the resourceVersion up to which all changes of the pods are known; "" if unknown
-        #: what the process before has seen of the pods, until it is known what became of them
+        self.pods_version = ""  #: The resourceVersion up to which all changes of the pods are known; "" if unknown.
+        #: What the process before has seen of the pods, until it is known what became of them.
         self.pods_before = dict(mapping(mapping(handover.pod_history).get("existing")))
-        self.phase: Phase | None = None  #: None until the job and its pods are known
+        self.phase: Phase | None = None  #: None until the job and its pods are known.
         self.began = self.phase_since = timing.now()
         self.metrics = dict(handover.metrics)
-        self.requested_by_workload = Amounts()  #: the accelerators; empty if no Workload was seen
-        self.phases = list(_phases(handover.phases))  #: with the epoch seconds of each
+        self.requested_by_workload = Amounts()  #: The accelerators; empty if no Workload was seen.
+        self.phases = list(_phases(handover.phases))  #: The phases so far, each with its epoch seconds.
 
     @property
     def known_job(self) -> Object:

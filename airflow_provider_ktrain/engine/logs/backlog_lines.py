@@ -17,8 +17,8 @@ from airflow_provider_ktrain.engine.logs.container_follower import (
 from airflow_provider_ktrain.engine.logs.emitter import EndReached
 from airflow_provider_ktrain.engine.logs.reader import JobLogs, LogReader, ResponseEnd
 
-NOTE_SECONDS = 60.0  #: between two notes about how far the log is behind
-PAUSE_SECONDS = 1.0  #: after a request that brought no line
+NOTE_SECONDS = 60.0  #: Time between two messages about how far the log is behind.
+PAUSE_SECONDS = 1.0  #: Pause after a request that brought no line.
 
 
 class BacklogLines:

@@ -49,20 +49,23 @@ from airflow_provider_ktrain.engine.logs.reader import (
 
 log = shown_log(__name__)
 
-MAX_MISMATCHED_READS = 3  #: responses without the last known lines before we assume that these are gone from the log
-MAX_UNREADABLE = 6  #: responses in a row with an error of the kubelet until the rest of a run's log is given up
-TAIL_CHECK_LINES = 5  #: last lines that are compared with the last lines that were read
+MAX_MISMATCHED_READS = 3  #: Responses without the last known lines before we assume that these are gone from the log.
+MAX_UNREADABLE = 6  #: Responses in a row with an error of the kubelet until the rest of a run's log is given up.
+TAIL_CHECK_LINES = 5  #: Last lines that are compared with the last lines that were read.
 MIN_RETRY_PAUSE_SECONDS, MAX_RETRY_PAUSE_SECONDS = 0.1, 10.0
-MAX_DRAIN_RETRY_PAUSE_SECONDS = 1.0  #: the same in the final drain
-CATCH_UP_INTERVAL_SECONDS = 0.05  #: until the position is compared again with the last line
-QUIET_SECONDS = 2.0  #: for which an open stream has brought nothing when nothing more is expected of it for now
-FORBIDDEN_PAUSE_SECONDS = 60.0  #: between requests for a log that has been refused (403) for long
-#: for which a status may lag: a log that begins differently may be a new run's until then
+MAX_DRAIN_RETRY_PAUSE_SECONDS = 1.0  #: Longest pause in the final drain.
+CATCH_UP_INTERVAL_SECONDS = 0.05  #: Pause before the position is compared again with the last line.
+QUIET_SECONDS = 2.0  #: How long an open stream must have been silent before nothing more is expected of it for now.
+FORBIDDEN_PAUSE_SECONDS = 60.0  #: Pause between requests for a log that has been refused (403) for long.
+#: How long a status may lag. Until then, a log that begins differently may belong to a new run.
 STATUS_LAG_SECONDS = 5.0
-ENDED_STATUS_LAG_SECONDS = 30.0  #: likewise if the stream had ended: a loaded node reports restarts 10 to 20 s late
-ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
-TIMESTAMP_BYTES = 64  #: enough for the timestamp of a line
-BACKLOG_SILENCE_SECONDS = 10.0  #: without a byte until a request for lines that were inspected before is repeated
+#: How long a status may lag if the stream had ended: a loaded node reports restarts 10 to 20 s late.
+ENDED_STATUS_LAG_SECONDS = 30.0
+#: Size of a run's log from which on it may have been rotated. A kubelet's default is 10 MiB.
+ROTATION_BYTES = 1024 * 1024
+TIMESTAMP_BYTES = 64  #: Enough for the timestamp of a line.
+#: How long a request for lines that were inspected before may be silent before it is repeated.
+BACKLOG_SILENCE_SECONDS = 10.0
 
 
 class ContainerFollower:
@@ -110,7 +113,7 @@ class ContainerFollower:
         self._failures = 0
         self._finished = False  # the log is read as far as it goes
         self._drained = False
-        self.caught_up = False  #: whether everything was read that had been written when `catch_up` was called
+        self.caught_up = False  #: Whether everything was read that had been written when `catch_up` was called.
         self._steps = {
             State.WAITING: self._wait_for_news,
             State.RESUMING: self._resume,

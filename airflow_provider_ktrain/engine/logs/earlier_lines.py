@@ -16,10 +16,10 @@ from airflow_provider_ktrain.engine.logs.container_follower import (
 from airflow_provider_ktrain.engine.logs.emitter import EarlierEmitter, EndReached, Inspect, Tally
 from airflow_provider_ktrain.engine.logs.reader import JobLogs, LogReader, ResponseEnd, time_of_line
 
-PAUSE_SECONDS = 1.0  #: after a request that failed
+PAUSE_SECONDS = 1.0  #: Pause after a request that failed.
 #: A node's clock may be behind that of this host by so much: it may still write lines with times before the takeover.
 MAX_CLOCK_LAG_SECONDS = 60.0
-CLOCK_LAG_PAUSE_SECONDS = 5.0  #: between two requests for such lines
+CLOCK_LAG_PAUSE_SECONDS = 5.0  #: Pause between two requests for such lines.
 
 
 class EarlierLines:
@@ -48,7 +48,7 @@ class EarlierLines:
         self._reader = LogReader(
             job, container.path, container.name, self.emitter, container.observed, silence=BACKLOG_SILENCE_SECONDS
         )
-        self.is_started = False  #: whether it is known where the last lines begin
+        self.is_started = False  #: Whether it is known where the last lines begin.
         self.is_done = False
         self._complete = False
         self._may_grow_until = asyncio.get_running_loop().time() + MAX_CLOCK_LAG_SECONDS

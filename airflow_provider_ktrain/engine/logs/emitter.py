@@ -30,12 +30,13 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import SLICE_SECONDS, LineQueue, log_socket
 
-MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
-#: of a container: bytes that it may log per second on average, and at once; lines over it are dropped
+MAX_LINE_BYTES = 256 * 1024  #: Bytes of a line; Airflow loses messages of megabytes.
+#: Bytes that a container may log per second on average, and at once. Lines over it are dropped.
 BYTES_PER_SECOND, BURST_BYTES = 2 * 1024 * 1024, 32 * 1024 * 1024
-INIT_BYTES_PER_SECOND, INIT_BURST_BYTES = 16, 32 * 1024  #: the same of an init container
-PAUSE_SECONDS, INIT_PAUSE_SECONDS = 5.0, 600.0  #: for which it regains its allowance before lines are logged again
-MAX_GAPS = 20  #: reported of one container
+INIT_BYTES_PER_SECOND, INIT_BURST_BYTES = 16, 32 * 1024  #: The same limits for an init container.
+#: How long a container regains its allowance before its lines are logged again.
+PAUSE_SECONDS, INIT_PAUSE_SECONDS = 5.0, 600.0
+MAX_GAPS = 20  #: Reported of one container.
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Tally:
         )
 
 
-Inspect = Callable[[str, str, int], None]  #: called with a line's text, its time and the number of its container's run
+Inspect = Callable[[str, str, int], None]  #: Called with a line's text, its time and the number of its container's run.
 
 
 def ignore(text: str, time: str, run: int) -> None:
@@ -81,8 +82,8 @@ class LineSplitter:
     """Joins the chunks of a stream to blocks of whole lines. Lines over MAX_LINE_BYTES are cut, with a mark there."""
 
     def __init__(self) -> None:
-        self.unended_line = b""  #: the line that has no line end yet
-        self.bytes_cut = 0  #: of all lines
+        self.unended_line = b""  #: The line that has no line end yet.
+        self.bytes_cut = 0  #: Bytes that were cut, of all lines.
         self._bytes_cut_of_line = 0  # of `unended_line`
 
     def feed(self, chunk: bytes) -> bytes | None:
@@ -151,10 +152,10 @@ class RateLimitedEmitter:
         began: float | None = None,
     ) -> None:
         self.tally = Tally()
-        self.read = 0  #: lines, including repeated ones: it grows while there is progress
-        self.backlog: Backlog | None = None  #: None: what was inspected is logged
-        self.only_counts = False  #: whether no further line is logged
-        self.gap_until = ""  #: time of the first line after the last gap that a rotation left
+        self.read = 0  #: Lines, including repeated ones: it grows while there is progress.
+        self.backlog: Backlog | None = None  #: None: what was inspected is logged.
+        self.only_counts = False  #: Whether no further line is logged.
+        self.gap_until = ""  #: Time of the first line after the last gap that a rotation left.
         self.queue = LineQueue(sink, self._lose, again=again, began=began)
         self._inspect, self._source, self._set_logged, self._job = inspect, source, set_logged, job
         self._replica = (source.pod, source.container, source.role, source.index)
@@ -378,8 +379,8 @@ class EarlierEmitter(RateLimitedEmitter):
         began: float,
     ) -> None:
         super().__init__(sink, source, inspect, job=job, again=True, began=began)
-        self.again_from = until  #: the time from which lines are logged again
-        self.ended = False  #: whether all lines up to the takeover were read
+        self.again_from = until  #: The time from which lines are logged again.
+        self.ended = False  #: Whether all lines up to the takeover were read.
         self._until, self._restart = until, restart
 
     def _before(self, replay: Replay, time: str) -> None:

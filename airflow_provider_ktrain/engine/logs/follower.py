@@ -32,11 +32,11 @@ from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
 log = shown_log(__name__)
 
-WHOLE = Tally(complete=True)  #: of no container; one object for all jobs
-COUNT_SECONDS = 5.0  #: at the end of a drain in which lines are only inspected and counted, at most
-LOOK_SECONDS = 0.05  #: until it is looked again whether there is room in the log, or all lines are logged
-AGAIN_LINES = 10_000  #: of a job that are logged again after a takeover
-AGAIN_SECONDS = 15.0  #: from the takeover on, in which they are
+WHOLE = Tally(complete=True)  #: The tally of a job without containers. All jobs share this object.
+COUNT_SECONDS = 5.0  #: How long lines are only inspected and counted at the end of a drain, at most.
+LOOK_SECONDS = 0.05  #: Pause before checking again whether there is room in the log, or all lines are logged.
+AGAIN_LINES = 10_000  #: How many lines of a job are logged again after a takeover.
+AGAIN_SECONDS = 15.0  #: How long after the takeover they are logged again.
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from airflow_provider_ktrain.core.text.output import Verbatim
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
-MICROSECONDS = len("2026-11-21T10:00:00.000000")  #: characters of a timestamp up to microseconds, Airflow's resolution
+MICROSECONDS = len("2026-11-21T10:00:00.000000")  #: Characters of a timestamp up to microseconds, Airflow's resolution.
 
 
-AGAIN = "(again, after a takeover)"  #: stands before lines that another triggerer may have logged
+AGAIN = "(again, after a takeover)"  #: Stands before lines that another triggerer may have logged.
 
 
 class LineLogger:

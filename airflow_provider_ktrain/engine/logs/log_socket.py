@@ -41,25 +41,27 @@ from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
-STALL_SECONDS = 5.0  #: without a turn of the event loop that count as a stall
-#: after a stall in which no line is logged. A trigger can't find out whether it was reassigned: its task is `deferred`
+STALL_SECONDS = 5.0  #: A stall: how long the event loop has had no turn.
+#: How long no line is logged after a stall. A trigger can't find out whether it was reassigned: its task is `deferred`
 #: in both cases. But about once a second, a triggerer cancels the running triggers that are no longer assigned to it.
 SETTLE_SECONDS = 10.0
-UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
-SLICE_SECONDS = 0.004  #: for which lines are written before other tasks run
-RECORD_BYTES = 512  #: of a record beside its text: times, names, and the keys of JSON
-PIECE_BYTES = 16 * 1024  #: of a text as JSON; a longer one is split
-MARK_BYTES = 32  #: of the mark of a part, at most
-PREFIX_BYTES = 32  #: of a line in a record: the replica and a line break
-JOINED_BYTES = 4096 - RECORD_BYTES  #: of lines in one record
-MIN_BURST_LINES = 32  #: lines of a burst after which the next one may follow at once
-MIN_BURST_BYTES = 16 * 1024  #: bytes of its lines that have the same effect, so that long lines aren't slowed down
-BURST_INTERVAL = 0.25  #: seconds between a smaller burst and the next one
-LINE_BYTES = 256  #: of memory that a line in a queue takes beside its text
-QUEUE_BYTES, ALL_QUEUES_BYTES = 1024 * 1024, 32 * 1024 * 1024  #: of lines that wait: of one container, and of all
-MESSAGES_BYTES = 8 * 1024 * 1024  #: of messages that wait, of all triggers
-BACKLOG_BYTES = 4 * 1024 * 1024  #: that may wait of a container whose lines are read again: each time is one request
-AGAIN_QUEUE_BYTES = 256 * 1024  #: likewise of lines that are repeated after a takeover
+UNREAD_INTERVAL = 0.005  #: Seconds until the unread bytes are counted again.
+SLICE_SECONDS = 0.004  #: How long lines are written before other tasks run.
+RECORD_BYTES = 512  #: Size of a record without its text: times, names, and the keys of JSON.
+PIECE_BYTES = 16 * 1024  #: Size of a text as JSON. A longer one is split.
+MARK_BYTES = 32  #: Largest size of the mark of a part.
+PREFIX_BYTES = 32  #: Size of what precedes a line in a record: the replica and a line break.
+JOINED_BYTES = 4096 - RECORD_BYTES  #: Size of the lines that are joined in one record.
+MIN_BURST_LINES = 32  #: Lines of a burst after which the next one may follow at once.
+MIN_BURST_BYTES = 16 * 1024  #: Bytes of its lines that have the same effect, so that long lines aren't slowed down.
+BURST_INTERVAL = 0.25  #: Seconds between a smaller burst and the next one.
+LINE_BYTES = 256  #: Memory that a line in a queue takes beside its text.
+#: Size of the lines that wait: of one container, and of all.
+QUEUE_BYTES, ALL_QUEUES_BYTES = 1024 * 1024, 32 * 1024 * 1024
+MESSAGES_BYTES = 8 * 1024 * 1024  #: Size of the messages that wait, of all triggers.
+#: How much may wait of a container whose lines are read again: each time is one request.
+BACKLOG_BYTES = 4 * 1024 * 1024
+AGAIN_QUEUE_BYTES = 256 * 1024  #: How much may wait of lines that are repeated after a takeover.
 
 Record = Callable[[], object]
 
@@ -113,8 +115,8 @@ class LineQueue:
     ) -> None:
         self.again = again
         self.began = asyncio.get_running_loop().time() if began is None else began
-        self.is_served = False  #: whether the socket will take the next lines
-        self.written = 0  #: lines; it grows while there is progress
+        self.is_served = False  #: Whether the socket will take the next lines.
+        self.written = 0  #: Lines; it grows while there is progress.
         self._socket, self._write, self._lost = log_socket(), write, lost
         self._context = copy_context()
         self._lines: deque[LogLine] = deque()
@@ -217,8 +219,8 @@ class LogSocket:
     """Writes what waits, as far as it is known to fit."""
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()  #: of the one stream whose lines are inspected
-        self.waiting_bytes = 0  #: of lines in all queues but those of repeated ones
+        self.turn = asyncio.Lock()  #: Held by the one stream whose lines are inspected.
+        self.waiting_bytes = 0  #: Size of the lines in all queues except those of repeated lines.
         self._unread: Callable[[], int] | None = None
         self._limit = self._piece = 0
         self._messages: deque[tuple[Record, int]] = deque()  # each with the bytes of its text

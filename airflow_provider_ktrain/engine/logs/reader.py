@@ -19,12 +19,14 @@ from airflow_provider_ktrain.engine.logs.emitter import Inspect, LineSplitter, R
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
-STREAM_SILENCE_SECONDS = 300.0  #: without a byte from a followed stream until it is requested again: it may be dead
-PEEK_TIMEOUT_SECONDS = 10.0  #: without a byte until a request for a few lines is given up
-NO_LOG_TEXT = b"unable to retrieve container logs"  #: a kubelet's answer, with status 200, if it has no such log
-TAIL_CHECK_BYTES = 4096  #: how much of the end of a response is kept for the tail check
-SLOW_RETRY_AFTER_SECONDS = 600.0  #: of refusals (403) until a log is requested only once a minute
-FORBIDDEN_GRACE_SECONDS = 10.0  #: for which a refused log is requested in the final drain: GPUs are held meanwhile
+#: How long a followed stream may be silent before it is requested again: it may be dead.
+STREAM_SILENCE_SECONDS = 300.0
+PEEK_TIMEOUT_SECONDS = 10.0  #: How long a request for a few lines may be silent before it is given up.
+NO_LOG_TEXT = b"unable to retrieve container logs"  #: A kubelet's answer, with status 200, if it has no such log.
+TAIL_CHECK_BYTES = 4096  #: How much of the end of a response is kept for the tail check.
+#: How long a log must have been refused (403) before it is requested only once a minute.
+SLOW_RETRY_AFTER_SECONDS = 600.0
+FORBIDDEN_GRACE_SECONDS = 10.0  #: How long a refused log is requested in the final drain: GPUs are held meanwhile.
 
 
 class ResponseEnd(enum.Enum):

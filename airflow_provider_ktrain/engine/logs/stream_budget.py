@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from weakref import WeakKeyDictionary
 
-STREAMS = 300  #: connections for logs; each is a load on a kubelet and on the API server
-TURN_SECONDS = 5.0  #: that a stream may last while others wait
+STREAMS = 300  #: Connections for logs; each is a load on a kubelet and on the API server.
+TURN_SECONDS = 5.0  #: How long a stream may last while others wait.
 
 
 class Slot:
@@ -26,7 +26,7 @@ class Slot:
     """
 
     def __init__(self, on_begin: Callable[[], None]) -> None:
-        self.since = math.inf  #: when its turn began, by the loop's time
+        self.since = math.inf  #: When its turn began, by the loop's time.
         self.revoked = False
         self._on_begin = on_begin
         self._end: Callable[[], None] = lambda: None

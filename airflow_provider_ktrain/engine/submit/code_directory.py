@@ -15,13 +15,13 @@ from airflow_provider_ktrain.core.manifest.code import LARGEST, Code, CodeFile, 
 from airflow_provider_ktrain.core.text.output import counted
 
 IGNORE_FILE = ".ktrainignore"
-#: before the patterns of the ignore file, which may include them again
+#: Patterns that precede those of the ignore file, which may include such files again.
 IGNORED = (
     ".git/", "__pycache__/", "*.py[co]", ".venv/", ".ipynb_checkpoints/", ".mypy_cache/", ".pytest_cache/",
     ".ruff_cache/", ".DS_Store", f"/{IGNORE_FILE}",
 )  # fmt: skip
-MAX_FILES = 10_000  #: beyond this, the rest of the directory isn't even listed
-MAX_UNPACKED_BYTES = 32 * 1024 * 1024  #: beyond this, the files are not even read
+MAX_FILES = 10_000  #: Beyond this, the rest of the directory isn't even listed.
+MAX_UNPACKED_BYTES = 32 * 1024 * 1024  #: Beyond this, the files are not even read.
 
 Ignores = Callable[[str], bool]
 

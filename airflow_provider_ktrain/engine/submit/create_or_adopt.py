@@ -63,9 +63,9 @@ from airflow_provider_ktrain.engine.submit import code_delivery
 from airflow_provider_ktrain.engine.submit.deletion_waiter import DeletionWaiter
 
 T = TypeVar("T")
-CREATE_SECONDS = 30.0  #: for the response to the create request
-CONFLICT_SECONDS = 60.0  #: of pauses, after which a job that others keep changing is an error
-DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted
+CREATE_SECONDS = 30.0  #: Timeout of the create request.
+CONFLICT_SECONDS = 60.0  #: How long to pause in all before a job that others keep changing is an error.
+DELETION_TIMEOUT_SECONDS = 600.0  #: How long to wait for a job that is being deleted.
 
 
 class CodeRefusedError(KtrainError):
@@ -91,7 +91,7 @@ class Submitted:
     created: bool
 
 
-#: releases a job as it was read; raises JobChanged if it has changed since
+#: Releases a job as it was read. Raises JobChanged if it has changed since.
 EndJob = Callable[[JobRef, JobRead], Awaitable[None]]
 
 
@@ -100,8 +100,8 @@ class Posting:
 
     def __init__(self) -> None:
         self._request: asyncio.Future[Object] | None = None
-        self.until = 0.0  #: timing.now() from which the API server doesn't process it any more
-        #: whether a job of the task may exist: an earlier try's, or one of a request that was not refused
+        self.until = 0.0  #: timing.now() from which the API server doesn't process it any more.
+        #: Whether a job of the task may exist: an earlier try's, or one of a request that was not refused.
         self.may_have_job = True
 
     async def send(self, api: Api, path: str, body: Object) -> Object:

@@ -26,7 +26,7 @@ from airflow_provider_ktrain.engine.api.job_calls import Log, job_pods, list_pod
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 
 T = TypeVar("T")
-#: time after the end of a pod's grace period from which messages suspect its node
+#: Time after the end of a pod's grace period from which messages suspect its node.
 NODE_SUSPECTED_AFTER_SECONDS = 30.0
 
 

@@ -33,7 +33,7 @@ from airflow_provider_ktrain.engine.api.job_calls import Log, served_version
 from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.submit.runtimes import answer_to, read_served
 
-SUBMISSION = "dry-run"  #: value of the label of a job that is never created
+SUBMISSION = "dry-run"  #: Value of the label of a job that is never created.
 KUEUE_GROUP = "kueue.x-k8s.io"
 
 

@@ -22,9 +22,9 @@ from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUn
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
 
-Read = Callable[..., Awaitable[Answer]]  #: `answer_to` with the parameters of all requests
-MAX_NAMES = 10  #: of runtimes in a message
-SCHEMA_PATIENCE_SECONDS = 15.0  #: limit to repeat requests for a schema that the API server can't serve (5xx)
+Read = Callable[..., Awaitable[Answer]]  #: `answer_to` with the parameters of all requests.
+MAX_NAMES = 10  #: How many runtimes a message names.
+SCHEMA_PATIENCE_SECONDS = 15.0  #: Limit to repeat requests for a schema that the API server can't serve (5xx).
 
 
 async def read_served(

@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 log = shown_log(__name__)
 
-PAGE_SIZE = 100  #: objects per list request: parsing a page must not block the event loop
-RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
-SILENCE_TIMEOUT_SECONDS = 150.0  #: time without a byte after which a watch counts as dead; bookmarks come every minute
-LINGER_SECONDS = 10.0  #: how long an informer runs on without subscriptions
-BACKOFF_SECONDS = (0.05, 30.0)  #: first and longest pause after a failure
-MAX_RETRY_AFTER_SECONDS = 60.0  #: a proxy's page about maintenance names hours; Kubernetes names seconds
-STABLE_STREAM_SECONDS = 1.0  #: a stream that ends earlier counts as a failure, so that the informer pauses
-RELIST_AFTER_FAILURES = 5  #: failures in a row after which it lists again: the server may have been replaced
-MAX_OUTAGES = 64  #: that are remembered
-RECOVERY_SECONDS = 30.0  #: after an outage, for the cluster to do what it could not do meanwhile
-MAX_UNAUTHORIZED = 3  #: responses 401 in a row after which subscriptions get the error
+PAGE_SIZE = 100  #: Objects per list request: parsing a page must not block the event loop.
+RESYNC_SECONDS = 600.0  #: Interval of the lists that check the watch.
+SILENCE_TIMEOUT_SECONDS = 150.0  #: Time without a byte after which a watch counts as dead; bookmarks come every minute.
+LINGER_SECONDS = 10.0  #: How long an informer runs on without subscriptions.
+BACKOFF_SECONDS = (0.05, 30.0)  #: First and longest pause after a failure.
+MAX_RETRY_AFTER_SECONDS = 60.0  #: A proxy's page about maintenance names hours; Kubernetes names seconds.
+STABLE_STREAM_SECONDS = 1.0  #: A stream that ends earlier counts as a failure, so that the informer pauses.
+RELIST_AFTER_FAILURES = 5  #: Failures in a row after which it lists again: the server may have been replaced.
+MAX_OUTAGES = 64  #: How many outages are remembered.
+RECOVERY_SECONDS = 30.0  #: How long after an outage the cluster may take for what it could not do meanwhile.
+MAX_UNAUTHORIZED = 3  #: Responses 401 in a row after which subscriptions get the error.
 
 
 class Subscription:
@@ -65,7 +65,7 @@ class Subscription:
 
     def __init__(self, informer: SharedInformer, key: Key | None, news: Wakeup | None) -> None:
         self.objects: dict[str, Object] = {}
-        self.synced = False  #: whether the first list is complete
+        self.synced = False  #: Whether the first list is complete.
         self._informer, self._key = informer, key
         self._changed: dict[str, None] = {}  # an empty dict is smaller than an empty set
         self._deleted: dict[str, Object] = {}  # by uid, until they are taken
@@ -179,10 +179,10 @@ class SharedInformer:
         *,
         refusal_level: int = logging.WARNING,
     ) -> None:
-        self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
-        self.unreachable_since: float | None = None  #: timing.now() of the first failure to reach the server
+        self.stats: Counter[str] = Counter()  #: Lists, watches, events, cuts, expired.
+        self.unreachable_since: float | None = None  #: timing.now() of the first failure to reach the server.
         self._outages = Outages()  # earlier ones
-        self.failure: Exception | None = None  #: why the server rejects requests, while it does
+        self.failure: Exception | None = None  #: Why the server rejects requests, while it does.
         self._api = api
         self._path = path
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
@@ -190,9 +190,9 @@ class SharedInformer:
         self._objects = ObjectIndex()
         self._subscriptions: dict[Key | None, tuple[Subscription, ...]] = {}  # mostly one for each key
         self._synced = False
-        #: the resourceVersion up to which all changes were delivered; "" while this isn't known: list next
+        #: The resourceVersion up to which all changes were delivered; "" while this isn't known: list next.
         self.version = ""
-        self.listed_at = -math.inf  #: timing.now() when the last complete list began
+        self.listed_at = -math.inf  #: timing.now() when the last complete list began.
         self._resync_at = 0.0
         self._failures = 0  # in a row
         self._refusal_level = refusal_level

@@ -7,7 +7,7 @@ from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.engine.api.client import Object
 
 Key = tuple[str, ...]
-#: labels by which objects can be found: those in `JobRef.pod_selector`. Others would only take memory, for each object
+#: Labels by which objects can be found: those in `JobRef.pod_selector`. Others would only take memory, for each object.
 INDEXED_LABELS = frozenset({SUBMISSION_LABEL, *(kind.behavior.pod_name_label for kind in KINDS.values())})
 
 

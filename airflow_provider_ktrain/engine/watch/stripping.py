@@ -10,11 +10,12 @@ from airflow_provider_ktrain.core.logs.exec_trace import secret_variables
 from airflow_provider_ktrain.core.manifest.start import without_start
 from airflow_provider_ktrain.engine.api.client import Object
 
-#: parts of a pod that are equal in all pods of a role
+#: Parts of a pod that are equal in all pods of a role.
 COMMON_PARTS = (("metadata", "ownerReferences"), ("spec", "containers"), ("spec", "initContainers"))
-#: of pods and their containers
+#: Fields of pods and their containers that are removed.
 POD_FIELDS = frozenset({"args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"})
-TEMPLATE_FIELDS = POD_FIELDS - {"args", "command"}  #: of the pods that a job describes: a Launcher's command is read
+#: Fields that are removed from the pod templates of a job. A Launcher's command is read.
+TEMPLATE_FIELDS = POD_FIELDS - {"args", "command"}
 
 
 def stripped(obj: Object) -> Object:
