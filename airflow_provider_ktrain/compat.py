@@ -52,22 +52,22 @@ _Operator = TypeVar("_Operator")
 
 DEFAULT_WORKER_SECONDS = 10.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out
-DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there
-SUCCEEDED_JOB_TTL = 3600  #: below 3.3; seconds after its end after which the cluster deletes a kept job
-#: below 3.3
+TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out.
+DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there.
+SUCCEEDED_JOB_TTL = 3600  #: Airflow below 3.3: seconds from the end of a kept job until the cluster deletes it.
+#: Airflow below 3.3: who deletes a kept job.
 WHO_DELETES_IT = "The training operator deletes a PyTorchJob an hour after its end. To delete another kind, run"
-RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that replace the task store
-#: seconds after its start before which a trigger fires no event: Airflow 3.3 fails a task whose event arrives while its
-#: worker still reports the deferral (measured: 2 of 20 tasks within 5 s)
+RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: Airflow below 3.3: keys of the XComs that replace the task store.
+#: Seconds after its start before which a trigger fires no event: Airflow 3.3 fails a task whose event arrives while its
+#: worker still reports the deferral (measured: 2 of 20 tasks within 5 s).
 EARLIEST_EVENT = 10.0
-JOB_SOURCE = "job"  #: the logger's name of what concerns a whole job; lines of a replica have the replica's name
-SIGKILL_DELAY_SECONDS = 5.0  #: from SIGTERM, on which Airflow calls `on_kill`, to SIGKILL
-#: remote log storage from which Airflow shows a trigger's log when it has uploaded it, and from which it never does
+JOB_SOURCE = "job"  #: The logger's name of what concerns a whole job; lines of a replica have the replica's name.
+SIGKILL_DELAY_SECONDS = 5.0  #: Time from SIGTERM, on which Airflow calls `on_kill`, to SIGKILL.
+#: Remote log storage from which Airflow shows a trigger's log when it has uploaded it, and from which it never does.
 UPLOADED_LOGS, HIDDEN_LOGS = ("s3://", "gs://", "wasb"), ("cloudwatch://", "oss://", "hdfs://")
 
 CELERY_PROVIDER = "apache-airflow-providers-celery"
-VISIBILITY_TIMEOUT = 86400.0  #: seconds; what Airflow's Celery provider sets for these brokers by default
+VISIBILITY_TIMEOUT = 86400.0  #: Seconds; what Airflow's Celery provider sets for these brokers by default.
 VISIBILITY_BROKERS = ("redis://", "rediss://", "sqs://", "sentinel://")
 
 
@@ -318,7 +318,7 @@ class StorableLog:
     In Airflow 3.3, half of a surrogate pair in a traceback ends the triggerer or worker: its log is JSON in UTF-8.
     """
 
-    log_source: ClassVar[str] = ""  #: the logger's name in the task's log. Default: that of Airflow, with the class
+    log_source: ClassVar[str] = ""  #: The logger's name in the task's log. Default: that of Airflow, with the class.
 
     @property
     def log(self) -> Any:

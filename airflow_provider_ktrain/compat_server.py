@@ -18,13 +18,15 @@ from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIE
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
-SHOWN_PARTS = ("TASK_INSTANCE", "XCOM")  #: of a DAG, that the pages show: names of Airflow's `DagAccessEntity`
-MAX_STORED_CHARS = 256 * 1024  #: of a value of ours that is read: any task may store something else under our keys
-#: stands for a status that can't be read
+#: The parts of a DAG that the pages show, named as in Airflow's `DagAccessEntity`.
+SHOWN_PARTS = ("TASK_INSTANCE", "XCOM")
+MAX_STORED_CHARS = 256 * 1024  #: How much of a value is read: any task may store something else under our keys.
+#: Stands for a status that can't be read.
 UNREADABLE: Mapping[str, Any] = {"unreadable": True}
-MAX_LISTED = 10_000  #: trainings that are read for a list, the newest ones
-ROWS_AT_ONCE = 500  #: that are fetched from the database
-TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has room; usually it takes a second or two
+MAX_LISTED = 10_000  #: Trainings that are read for a list, the newest ones.
+ROWS_AT_ONCE = 500  #: How many rows are fetched from the database at once.
+#: How long a triggerer with room may take to start a new trigger. Usually, it takes a second or two.
+TAKEOVER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

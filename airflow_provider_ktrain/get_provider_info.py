@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.state.accelerators import COMMON_NAMES, DEFAULT_RESOURCE
 
-DOCUMENTATION = "https://pypi.org/project/airflow-provider-ktrain/"  #: as in pyproject.toml
+DOCUMENTATION = "https://pypi.org/project/airflow-provider-ktrain/"  #: The same as in pyproject.toml.
 
 
 def get_provider_info() -> dict[str, Any]:

@@ -41,16 +41,17 @@ Build = Callable[[], Callable[[], Mapping[str, Any]]]
 Write = Callable[[Mapping[str, Any]], object]
 WORKER, TRIGGER = "worker", "trigger"
 SECONDS_BETWEEN_WRITES = 1.0
-TRIGGER_REFRESH_SECONDS = 10.0  #: at least, between two statuses of a training that a trigger follows
-SLOW_SECONDS = 10.0  #: after which a write counts as slow
-LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's following ends
-#: to wait for Airflow's answer when a conclusion is stored or read: pods hold GPUs until the release that follows
+TRIGGER_REFRESH_SECONDS = 10.0  #: Shortest time between two statuses of a training that a trigger follows.
+SLOW_SECONDS = 10.0  #: How long a write may take before it counts as slow.
+LAST_WRITE_SECONDS = 5.0  #: How long to wait for the write in flight when a task's following ends.
+#: How long to wait for Airflow's answer when a conclusion is stored or read: pods hold GPUs until the release that
+#: follows.
 CONCLUSION_SECONDS = 10.0
-#: after a write of a process, in which no other process of its try can have stored a conclusion: Airflow assigns a
-#: trigger to another triggerer after 30 s without a heartbeat
+#: How long after a process's write no other process of its try can have stored a conclusion: Airflow assigns a trigger
+#: to another triggerer after 30 s without a heartbeat.
 UNSHARED_SECONDS = 20.0
-CONCLUSION = "conclusion"  #: field of the status
-_FIRST, _URGENT, _OTHER = range(3)  #: ranks of what waits to be written: conclusions, new phases, the rest
+CONCLUSION = "conclusion"  #: Field of the status.
+_FIRST, _URGENT, _OTHER = range(3)  #: Ranks of what waits to be written: conclusions, new phases, the rest.
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class StatusWriter:
 
     def __init__(self, interval: float = SECONDS_BETWEEN_WRITES, slow_after: float = SLOW_SECONDS) -> None:
         self._interval, self._slow_after = interval, slow_after
-        self.followed: set[TaskInstanceId] = set()  #: tasks whose statuses are written
+        self.followed: set[TaskInstanceId] = set()  #: Tasks whose statuses are written.
         self._questions = 0  # that wait for Airflow's answer
         self._unasked = asyncio.Event()  # set while there is none
         self._unasked.set()

@@ -32,8 +32,8 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, ask_state
 
 T = TypeVar("T")
-REFRESH_SECONDS = 15.0  #: between two statuses of a job that runs
-STOP_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: to end after SIGTERM
+REFRESH_SECONDS = 15.0  #: Time between two statuses of a job that runs.
+STOP_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: Time to end after SIGTERM.
 
 
 class WorkerHost:

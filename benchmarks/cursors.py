@@ -17,7 +17,8 @@ from harness import machine, table
 from airflow_provider_ktrain.core.logs.cursor import MAX_SIZE, Cursor
 
 SIZES = (1, 16, 100, 1000, 2000, 4000)
-LINES = 20  #: of each container, the last of an hour: a position depends only on the latest lines
+#: How many of the last lines of each container, in an hour, are kept: a position depends only on the latest lines.
+LINES = 20
 
 
 def cursor_of(containers: int) -> Cursor:

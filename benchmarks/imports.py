@@ -27,7 +27,7 @@ CONTENDERS = {
     "KubernetesPodOperator": "import airflow.providers.cncf.kubernetes.operators.pod",
     "airflow.sdk itself": "",
 }
-#: without the variable that makes each process compile all modules again
+#: The environment without the variable that makes each process compile all modules again.
 ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 MEASURE = """
 import json, sys, time

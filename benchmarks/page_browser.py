@@ -40,7 +40,7 @@ HEAD = [
     "replicas", "series", "load", "step", "n", "CPU ms p50", "max", "elapsed ms p50", "max", "long tasks",
     "frame ms p50", "p99",
 ]  # fmt: skip
-#: counts tasks above 50 ms, and the time between two frames while `frames` is a list
+#: Counts tasks above 50 ms, and the time between two frames while `frames` is a list.
 WATCH = """
 window.longTasks = 0; window.frames_ = null;
 new PerformanceObserver((list) => { longTasks += list.getEntries().length; }).observe({ entryTypes: ["longtask"] });

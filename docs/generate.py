@@ -19,8 +19,9 @@ COMMANDS = ("run", "check", "rbac", "cluster start", "cluster status", "cluster 
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FIDELITY = "../embedded_cluster/fidelity.md"  #: as pages in docs/ refer to it, so that their links work on GitHub too
-PLOTS = "../benchmarks/plots/"  #: as pages refer to it, so that their links work on GitHub too
+#: The path as pages in docs/ refer to it, so that their links work on GitHub too.
+FIDELITY = "../embedded_cluster/fidelity.md"
+PLOTS = "../benchmarks/plots/"  #: The path as pages refer to it, so that their links work on GitHub too.
 
 
 def on_config(config: Any, **kwargs: Any) -> Any:

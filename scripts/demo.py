@@ -39,9 +39,9 @@ DEMOS = {
     "mpijob": Demo("ktrain_mpi_function", "2 Workers", "KTRAIN_MPI_IMAGE", "examples/mpi/Dockerfile", False),
     "trainjob": Demo("ktrain_trainjob", "2 nodes", "KTRAIN_DEMO_IMAGE", "examples/demo/Dockerfile", True),
 }
-#: the first line of a record in Airflow's log
+#: The first line of a record in Airflow's log.
 RECORD = re.compile(r"\S+T\d\d:\d\d:\d\d\S* \[\w+ *\] ")
-#: a record that the provider wrote, about the job or from one of its replicas
+#: A record that the provider wrote, about the job or from one of its replicas.
 SOURCE = r"job|(?:Master|Worker|node) \d+|[Ll]auncher|\w+-initializer"
 OURS = re.compile(rf"\S+T(\d\d:\d\d:\d\d\.\d{{3}})\S* \[(\w+) *\] (?!::)(.*\S) +\[(?:{SOURCE})\]", re.DOTALL)
 begun = time.monotonic()

@@ -26,11 +26,11 @@ from airflow_provider_ktrain.core.ending import LIMITS, RULES, TROUBLE, Action, 
 from scripts.pages import table  # noqa: E402
 
 GUARANTEES = ROOT / "tests" / "guarantees.yaml"
-#: sets of events that have a name of their own
+#: Sets of events that have a name of their own.
 GROUPS: Mapping[frozenset[Any], str] = {LIMITS: "a limit", TROUBLE: "an error or a refused watch ends the try"}
-#: the words before the values of a condition
+#: The words before the values of a condition.
 SUBJECTS = {"seen": "job", "owner": "owner", "task": "task", "successor": "next"}
-#: the words of a condition that is true or false
+#: The words of a condition that is true or false.
 FLAGS = {
     ("holds", True): "the read confirms it",
     ("holds", False): "the read doesn't confirm it",
@@ -41,7 +41,7 @@ FLAGS = {
     ("suspended", True): "this try has suspended it",
     ("restarts", True): "its operator may train it again",
 }
-#: a test whose code contains one of these runs with a TrainJob
+#: A test whose code contains one of these runs with a TrainJob.
 TRAINJOB = re.compile("of_each_kind|of_all_kinds|train_?job|TrainTask", re.IGNORECASE)
 
 

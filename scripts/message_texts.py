@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-#: what the docs call some values
+#: What the docs call some values.
 SYNONYMS = {"python_callable": "function", "ref": "job", "claim": "job", "title": "job", "e": "error"}
 
 

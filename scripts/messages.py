@@ -26,19 +26,20 @@ from scripts.message_texts import Placeholder, Text, choice, formatted, has_word
 
 PACKAGE = Path(__file__).resolve().parent.parent / "airflow_provider_ktrain"
 LEVELS = ("info", "warning", "error", "exception")
-NOTES = ("note", "gap")  #: methods that add a warning to the lines of a container
-ONLY_LOGGED = "_only_logged"  #: method that logs its argument as a warning, if there is an error
-MAX_DEPTH = 7  #: of variables and functions that are replaced one within another
-#: functions that return their argument's text
+NOTES = ("note", "gap")  #: Methods that add a warning to the lines of a container.
+ONLY_LOGGED = "_only_logged"  #: Method that logs its argument as a warning, if there is an error.
+MAX_DEPTH = 7  #: How many variables and functions are replaced one within another.
+#: Functions that return their argument's text.
 PASS_THROUGH = ("first_line", "with_short_first_line", "clipped", "clean", "shown", "str", "_sentence")
-VALUES = ("counted", "format_duration", "clipped", "readable_size")  #: functions whose result is shown as a placeholder
+#: Functions whose result is shown as a placeholder.
+VALUES = ("counted", "format_duration", "clipped", "readable_size")
 BUILTIN_ERRORS = ("ValueError", "AirflowSensorTimeout", "AirflowSkipException")
 ERROR_DETAILS = ("where", "found", "expected", "remedy")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Around = tuple[Function | ast.ClassDef, ...]  #: what an expression is in, innermost last
+Around = tuple[Function | ast.ClassDef, ...]  #: What an expression is in, innermost last.
 
-#: the parameters of what carries a text to a message, and the kind of that message
+#: The parameters of what carries a text to a message, and the kind of that message.
 CARRIERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "Cause": ("cause", ("category", "summary", "detail", "resolution")),
     "FailurePattern": ("cause", ("pattern", "category", "description", "resolution")),
@@ -50,7 +51,7 @@ CARRIERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 TEXT_OF = ("summary", "description", "message", "reason", "text")
 REMEDY_OF = ("remedy", "resolution", "hint")
-#: methods and functions whose result is logged in another module
+#: Methods and functions whose result is logged in another module.
 RETURNED: Mapping[tuple[str, str], str] = {
     ("operators/airflow_settings", "without_retry"): "warning",
     ("operators/airflow_settings", "redelivered"): "warning",

@@ -45,23 +45,23 @@ LIST = ROOT / "scripts" / "mutations.toml"
 PLUGIN = ROOT / "scripts" / "mutations_plugin.py"
 RULES = "core/ending.py"
 
-#: what acts: it reads, decides, writes, or keeps a secret
+#: What acts: it reads, decides, writes, or keeps a secret.
 ROOMS = (
     "engine/watch", "engine/api", "engine/submit", "engine/follow", "engine/logs", "engine/", "operators", "triggers",
     "hooks", "sensors", "worker_host.py", "status_writer.py", "compat.py", "cli/run", "core/ending.py",
     "core/identity", "core/state", "core/logs", "core/diagnosis", "core/text", "core/reporting/redaction.py",
 )  # fmt: skip
-#: how many changes of each kind are drawn, and the beginning of their ids
+#: How many changes of each kind are drawn, and the beginning of their ids.
 QUOTA = {
     "condition negated": (11, "negated"), "condition dropped": (11, "dropped"), "off by one": (8, "bound"),
     "fence dropped": (5, "fence"), "identity not compared": (4, "identity"), "error not caught": (6, "uncaught"),
     "not advanced": (7, "stays"), "call dropped": (4, "uncalled"), "not masked": (4, "unmasked"),
 }  # fmt: skip
-#: the expressions that read time, which tests will own: their names are about to change
+#: The expressions that read time, which tests will own: their names are about to change.
 UNSTABLE = ("time.", "utc_now", "_clock", "clock(", "monotonic")
 FENCES = ("uid", "resourceVersion", "preconditions")
 MASKS = ("shown", "masked", "_masked", "redact", "redacted", "storable", "_storable")
-#: tests that compare generated pages and lists of names with the code
+#: Tests that compare generated pages and lists of names with the code.
 PAGES = (
     "tests/test_guarantees.py",
     "tests/test_docs.py",
@@ -400,7 +400,7 @@ def _decide_and_note(situation, rules=RULES, _decide=decide):
 decide = _decide_and_note
 """
 
-#: written into the package of a copy; `TEST` is set by the plugin in the process of pytest
+#: Written into the package of a copy; `TEST` is set by the plugin in the process of pytest.
 PROBE = '''"""Notes which test reaches which place."""
 
 import os
@@ -559,7 +559,7 @@ class Slot:
         os.utime(path, (self.stamp, self.stamp))
 
 
-#: imported once, before processes are forked: they take most of the time in which pytest starts
+#: Modules that are imported once, before processes are forked: they take most of the time in which pytest starts.
 PRELOADED = (
     "pytest", "hypothesis", "hypothesis.strategies", "pytest_asyncio.plugin", "pytest_timeout", "xdist.plugin",
     "unittest.mock", "aiohttp", "aiohttp.web", "yaml", "kubernetes.client", "kubernetes.config",
@@ -568,9 +568,9 @@ PRELOADED = (
     "airflow.providers.cncf.kubernetes.hooks.kubernetes", "fastapi", "starlette.testclient", "jsonschema",
     "cryptography.x509", "sqlalchemy.orm",
 )  # fmt: skip
-BATCHES = (15.0, 60.0, 150.0, 600.0)  #: seconds of tests in each start of pytest
-UNKNOWN_SECONDS = 5.0  #: of a test that was not measured
-SAME_FUNCTION = 3  #: so many cases of one test function run first; its others wait until all functions have run
+BATCHES = (15.0, 60.0, 150.0, 600.0)  #: Seconds of tests in each start of pytest.
+UNKNOWN_SECONDS = 5.0  #: Assumed time of a test that was not measured.
+SAME_FUNCTION = 3  #: How many cases of one test function run first. Its others wait until all functions have run.
 _slot: Slot
 
 

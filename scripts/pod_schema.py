@@ -26,12 +26,12 @@ from kubernetes.client import Configuration, models  # noqa: E402
 
 from airflow_provider_ktrain.core.manifest.schema import TYPES  # noqa: E402
 
-#: types of the table, and the types of the client that they stand for
+#: Types of the table, and the types of the client that they stand for.
 SCALARS = {
     "s": ("str",), "i": ("int",), "b": ("bool",), "q": ("str", "object"), "{s}": ("dict[str, str]",),
     "{q}": ("dict[str, str]",),
 }  # fmt: skip
-#: fields that only version 37 of the client has, which cncf-kubernetes doesn't allow yet
+#: Fields that only version 37 of the client has, which cncf-kubernetes doesn't allow yet.
 NEWER = frozenset({
     "PodSpec.evictionResponders", "VolumeMount.bindMountOptions", "EmptyDir.mode", "ConfigMapVolume.defaultUser",
     "SecretVolume.defaultUser",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "scripts" / "reverts"
-TESTS_FAILED = 1  #: exit status of pytest; other errors, such as a test that doesn't exist, have others
+TESTS_FAILED = 1  #: Exit status of pytest; other errors, such as a test that doesn't exist, have others.
 TIMEOUT_SECONDS = 900
 
 

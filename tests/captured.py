@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from _pytest import capture
 
-KEPT = 8_000_000  #: characters of a stream while a test runs; tests read logs of some megabytes
-REPORTED = 1_000_000  #: characters in the report of a phase of a test
+KEPT = 8_000_000  #: Characters of a stream while a test runs; tests read logs of some megabytes.
+REPORTED = 1_000_000  #: Characters in the report of a phase of a test.
 CUT = "\n[... {} characters left out by tests/captured.py ...]\n"
 
 

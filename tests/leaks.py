@@ -22,19 +22,19 @@ import pytest
 
 from tests.isolation import own_directories
 
-PATIENCE = 2.0  #: seconds in which threads, child processes and files may end
-OUR_THREADS = "ktrain-"  #: begins the names of our threads
-CHANGED_BY_PYTEST = ("PYTEST_CURRENT_TEST",)  #: environment variables
+PATIENCE = 2.0  #: Seconds in which threads, child processes and files may end.
+OUR_THREADS = "ktrain-"  #: Begins the names of our threads.
+CHANGED_BY_PYTEST = ("PYTEST_CURRENT_TEST",)  #: Environment variables.
 SHARED_MEMORY = Path("/dev/shm")
 SIGNALS = sorted(signal.valid_signals())
 TASKS = Path("/proc/self/task")
-#: they set up logging and the configuration when a test imports them first
+#: They set up logging and the configuration when a test imports them first.
 AIRFLOW = ("airflow.configuration", "airflow.settings", "airflow.sdk.configuration", "airflow.sdk.log")
 CLIENTS = ("kubernetes.config.kube_config", "kubernetes_asyncio.config.kube_config")
-LOGGERS = ("airflow", "ktrain", "task", "tests")  #: begin the names of the loggers whose handlers are compared
+LOGGERS = ("airflow", "ktrain", "task", "tests")  #: Begin the names of the loggers whose handlers are compared.
 ABSENT: Any = object()
 
-Found = dict[Any, Any]  #: a thing -> its value
+Found = dict[Any, Any]  #: A thing -> its value.
 
 
 def _signals() -> Found:
@@ -116,7 +116,7 @@ def memory_name(what: str = "") -> str:
     return f"ktrain-test-{os.getpid()}-{what}"
 
 
-#: what is compared, and how it is found. What is gone after a test is a change of the first ones only
+#: What is compared, and how it is found. What is gone after a test is a change of the first ones only.
 KEPT: dict[str, Callable[[], Found]] = {
     "signal handler": _signals,
     "environment variable": _environment,
@@ -125,7 +125,7 @@ KEPT: dict[str, Callable[[], Found]] = {
     "logging": _logging,
 }
 ADDED: dict[str, Callable[[], Found]] = {"current event loop": _event_loop}
-#: they may still be ending
+#: They may still be ending.
 ENDING: dict[str, Callable[[], Found]] = {
     "thread": _threads,
     "child process": _processes,

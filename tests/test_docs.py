@@ -50,7 +50,7 @@ CLASSES: dict[str, type] = {
         ReapTrainingJobsOperator, ClaimVolume, HostPath, SharedMemory,
     )
 }  # fmt: skip
-#: names that an excerpt of a DAG may use without an import
+#: Names that an excerpt of a DAG may use without an import.
 PRELUDE = "\n".join(
     [
         "from datetime import timedelta",
@@ -61,7 +61,7 @@ PRELUDE = "\n".join(
     ]
 )
 COMMENT = re.compile(r"<!--.*?-->")
-NO_DAG = "# in the training program"  #: first line of code that runs in a job instead of a DAG
+NO_DAG = "# in the training program"  #: First line of code that runs in a job instead of a DAG.
 
 
 class Block(NamedTuple):
@@ -339,7 +339,7 @@ def words(page: pathlib.Path) -> int:
     return len(page.read_text().split())
 
 
-#: pages, and the folder of references, with another limit than MAX_WORDS
+#: Pages, and the folder of references, with another limit than MAX_WORDS.
 LIMITS = {
     "README.md": 950,
     "CONTRIBUTING.md": 900,

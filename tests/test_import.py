@@ -41,7 +41,7 @@ from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJo
 ours = ("airflow_provider_ktrain.", "openlineage", "airflow.providers.openlineage")
 print(*sorted(name for name in sys.modules.keys() - known if name.startswith(ours)))
 """
-#: what only a running task needs, and what checks only a manifest
+#: What only a running task needs, and what checks only a manifest.
 FOR_RUNNING_TASKS = (
     "airflow.providers.openlineage", "checks.job", "diagnosis", "engine", "hooks", "manifest.job_request",
     "manifest.loader", "manifest.overlay", "manifest.schema", "openlineage", "operators.openlineage", "reporting",

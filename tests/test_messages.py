@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("no_garbage_collection")
 
 NAMESPACE = "team-" + "n" * 58
 REQUEST = f"GET /apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs/{'j' * 46}"
-#: a short and a long value for each placeholder name. Names of jobs are cut after 46 characters.
+#: A short and a long value for each placeholder name. Names of jobs are cut after 46 characters.
 VALUES = {
     "job": ("PyTorchJob research/train-3f9a1c2b4d", f"PyTorchJob {NAMESPACE}/{'j' * 46}"),
     "namespace": ("research", NAMESPACE),
@@ -76,7 +76,7 @@ UNWANTED = re.compile(
     r"(?<![Tt]here )is no (?!longer)[a-z]+|finds? no [a-z]+)\b"
 )
 FOLD_MARK = re.compile(r"^::(end)?group::")  # begins or ends lines that Airflow's UI folds
-#: Wrong plurals and punctuation, and unfilled placeholders
+#: Wrong plurals and punctuation, and unfilled placeholders.
 MALFORMED = re.compile(
     r"\b(?<![.,])1 (?!allows|has|is|minus)\w\w+s\b|  | [,;.:]|[,;.]{2}|\(\)|: *\.|[,:;]$|^\s|\s$|%[sdr]\b"
 )
@@ -133,8 +133,8 @@ def test_no_message_is_hidden_from_the_table() -> None:
     assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
 
 
-#: texts of other messages: of errors, the API server's Status objects, causes, results of a release, decisions, lines
-#: of containers, and of the rules in docs/contributing/rules.md
+#: Texts of other messages: of errors, the API server's Status objects, causes, results of a release, decisions, lines
+#: of containers, and of the rules in docs/contributing/rules.md.
 PASSED_ON = {
     "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",

@@ -11,7 +11,7 @@ import pytest
 from tests.clusters import REAL
 
 ROOT = Path(__file__).parents[1]
-#: by their folder, from which their fixtures come
+#: Tests by their folder, from which their fixtures come.
 TESTS = {
     "engine": [
         "test_release_cluster.py::test_delete_waits_until_job_and_pods_are_gone",

@@ -16,9 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
-#: names of distributions that differ from what is imported
+#: Names of distributions that differ from what is imported.
 DISTRIBUTIONS = {"airflow": "apache-airflow", "ktrain_embedded": "ktrain-cluster", "yaml": "pyyaml"}
-#: imported only where Airflow runs, which brings them, or where what they belong to is installed
+#: Modules that are imported only where Airflow runs, which brings them, or where what they belong to is installed.
 WITH_AIRFLOW = {"attrs", "fastapi", "jinja2", "openlineage", "pytest", "sqlalchemy", "starlette", "structlog"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.virtual import VirtualLoop
 
-TICK_SECONDS = 0.005  #: between two looks, in real time
+TICK_SECONDS = 0.005  #: Pause between two looks, in real time.
 
 
 async def until(condition: Callable[..., Any], seconds: float = 240) -> None:

@@ -19,11 +19,11 @@ from typing import Any, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-START = 1_000.0  #: seconds of the loop at its beginning: not 0, which code may take for "never"
-EPOCH = 1_796_119_200.0  #: epoch seconds at START: 2026-12-01 10:00 UTC, later than all recordings
-LONGEST_SECONDS = 100_000.0  #: of a test
-STUCK_SECONDS = 20.0  #: of real time without anything that can happen
-BUSY_SECONDS = 240.0  #: of real time in which the loop is busy, and its own time doesn't advance
+START = 1_000.0  #: Seconds of the loop at its beginning: not 0, which code may take for "never".
+EPOCH = 1_796_119_200.0  #: Epoch seconds at START: 2026-12-01 10:00 UTC, later than all recordings.
+LONGEST_SECONDS = 100_000.0  #: Longest virtual time of a test.
+STUCK_SECONDS = 20.0  #: How long nothing can happen, in real time, before a test counts as stuck.
+BUSY_SECONDS = 240.0  #: How long the loop may be busy, in real time, while its own time doesn't advance.
 
 
 class Stuck(BaseException):
@@ -60,7 +60,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector()
         selector.loop = self
         self._now, self._origin, self._threads = now, EPOCH - START, 0
-        self.ahead = 0.0  #: seconds by which the clock of this host is ahead of those of other hosts
+        self.ahead = 0.0  #: Seconds by which the clock of this host is ahead of those of other hosts.
         self._conditions: dict[asyncio.Future[None], Callable[[], object]] = {}
         self._seen = now, time.monotonic()
         super().__init__(selector)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
-LONG = 0.5  #: seconds
+LONG = 0.5  #: Seconds.
 SCHEDULING = Path("/proc/thread-self/schedstat")
 WAITED = "waited"
-#: the beginning of a test's path, and what such tests wait for
+#: The beginning of a test's path, and what such tests wait for.
 WAITS: Mapping[str, str] = {
     "embedded_cluster/tests/": "the embedded cluster: `kubectl`, and programs that run in pods",
     "tests/cli/": "`ktrain` in a process of its own, and programs that run in pods",

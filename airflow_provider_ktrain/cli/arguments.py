@@ -10,7 +10,7 @@ from pathlib import Path
 from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT
 from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE
 
-#: environment variables of `[ktrain] accelerators` and `[ktrain] default_accelerator`
+#: Environment variables of `[ktrain] accelerators` and `[ktrain] default_accelerator`.
 ACCELERATORS, DEFAULT_ACCELERATOR = "AIRFLOW__KTRAIN__ACCELERATORS", "AIRFLOW__KTRAIN__DEFAULT_ACCELERATOR"
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 

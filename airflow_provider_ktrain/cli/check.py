@@ -23,9 +23,9 @@ from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
 from airflow_provider_ktrain.core.text.output import counted, shown
 
-KIND = re.compile(r"""\bkind["']?\s*:\s*["']?(\w+)""")  #: in a file of a directory
+KIND = re.compile(r"""\bkind["']?\s*:\s*["']?(\w+)""")  #: Finds the kind in a file of a directory.
 
-#: finds the problems of a job; the flag is False if some of its values are templates
+#: Finds the problems of a job; the flag is False if some of its values are templates.
 Judge = Callable[[Prepared, bool], list[Problem]]
 
 

@@ -15,11 +15,11 @@ class ExitCode(enum.IntEnum):
     """How the command ended. 128 + the number of a signal if it was interrupted."""
 
     SUCCEEDED = 0
-    FAILED = 1  #: the program failed, ran out of memory or stopped to write log lines
-    INVALID = 2  #: the command line or the manifest
-    NOT_RUN = 3  #: the cluster couldn't run the job, or lost it: the same job may succeed
-    CLUSTER = 4  #: the cluster can't be reached or rejects a request, or the job could not be deleted
-    TIMEOUT = 124  #: as timeout(1)
+    FAILED = 1  #: The program failed, ran out of memory or stopped to write log lines.
+    INVALID = 2  #: The command line or the manifest.
+    NOT_RUN = 3  #: The cluster couldn't run the job, or lost it: the same job may succeed.
+    CLUSTER = 4  #: The cluster can't be reached or rejects a request, or the job could not be deleted.
+    TIMEOUT = 124  #: The same as that of timeout(1).
 
 
 def of_cause(cause: Mapping[str, Any] | None) -> int:

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.manifest.job_request import JobRequest
 from airflow_provider_ktrain.core.manifest.loader import Document, parse, templates, text_of, the_job
 from airflow_provider_ktrain.core.prepare import Prepared
 
-DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
+DAG_ID = "ktrain-run"  #: Value of the label ktrain.airflow/dag-id of all jobs of this command.
 
 
 def load(file: str) -> Document:

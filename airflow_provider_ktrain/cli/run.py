@@ -32,10 +32,12 @@ from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, GP
 from airflow_provider_ktrain.core.text.output import counted, shown
 from airflow_provider_ktrain.engine.submit.code_directory import read_code
 
-KIND = "PyTorchJob"  #: of a job without a file
-WORKERS = 1  #: of a job without a file, beside its Master
-AMPLE = str(10**18)  #: of each resource that the job requests and that isn't an accelerator, on an embedded node
-LOCAL_IMAGE = "local:latest"  #: of a job without a file in an embedded cluster, which runs it in the working directory
+KIND = "PyTorchJob"  #: Kind of a job without a file.
+WORKERS = 1  #: Workers of a job without a file, beside its Master.
+#: How much an embedded node has of each resource that the job requests and that isn't an accelerator.
+AMPLE = str(10**18)
+#: Image of a job without a file in an embedded cluster, which runs it in the working directory.
+LOCAL_IMAGE = "local:latest"
 
 
 def add_parser(subparsers: Any) -> None:

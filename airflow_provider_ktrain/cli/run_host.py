@@ -38,10 +38,10 @@ from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: that delete the job
-LIMITS = Limits(startup=3600, partial_start=3600, crash_loop=6)  #: those of an operator without parameters
-DISCOVERY_SECONDS = 15.0  #: to repeat the first requests to an unreachable API server
-LOOK_SECONDS = 2.0  #: to find out what is left after a second signal
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: Signals on which the job is deleted.
+LIMITS = Limits(startup=3600, partial_start=3600, crash_loop=6)  #: The limits of an operator without parameters.
+DISCOVERY_SECONDS = 15.0  #: How long to repeat the first requests to an unreachable API server.
+LOOK_SECONDS = 2.0  #: How long to look at what is left after a second signal.
 
 
 class InterruptedTwice(KtrainError):
@@ -65,7 +65,7 @@ class RunHost:
         # the caller closes the client
         self._training = Training(lambda: contextlib.nullcontext(api), Host(), log, self._stop)
         self._running: asyncio.Task[Outcome] | None = None
-        self.interrupted_by: int | None = None  #: the number of the first signal
+        self.interrupted_by: int | None = None  #: The number of the first signal.
 
     async def run(self) -> Outcome:
         """Submit the job, follow it to its end and delete it. `release_error` of the outcome says why that failed.

@@ -9,7 +9,7 @@ import re
 
 _LIMITS = r"(?:queue|schedule|startup|partial_start|log_stall|progress)_timeout|max_restarts|crash_loop_limit"
 _QUEUE_LABEL = "label kueue.x-k8s.io/queue-name"
-#: regular expressions, each with what replaces it
+#: Regular expressions, each with what replaces it.
 _PHRASES = (
     # the deadline has an option; the other limits are fixed
     (r" A part of execution_timeout is reserved for the release\.", ""),

@@ -120,24 +120,24 @@ class Action(enum.StrEnum):
 class Mode(enum.Enum):
     """How a job is released."""
 
-    DELETE = "delete"  #: delete the job and everything that it owns
-    SUSPEND = "suspend"  #: keep an unfinished job without its pods; of a job of a Kueue queue, deactivate the Workload
-    DELETE_PODS = "delete pods"  #: keep a finished job and its finished pods; delete running pods
+    DELETE = "delete"  #: Delete the job and everything that it owns.
+    SUSPEND = "suspend"  #: Keep an unfinished job without its pods; of a job of a Kueue queue, deactivate the Workload.
+    DELETE_PODS = "delete pods"  #: Keep a finished job and its finished pods; delete running pods.
 
 
-#: the actions that end pods or the job
+#: The actions that end pods or the job.
 ACTS = frozenset(Action) - {
     Action.FOLLOW, Action.LOOK_AGAIN, Action.HAND_OVER, Action.NOTE, Action.LET_GO, Action.LEAVE, Action.REPORT,
 }  # fmt: skip
 ENDED = frozenset({Seen.SUCCEEDED, Seen.INCOMPLETE, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
-#: limits, and rules with a grace period: a read must show that they still hold
+#: Limits, and rules with a grace period: a read must show that they still hold.
 LIMITS = frozenset({Event.LIMIT, Event.RESTARTS, Event.CRASH_LOOP, Event.STARTUP_RULE, Event.QUEUE_VERDICT})
-#: events that a process may have to end within seconds
+#: Events that a process may have to end within seconds.
 HURRIED = frozenset({Event.DEADLINE, Event.INTERRUPT, Event.KILL})
-#: somebody continues with the job
+#: Somebody continues with the job.
 CONTINUED = frozenset({Successor.NEXT_TRY, Successor.OTHER_PROCESS})
-#: ends of a process that prove nothing about the training
+#: Ends of a process that prove nothing about the training.
 TROUBLE = frozenset({Event.ERROR, Event.NO_RIGHT})
 
 
@@ -210,7 +210,7 @@ class Rule:
         return True
 
 
-#: the fields of a situation, which are also those of a rule
+#: The fields of a situation, which are also those of a rule.
 CONDITIONS = tuple(field.name for field in fields(Situation))
 
 
@@ -218,7 +218,7 @@ def _of(*values: T) -> frozenset[T]:
     return frozenset(values)
 
 
-#: whether the task goes on isn't known yet
+#: Whether the task goes on isn't known yet.
 _UNDECIDED = _of(Task.CHANGING, Task.UNKNOWN)
 
 RULES: tuple[Rule, ...] = (
@@ -392,7 +392,7 @@ RULES: tuple[Rule, ...] = (
     Rule("follow on", Action.FOLLOW, "{job} is still followed."),
 )  # fmt: skip
 
-#: how a kill is named, by the task's state
+#: How a kill is named, by the task's state.
 _KILLED_BY = {"none": "cleared", "restarting": "cleared", "absent": "its run was deleted"}
 
 

@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, SUGGE
 class KtrainError(Exception):
     """Base of every error of this project. Its text is `shown`: it may quote a response, and is logged and stored."""
 
-    final: ClassVar[bool] = False  #: whether no other try of the same task can succeed: then it is not retried
+    final: ClassVar[bool] = False  #: Whether no other try of the same task can succeed: then it is not retried.
 
     def __init__(self, *args: object) -> None:
         super().__init__(*shown(args))

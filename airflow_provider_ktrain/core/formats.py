@@ -11,27 +11,27 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-VERSION = 1  #: of all formats of this release; it is written, and a reader accepts any
+VERSION = 1  #: Version of all formats of this release. It is written, and a reader accepts any.
 
 # keys of the task store: Airflow's `task_state_store`, which keeps values for later tries of a task
-SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits jobs, and the number of submissions
-JOB_STATE = "ktrain_job"  #: the job, as `core.identity.names.JobRef`
-DEFERRAL_STATE = "ktrain_deferral"  #: arguments of the last trigger, as `engine.follow.deferral.Deferral`
-OUTCOME_STATE = "ktrain_outcome"  #: the outcome of the last try that followed its job to the end
-FAILED_NODES_STATE = "ktrain_failed_nodes"  #: nodes that later tries avoid (`avoid_failed_nodes`)
-TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
+SUBMISSION_STATE = "ktrain_submission"  #: Where this life of the task submits jobs, and the number of submissions.
+JOB_STATE = "ktrain_job"  #: The job, as `core.identity.names.JobRef`.
+DEFERRAL_STATE = "ktrain_deferral"  #: Arguments of the last trigger, as `engine.follow.deferral.Deferral`.
+OUTCOME_STATE = "ktrain_outcome"  #: The outcome of the last try that followed its job to the end.
+FAILED_NODES_STATE = "ktrain_failed_nodes"  #: Nodes that later tries avoid (`avoid_failed_nodes`).
+TRIES_STATE = "ktrain_tries"  #: A summary of each of the last tries.
 
-NEXT_DUE = "next_due"  #: field of the status: when the next one is due, in epoch seconds
-STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: see `core.reporting.status_document`
-SUMMARY_XCOM = "ktrain_summary"  #: key of the XCom that lists of trainings show: see `core.reporting.summary`
-ALL_TRIES = "all_tries"  #: field of the XCom `usage`: the usage of all tries together
+NEXT_DUE = "next_due"  #: Field of the status: when the next one is due, in epoch seconds.
+STATUS_XCOM = "ktrain_status"  #: Key of the XCom that the training page shows: see `core.reporting.status_document`.
+SUMMARY_XCOM = "ktrain_summary"  #: Key of the XCom that lists of trainings show: see `core.reporting.summary`.
+ALL_TRIES = "all_tries"  #: Field of the XCom `usage`: the usage of all tries together.
 
-MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON
-MAX_TRIES = 10  #: tries that are summarized
-MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
-MAX_STEP = 2**53  #: steps are below it: a double has each integer up to it, and differences can't overflow
+MAX_OUTCOME_BYTES = 60 * 1024  #: Size of the stored outcome's JSON.
+MAX_TRIES = 10  #: Tries that are summarized.
+MAX_FAILED_NODES = 8  #: Nodes that are avoided: the latest.
+MAX_STEP = 2**53  #: Steps are below it: a double has each integer up to it, and differences can't overflow.
 
-#: what replaces fields of an outcome that is too large, one after another
+#: What replaces fields of an outcome that is too large, one after another.
 _REPLACEMENTS: Sequence[Mapping[str, Any]] = (
     {"status": {}, "released": "", "training_metrics": {}, "metrics": {}, "usage": {}},
     {"cause": None},

@@ -23,11 +23,11 @@ from airflow_provider_ktrain.core.manifest.start import CODE_VOLUMES, without_st
 from airflow_provider_ktrain.core.manifest.transform import modernize
 from airflow_provider_ktrain.core.state.pods.objects import avoids_node
 
-KUEUE_MANAGER = "kueue.x-k8s.io/manager"  #: of Kueue's entry of runtimePatches
+KUEUE_MANAGER = "kueue.x-k8s.io/manager"  #: Manager of Kueue's entry of runtimePatches.
 SAVED = "this manifest was saved from a job of ktrain, and what had been added to that job is left out"
 CODE_HINT = "its code is left out, too: to send files, set code"
 _OUR_VARIABLES = (*UNHASHED_VARIABLES, CHECKPOINT_DIR)
-#: lists whose entries are left out if they have lost everything but what identifies them
+#: Lists whose entries are left out if they have lost everything but what identifies them.
 _NAMED = ("containers", "initContainers", "replicatedJobs", PATCHES)
 _NAMES = {"name", "manager", "time"}
 

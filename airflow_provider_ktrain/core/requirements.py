@@ -16,8 +16,8 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
 _BOUND = re.compile(r"\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\Z", re.ASCII)
-MAX_NAMES = 10  #: of values, in an error
-MAX_CHARS = 60  #: of a value or name in an error
+MAX_NAMES = 10  #: How many values an error names.
+MAX_CHARS = 60  #: Length of a value or name in an error.
 
 
 def is_bound(value: Any) -> bool:

@@ -46,10 +46,10 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
 
     custom_operator_name: str
     runner: ClassVar[Runner] = TORCH
-    #: why no return value was found
+    #: Why no return value was found.
     lost_because: ClassVar[str] = "neither the log of replica 0 nor its termination message has it"
-    needs_image: ClassVar[bool] = True  #: whether the job has no image without `image` and `manifest`
-    launch_environment: ClassVar[Mapping[str, str]] = TERMINATION_MESSAGE  #: besides the program itself
+    needs_image: ClassVar[bool] = True  #: Whether the job has no image without `image` and `manifest`.
+    launch_environment: ClassVar[Mapping[str, str]] = TERMINATION_MESSAGE  #: Besides the program itself.
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **DecoratedOperator.template_fields_renderers,
         **TrainingJobOperator.template_fields_renderers,
@@ -156,7 +156,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         )
 
 
-FUNCTION_FIELDS: Sequence[str] = ("op_args", "op_kwargs")  #: template fields of the function's arguments
+FUNCTION_FIELDS: Sequence[str] = ("op_args", "op_kwargs")  #: Template fields of the function's arguments.
 
 
 def function_task(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
-POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variables that differ between pods
+POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: Sources of variables that differ between pods.
 
 
 class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):

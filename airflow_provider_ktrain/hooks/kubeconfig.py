@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Extras = Mapping[str, Any]
-Credential = Mapping[str, Any]  #: `status` of an ExecCredential: token, certificate and key, expirationTimestamp
+Credential = Mapping[str, Any]  #: `status` of an ExecCredential: token, certificate and key, expirationTimestamp.
 
-BUILD_TIMEOUT = 30.0  #: seconds for everything, an exec plugin included
-EXPIRY_MARGIN_SECONDS = 60.0  #: before its expiry, a credential is no longer given to a new client
+BUILD_TIMEOUT = 30.0  #: Seconds for everything, an exec plugin included.
+EXPIRY_MARGIN_SECONDS = 60.0  #: How long before its expiry a credential is no longer given to a new client.
 EXTRAS = ("in_cluster", "kube_config_path", "kube_config", "cluster_context", "disable_verify_ssl", "namespace")
 SOURCES = ("in_cluster", "kube_config_path", "kube_config")
 FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")

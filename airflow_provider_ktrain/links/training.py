@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 log = shown_log(__name__)
-PREFIX = "/ktrain"  #: below which the API server mounts the plugin
+PREFIX = "/ktrain"  #: Path below which the API server mounts the plugin.
 PAGE_PATH = f"{PREFIX}/training"
-#: Airflow fills in the placeholders, except for MAP_INDEX of a task that isn't mapped
+#: Airflow fills in the placeholders, except for MAP_INDEX of a task that isn't mapped.
 TASK_QUERY = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
 
 

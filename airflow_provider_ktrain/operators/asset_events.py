@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
-MAX_REASON_CHARS = 100  #: of the reason in the first line of a warning
+MAX_REASON_CHARS = 100  #: Length of the reason in the first line of a warning.
 
 
 def add_training(context: Context, outlets: Iterable[Any], outcome: Outcome, log: Log) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from airflow_provider_ktrain.core.manifest.job_request import without_connection
 from airflow_provider_ktrain.core.reporting.checkpoint_files import describe_files, is_url
 
-PATIENCE = 10.0  #: seconds from the start of the listing until it is given up
-MAX_FILES = 10_000  #: after which a listing that reads one directory after the other ends
+PATIENCE = 10.0  #: Seconds from the start of the listing until it is given up.
+MAX_FILES = 10_000  #: How many files a listing that reads one directory after the other may find before it ends.
 
 
 class CheckpointListing:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.options import Options
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
-#: the parameters needed to follow and release the job of an earlier try, without a valid manifest
+#: The parameters needed to follow and release the job of an earlier try, without a valid manifest.
 FOLLOWING_PARAMETERS = (
     "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
     "partial_start_timeout", "log_stall_timeout", "progress_timeout", "max_restarts", "crash_loop_limit",
@@ -48,10 +48,10 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     """
 
     kind: ClassVar[Kind]
-    defer_padding: ClassVar[float] = 900.0  #: seconds from the task's deadline to the timeout of the deferral
-    #: seconds that the worker follows the job after the 1st, 2nd and 3rd failed trigger of a try; then to its end
+    defer_padding: ClassVar[float] = 900.0  #: Seconds from the task's deadline to the timeout of the deferral.
+    #: Seconds that the worker follows the job after the 1st, 2nd and 3rd failed trigger of a try; then to its end.
     seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
-    #: seconds to retry an unreachable API server when neither a trigger nor a retry can take over
+    #: Seconds to retry an unreachable API server when neither a trigger nor a retry can take over.
     patience: ClassVar[float] = 900.0
     _manifest_file = ""  # its path; empty if it is not a file
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.facet_v2 import RunFacet
 
-FACET = "ktrain_training"  #: key of the run facet: `prefix_name`, as OpenLineage's rules for custom facets require
-#: identifies this release; its source distribution contains the schema
+FACET = "ktrain_training"  #: Key of the run facet: `prefix_name`, as OpenLineage's rules for custom facets require.
+#: Identifies this release, whose source distribution contains the schema.
 PRODUCER = f"https://pypi.org/project/airflow-provider-ktrain/{__version__}/"
 SCHEMA_URL = f"{PRODUCER}#/$defs/KtrainTrainingRunFacet"
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.hooks.training import TrainingHook
 
-DISCOVERY_PATIENCE = 15.0  #: seconds to retry discovery; short, so that an unreachable cluster is reported soon
-CREATE_PATIENCE = 120.0  #: seconds to retry the create and other requests about the job
+DISCOVERY_PATIENCE = 15.0  #: Seconds to retry discovery; short, so that an unreachable cluster is reported soon.
+CREATE_PATIENCE = 120.0  #: Seconds to retry the create and other requests about the job.
 
 
 class Submission:

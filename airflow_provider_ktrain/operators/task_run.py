@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 KILLED = "the task received SIGTERM"
-MAX_REPEAT_SECONDS = 15.0  #: for the lines of a trigger; see also `execution_timeout`
+MAX_REPEAT_SECONDS = 15.0  #: Time to repeat the lines of a trigger: see also `execution_timeout`.
 
 
 class TaskRun:
@@ -62,12 +62,12 @@ class TaskRun:
         self._host: WorkerHost | None = None
         self._loop = LoopThread()  # of all hosts, and the clock of this thread
         seconds = run_seconds(operator.execution_timeout)
-        #: when this process ends the training, before Airflow would: it counts from the start of `execute` or a resume
+        #: When this process ends the training, before Airflow would. It counts from the start of `execute` or a resume.
         self._deadline = math.inf if seconds is None else self._loop.epoch() + seconds
         self._killed = False
         self._repeats_lines = False  # whether only a trigger has logged how the training went on after the deferral
         # what this process knows about the training, for OpenLineage; a deferral ends the process
-        self.job: Mapping[str, str] = {}  #: the XCom `job`, if this process has pushed it
+        self.job: Mapping[str, str] = {}  #: The XCom `job`, if this process has pushed it.
         self.outcome: Outcome | None = None
 
     def __enter__(self) -> Self:

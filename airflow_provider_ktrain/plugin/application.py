@@ -42,7 +42,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-#: status code -> title and text of the page that a browser shows instead of Airflow's JSON
+#: Status code -> title and text of the page that a browser shows instead of Airflow's JSON.
 ERRORS = {
     401: ("You are not logged in", "This page is shown to users of Airflow who may read the DAG."),
     403: (
@@ -69,7 +69,7 @@ def task_key(
 Key = Annotated[TaskInstanceId, Depends(task_key)]
 Wanted = Annotated[Filters, Depends(Filters)]
 Compared = Annotated[list[str], Query(max_length=10)]
-COMPARABLE = range(2, 11)  #: numbers of trainings
+COMPARABLE = range(2, 11)  #: Numbers of trainings.
 
 
 def key_of(query: str) -> TaskInstanceId | None:

@@ -21,10 +21,10 @@ from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION
 from airflow_provider_ktrain.plugin import views
 
-MAX_ROWS = 50  #: of one page
+MAX_ROWS = 50  #: How many rows one page has.
 CACHE_SECONDS = 10.0
-OLD_READS = 3  #: what is this many times as old as the cache may be isn't shown any more
-MAX_KEPT = 32  #: different reads that are kept
+OLD_READS = 3  #: What is this many times as old as the cache may be isn't shown any more.
+MAX_KEPT = 32  #: Different reads that are kept.
 CATEGORIES = (*(category.value for category in Category), CONFIGURATION, CLUSTER)
 STATES: Mapping[str, tuple[str, ...]] = {
     "running": ACTIVE_STATES, "succeeded": ("success",), "failed": ("failed",),

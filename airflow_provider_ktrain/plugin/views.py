@@ -23,31 +23,33 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import ends_of, format_duration, shown
 from airflow_provider_ktrain.links.training import page_query
 
-LATE_SECONDS = 120.0  #: after the time at which the next status is due from which the data of a training counts as old
-DUE_SECONDS = 60.0  #: after a status without that time, of an earlier release, at which the next one is due
-REFRESHED = (Phase.RUNNING, Phase.RESTARTING)  #: in other phases a status is written only when something changes
+LATE_SECONDS = 120.0  #: How long after the next status was due the data of a training counts as old.
+DUE_SECONDS = 60.0  #: How long after a status of an earlier release, which has no such time, the next one is due.
+#: Phases in which statuses are written at intervals. In others one is written only when something changes.
+REFRESHED = (Phase.RUNNING, Phase.RESTARTING)
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
 FAILED_STATES = ("failed", "up_for_retry", "upstream_failed")
-STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airflow names them
+STATE_WORDS = {"success": "succeeded", "": "none"}  #: Others are shown as Airflow names them.
 USAGE = {
     "held": "Held", "wasted": "Held without training", "queued": "Waiting for {}", "requested": "Requested",
 }  # fmt: skip
-#: rows of a comparison, and fields of `training_row`
+#: Rows of a comparison, and fields of `training_row`.
 COMPARED = (
     ("State", "state"), ("Cause", "cause"), ("Began (UTC)", "started"), ("Duration", "lasted"), ("Tries", "tries"),
     ("GPU time", "held"), ("Code", "code"),
 )  # fmt: skip
-ALL_TRIES = (("Held in all tries", "held"), ("Of it without training", "wasted"))  #: labels, and names of amounts
-LARGEST = 1e15  #: above all times, numbers of steps and GPU-seconds
+ALL_TRIES = (("Held in all tries", "held"), ("Of it without training", "wasted"))  #: Labels, and names of amounts.
+LARGEST = 1e15  #: A limit above all times, numbers of steps and GPU-seconds.
 ENDED = tuple(phase for phase in Phase if phase.ended)
-#: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
+#: Terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show.
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-UNQUOTED = ("category", "resolution", "replica")  #: texts of a cause that never quote a log
+UNQUOTED = ("category", "resolution", "replica")  #: Texts of a cause that never quote a log.
 OF_CAUSE = (*UNQUOTED, "summary", "detail")
 HIDDEN_CAUSE = "It failed. The cause may quote the log, which you have no right to read."
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-MAX_TEXT_CHARS = 16_384  #: at each end of a text, more than any of ours has: to hide secrets in megabytes takes long
-UNREADABLE_PHASE = "can't be read"  #: stands for the phase in a row whose status can't be read
+#: How much of each end of a text is kept, more than any of ours has: to hide secrets in megabytes takes long.
+MAX_TEXT_CHARS = 16_384
+UNREADABLE_PHASE = "can't be read"  #: Stands for the phase in a row whose status can't be read.
 NOT_FOLLOWED = (
     "No triggerer follows the training at present: none is running, or all are full. The training itself continues. "
     "The data is updated again when a triggerer has taken the task over."

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.worker_host import WorkerHost
 
-STATE_KEY = "ktrain_sensor"  #: in the task store: see docs/reference/formats.md
-RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
+STATE_KEY = "ktrain_sensor"  #: Key in the task store: see docs/reference/formats.md.
+RETRY_PAUSE = 5.0  #: Seconds between two attempts to watch in the worker.
 
 
 def read_state(stored: Any) -> tuple[int, float, Mapping[str, Any]]:
@@ -76,7 +76,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
 
     log_source = JOB_SOURCE
     kind: ClassVar[Kind]
-    #: seconds that the worker waits after the 1st, 2nd and 3rd failed trigger of a try; then until the timeout
+    #: Seconds that the worker waits after the 1st, 2nd and 3rd failed trigger of a try; then until the timeout.
     seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
 
     template_fields: Sequence[str] = ("job_name", "namespace", "kubernetes_conn_id", "cluster_context")

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.logs.log_socket import LogSocket
     from airflow_provider_ktrain.engine.training import Training
 
-INTERRUPT_SECONDS = 4.0  #: to release the job after Ctrl-C in `airflow dags test`
-WARM_UP_TIMEOUT = 60.0  #: seconds in which the request that warms up the supervisor holds back status writes
+INTERRUPT_SECONDS = 4.0  #: Time to release the job after Ctrl-C in `airflow dags test`.
+WARM_UP_TIMEOUT = 60.0  #: Seconds in which the request that warms up the supervisor holds back status writes.
 
 
 class TrainingJobTrigger(StorableLog, BaseTrigger):
@@ -52,14 +52,14 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     """
 
     log_source = compat.JOB_SOURCE
-    #: seconds to wait for a scheduled or queued task to change its state, and for Airflow's answers
+    #: Seconds to wait for a scheduled or queued task to change its state, and for Airflow's answers.
     state_patience: ClassVar[float] = 300.0
-    #: seconds after which an answer about the task's state counts as slow, and in which one may always arrive
+    #: Seconds after which an answer about the task's state counts as slow, and in which one may always arrive.
     slow_answer: ClassVar[float] = 60.0
-    #: seconds from the last line after a kill to the end of the trigger. When it ends, Airflow's supervisor closes the
-    #: task's log, and lines that it hasn't read yet go to the triggerer's own log
+    #: Seconds from the last line after a kill to the end of the trigger. When it ends, Airflow's supervisor closes the
+    #: task's log, and lines that it hasn't read yet go to the triggerer's own log.
     seconds_after_last_line: ClassVar[float] = 2.0
-    log_patience: ClassVar[float] = 10.0  #: seconds to wait at the end until the supervisor has read the log
+    log_patience: ClassVar[float] = 10.0  #: Seconds to wait at the end until the supervisor has read the log.
 
     def __init__(
         self,

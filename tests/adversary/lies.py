@@ -12,10 +12,11 @@ from tests.apiserver.messages import Object, Request, Response, failure
 from tests.apiserver.selectors import selector
 from tests.apiserver.store import Store
 
-LOGIN = "/login"  #: where redirects lead
+LOGIN = "/login"  #: Path to which redirects lead.
 PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body><form>...</form></body></html>"
-OTHER = "someone-elses"  #: name of an object that nobody has asked for
-#: gives the answer to a request from the true one (None: the request was not carried out). None: it can't lie here
+OTHER = "someone-elses"  #: Name of an object that nobody has asked for.
+#: Makes the answer to a request from the true one (None: the request was not carried out). It returns None if it can't
+#: lie here.
 Tell = Callable[[Request, Response | None, Store, random.Random], Response | None]
 
 

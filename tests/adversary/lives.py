@@ -28,8 +28,8 @@ from tests.operators.virtual_cluster import VirtualCluster, virtual_cluster
 from tests.operators.virtual_instance import VirtualInstance
 
 RESULT = """KTRAIN_RESULT {"loss": 0.5}"""
-REAP_SECONDS = 300.0  #: between the two looks of the reaper
-LONGEST = 12  #: processes of a life
+REAP_SECONDS = 300.0  #: Time between the two looks of the reaper.
+LONGEST = 12  #: Processes of a life.
 
 
 class Killed(SystemExit):

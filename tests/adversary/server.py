@@ -14,7 +14,7 @@ from tests.apiserver.server import Stream
 from tests.operators import operators
 from tests.operators.operators import JOBS, Container, Operators, has_ended, has_phase
 
-#: chooses the lie to a request, with the number of requests before it. None: the truth
+#: Chooses the lie to a request, by the number of requests before it. None: the truth.
 Plan = Callable[[Request, int], Lie | None]
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Object = dict[str, Any]
-GONE_SECONDS = 60.0  #: from a kill, or the last lie after it, until no pod runs
-OUTCOME_SECONDS = 120.0  #: from an end, or the last lie after it, until the task has its outcome
-CRASH_LOOP = 6  #: failures of one replica, after which the default crash_loop_limit ends the job
+GONE_SECONDS = 60.0  #: How long after a kill, or the last lie after it, pods may run.
+OUTCOME_SECONDS = 120.0  #: How long after an end, or the last lie after it, the task may take to have its outcome.
+CRASH_LOOP = 6  #: Failures of one replica, after which the default crash_loop_limit ends the job.
 OVER = ("success", "failed")
-#: by kind: the replicas whose programs decide, by their role
+#: The roles of the replicas whose programs decide, by kind.
 DECIDING = {"PyTorchJob": "Master", "MPIJob": "Launcher", "TrainJob": "node"}
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from tests.apiserver.messages import Request, Response, failure
 
 NOTHING = re.compile(r"(?!)")
-#: makes the answer to a request; of the server's own answer if the request was processed
+#: Makes the answer to a request from the server's own answer, which is None if the request was not processed.
 Answer = Callable[[Request, Response | None], Response]
 
 

@@ -61,7 +61,7 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     actor: str = ""
     line: str = ""
-    sender: object = None  #: the client, if it is in this process
+    sender: object = None  #: The client, if it is in this process.
 
     def __post_init__(self) -> None:
         self.where = Where.of(self.path)

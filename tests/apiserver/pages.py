@@ -15,7 +15,7 @@ _TOO_OLD = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
     "the continue parameter."
 )
-KEPT = 50  #: states of lists whose last page wasn't requested yet, at most
+KEPT = 50  #: States of lists whose last page wasn't requested yet, at most.
 
 
 class Pages:

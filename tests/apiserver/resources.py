@@ -56,7 +56,7 @@ RESOURCES = [
     ),
 ]  # fmt: skip
 BY_PLURAL = {resource.plural: resource for resource in RESOURCES}
-#: groups that are served from the first object of theirs on; the others always
+#: Groups that are served from the first object of theirs on; the others always.
 OPTIONAL_GROUPS = {"kueue.x-k8s.io"}
 _VERBS = ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"]
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow_provider_ktrain.engine import timing
 
-EPOCH = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)  #: where the times of `log_time` begin
+EPOCH = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)  #: The time at which the times of `log_time` begin.
 
 
 def stamp(seconds_ago: float = 0.0) -> str:

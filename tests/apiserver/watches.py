@@ -34,7 +34,7 @@ class Watch:
         self.resource = resource
         self.has_bookmarks = query.get("allowWatchBookmarks") == "true"
         self.seconds = float(query.get("timeoutSeconds", 3600))
-        self.version = int(version)  #: of the last change that was taken
+        self.version = int(version)  #: Version of the last change that was taken.
         self._expired = 0 < self.version < store.oldest
         self._store, self._frozen, self._selected = store, frozen, selector(resource, query)
         self._history = store.history[resource]

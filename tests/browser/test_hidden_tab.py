@@ -17,7 +17,7 @@ pytestmark = [
 ]
 MINUTE = 60_000  # milliseconds
 UPDATE = "**/update*"
-#: what a browser does when the user goes to another tab, or returns
+#: What a browser does when the user goes to another tab, or returns.
 SHOW = """visible => {
   Object.defineProperty(document, "hidden", { value: !visible, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));

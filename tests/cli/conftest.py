@@ -15,8 +15,8 @@ import pytest
 from tests.isolation import directory_of_pods
 
 ROOT = Path(__file__).resolve().parents[2]
-PATHS = os.pathsep.join((str(ROOT), str(ROOT / "embedded_cluster" / "src")))  #: of this checkout
-SECONDS = 240  #: for a command to end or to print a line
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "embedded_cluster" / "src")))  #: The paths of this checkout.
+SECONDS = 240  #: How long a command may take to end or to print a line.
 WITHOUT_AIRFLOW = """
 import sys
 

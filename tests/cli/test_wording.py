@@ -18,12 +18,12 @@ from scripts.messages import Message, messages
 from tests.core.test_diagnosis import recording
 
 OPERATORS = (PyTorchJobOperator, MPIJobOperator, TrainJobOperator)
-#: those that aren't ordinary words
+#: The names that aren't ordinary words.
 PARAMETERS = {n for cls in OPERATORS for n in inspect.signature(cls).parameters if "_" in n} | {
     "execution_timeout", "retries", "default_args", "max_active_runs",
 }  # fmt: skip
-#: of parameters and features that `ktrain run` doesn't have: it sets no pod_override, nothing of its own exists before
-#: it submits, and a run has one try
+#: Words about parameters and features that `ktrain run` doesn't have: it sets no pod_override, nothing of its own
+#: exists before it submits, and a run has one try.
 NOT_OF_A_RUN = (
     "core/checks/parameters", "core/checks/pod_override", "core/identity", "core/kinds/mpijob",
     "core/kinds/trainjob/form", "core/manifest/overlay", "engine/job_control", "engine/stored_conclusion",

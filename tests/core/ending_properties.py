@@ -25,16 +25,16 @@ from airflow_provider_ktrain.core.ending import (
 from airflow_provider_ktrain.core.state.status import Seen
 
 CONCLUDES = {Action.CONCLUDE, Action.CONCLUDE_SUSPENDED}
-#: events that end nothing
+#: Events that end nothing.
 HARMLESS = {Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD}
 FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored", "suspended")
 DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
-#: events after which a read that shows a running job is proof enough for its release
+#: Events after which a read that shows a running job is proof enough for its release.
 PROVEN_BY_READ = {
     Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.INTERRUPT, Event.RELEASE_FAILED, Event.FINAL_ERROR,
     Event.OUTCOME_STORED, Event.CONCLUDED, Event.KEPT_UNRELEASED,
 }  # fmt: skip
-#: what following notices, after which the job's own end counts
+#: What following notices, after which the job's own end counts.
 FOLLOWING = {Event.ENDED, *LIMITS, Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.RELEASE_FAILED, Event.BEING_DELETED}
 
 

@@ -49,7 +49,7 @@ START = datetime(2026, 11, 21, 10, tzinfo=UTC)
 NOW = START + timedelta(seconds=100)
 PACKAGE = Path(airflow_provider_ktrain.__file__).parent
 EXAMPLES = PACKAGE.parent / "example_dags" / "manifests"
-#: limits of documented pods, and what 4 of them are called. Sources: beside the rows of the table
+#: Limits of documented pods, and what 4 of them are called. Sources: beside the rows of the table.
 DOCUMENTED = {
     "nvidia.com/gpu": "4 GPUs",
     "nvidia.com/gpu-h100": "4 GPUs",
@@ -73,7 +73,7 @@ DOCUMENTED = {
     "gpu.intel.com/xe": "4 GPUs",
     "example.com/gpu": "4 GPUs",
 }
-#: resources of the same vendors that are no devices
+#: Resources of the same vendors that are no devices.
 OTHERS = (
     "cpu", "memory", "rdma/hca", "nvidia.com/hostdev", "nvidia.com/gpumem", "huawei.com/Ascend910B-memory",
     "gpu.intel.com/i915_monitoring", "gpu.intel.com/tiles", "gpu.intel.com/millicores", "google.com/tpus",

@@ -215,7 +215,7 @@ def test_unexpected_kind_is_reported_once() -> None:
 
 SENT = json.loads((Path(__file__).parent / "recordings" / "rejected.json").read_text())
 REJECTED = [record for record in SENT if record["status"] != 201]
-PRUNED = {"unknown-field"}  #: 400 under strict validation, accepted and pruned by default
+PRUNED = {"unknown-field"}  #: 400 under strict validation, accepted and pruned by default.
 
 
 @pytest.mark.parametrize("record", REJECTED, ids=[r["manifest"]["metadata"]["name"][-24:] for r in REJECTED])

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
 from .test_diagnosis import failed, pod
 
 CORPUS = Path(__file__).parent / "corpus"
-#: how many causes are found; docs/how-to/failures.md states the share
+#: How many causes are found; docs/how-to/failures.md states the share.
 FOUND = 245
 
 

@@ -424,7 +424,7 @@ def test_next_process_counts_the_restarts_of_a_young_pod() -> None:
     assert after.crash_loop(6)
 
 
-#: by what is different: why the runs before the last one may have been long, or may not have failed by themselves
+#: Why the runs before the last one may have been long, or may not have failed by themselves, by what is different.
 UNPROVED: dict[str, Any] = {
     "older pod": {"created": 1000 - SHORT_RUN_SECONDS},
     "a pod that was not started": {"startTime": None},

@@ -355,7 +355,7 @@ NCCL_TIMEOUT = (
     "[rank2]:[E1121 10:00:00 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for 600029 milliseconds before timing out."
 )
-LOGS = Path(__file__).parent / "data" / "logs"  #: real output of torchrun, PyTorch and mpirun
+LOGS = Path(__file__).parent / "data" / "logs"  #: Real output of torchrun, PyTorch and mpirun.
 
 
 def written(name: str) -> str:
@@ -820,7 +820,7 @@ def test_cause_is_restored_from_json() -> None:
     assert Cause(**{**again, "category": Category(again["category"])}) == cause
 
 
-HUGE = 256 * 1024  #: a progress bar counts as one line
+HUGE = 256 * 1024  #: A progress bar counts as one line.
 
 
 @pytest.mark.parametrize(("replicas", "bars", "chars"), [(1, 49, HUGE), (512, 0, 2 * MAX_LINE_CHARS)])

@@ -224,7 +224,7 @@ def test_next_process_knows_of_a_stopped_pod_that_is_gone(name: str) -> None:
     assert seen_by_next(known) != [DOUBTS[name]]
 
 
-#: how many pods were stopped, of replicas that a success depends on, while the job was alive
+#: How many pods were stopped, of replicas that a success depends on, while the job was alive.
 STOPPED = {
     "100-pt-evicted-master-onfailure": 1,
     "100f-trainjob-evicted-deaf-30s-default": 1,

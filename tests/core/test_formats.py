@@ -100,7 +100,7 @@ def xcoms(data: Any) -> Any:
     return url_of(data["job"])
 
 
-#: the reader of each recorded example, and its required fields
+#: The reader of each recorded example, and its required fields.
 READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
     "trigger_training": (trigger, {"classpath", "kwargs"} | {f"kwargs.{path}" for path in JOB}),
     "trigger_reaper": (reaper_trigger, {"classpath", "kwargs"}),

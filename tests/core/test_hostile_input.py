@@ -247,7 +247,7 @@ def patterns_of_lines() -> Iterator[tuple[str, re.Pattern[str], set[str]]]:
                     yield f"{module.name.rpartition('.')[2]}.{name}[{number}]", pattern, set(_prefixes(pattern))
 
 
-#: beginnings that `_prefixes` doesn't find, of the rules with the longest bodies
+#: Beginnings that `_prefixes` doesn't find, of the rules with the longest bodies.
 MORE = (
     "-u=",
     "-u ",

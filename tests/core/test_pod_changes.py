@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.state.pods.pod_changes import (
 )
 from tests.core.recorded_ends import NOW, RECORDED, Change, Process, changes_of, following
 
-D = 1_000.0  #: when the pod was requested to end
+D = 1_000.0  #: When the pod was requested to end.
 STOPPED = {
     "100b-pt-evicted-exit-0-master-onfailure": "Master 0 ended with exit code 0 after it was evicted from node-1",
     "100b-mpi-evicted-exit-0-launcher": "Launcher ended with exit code 0 after it was evicted from node-1",
@@ -34,7 +34,7 @@ STOPPED = {
     "111f-pt-elastic-worker-2-evicted-cleanpodpolicy-running": "Worker 2 ended with exit code 0 after it was evicted "
     "from node-1",
     "112b-pt-silent-node-master-stopped": "Master 0 ended with exit code 0 after it lost its node",
-}  #: all others are complete
+}  #: All others are complete.
 each_job = pytest.mark.parametrize("name", RECORDED)
 
 

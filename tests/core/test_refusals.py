@@ -19,7 +19,7 @@ Object = dict[str, Any]
 START = datetime.fromisoformat("2026-11-21T10:00:00Z")
 CREATED = {"type": "Created", "status": "True"}
 INVALID_IMAGE = "spec.containers[1].image: Required value"
-#: kind, reason and message of an event; category and first line of the cause. Recorded ones have their number.
+#: Kind, reason and message of an event; category and first line of the cause. Recorded ones have their number.
 REPORTED = {
     "38 no launcher": (
         "MPIJob",

@@ -28,7 +28,7 @@ from tests.factories import wait_for
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="stacks need /proc")
 NAME = f"ktrain-test-{os.getpid()}"
 READY = "print('ready', flush=True)"
-#: in C, without a look at Python's signals as in the multiplication of large numbers
+#: Spins in C, without a look at Python's signals, as in the multiplication of large numbers.
 SPINS = (
     "import collections, itertools, os\ndef spin():\n    print('ready', os.getpid(), flush=True)\n"
     "    collections.deque(itertools.repeat(0), 0)\nspin()\n"

@@ -40,7 +40,7 @@ def documented() -> dict[str, Metric]:
 KNOWN = documented()
 USAGE = Usage(requested=40.4, queued=10.2, held=30.2, wasted=0.4, gpus=3).as_dict()
 ROWS = ["Waiting", "Running", "Failures by cause", "GPU time", "Metrics of the programs"]
-#: a name that the engine gives to what it measures, for example f"seconds.{self.phase.lower()}"
+#: A name that the engine gives to what it measures, for example f"seconds.{self.phase.lower()}".
 MEASURED = re.compile(r'"((?:seconds|log|watch|queue)\.[^" ]+)"')
 EXPANDED = {"seconds.{self.phase.lower()}": [f"seconds.{phase.lower()}" for phase in Phase]}
 EXPANDED["seconds.{phase.lower()}"] = EXPANDED["seconds.{self.phase.lower()}"]

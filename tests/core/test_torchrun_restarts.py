@@ -19,7 +19,7 @@ from .test_diagnosis import failed, logs, pod, written
 
 FIRST = "ValueError: shard 17 is damaged"
 REPLACED = written("torchrun-restart-raise").partition("generation 1")[0]
-*BEFORE, SENDING, FAILED = REPLACED.splitlines()  #: torchrun stops the peer of a process, and reports its failure
+*BEFORE, SENDING, FAILED = REPLACED.splitlines()  #: torchrun stops the peer of a process, and reports its failure.
 DEATH = "W1126 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers"
 
 

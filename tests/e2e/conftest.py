@@ -12,7 +12,7 @@ from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.kube import Kube
 
 DAGS = pathlib.Path(__file__).parent / "dags"
-FEATURES = "test_features.py"  #: of the tests that need Airflow, `make test` runs these
+FEATURES = "test_features.py"  #: The only tests that `make test` runs of those that need Airflow.
 EXAMPLES = {  # image -> its directory below examples/
     "pytorch-demo": "demo",
     "pytorch-mnist": "mnist",

@@ -28,9 +28,9 @@ CALM = 60.0
 AWAY = (2.0, 20.0)  # seconds for which a process is unavailable, or requests fail
 OUTAGE = (20.0, 60.0)  # seconds for which the Kubernetes API server refuses connections: longer than most limits
 DAG_LABEL = f"{PREFIX}/dag-id"
-EVICTED = "soak_evicted_"  #: DAGs whose pods may be evicted
+EVICTED = "soak_evicted_"  #: DAGs whose pods may be evicted.
 EVICTION, DRAIN = "pod evicted", "node drained"
-EVICTIONS = 1 / 3  #: the share of these two among the disturbances
+EVICTIONS = 1 / 3  #: The share of these two among the disturbances.
 OUTAGE_NAME = "Kubernetes API server away"
 
 

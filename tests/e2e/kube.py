@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
 from tests.e2e.airflow import wait_for
 
 ROLE = "training.kubeflow.org/replica-type"
-#: ends `until [ -e "/tmp/$HOSTNAME.go" ]; do sleep 0.2; done` in a pod's program
+#: Ends `until [ -e "/tmp/$HOSTNAME.go" ]; do sleep 0.2; done` in a pod's program.
 LET_GO = 'touch "/tmp/$HOSTNAME.go"'
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tests.e2e.airflow import wait_for
 from tests.e2e.database import ends_with_parent, free_port
 
-#: of the server and of programs that report to it: nothing is sent elsewhere, and no other process is started
+#: Settings of the server and of programs that report to it: nothing is sent elsewhere, and no other process is started.
 SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 

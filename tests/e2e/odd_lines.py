@@ -51,7 +51,7 @@ for line in later:
     time.sleep(0.2)
 END
 """
-#: of a log, with the number of lines that are missing
+#: The message of a log about missing lines, with their number.
 MISSING = re.compile(
     r"^Missing: ([\d,]+) lines? of |([\d,]+) lines? of \S+ between \S+ and \S+ are not logged again", re.MULTILINE
 )

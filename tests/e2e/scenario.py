@@ -24,7 +24,7 @@ from tests.e2e.kube import Kube, selector_of
 
 TASK = "train"
 REPLICAS = {"PyTorchJob": ("Master 0", "Worker 0"), "TrainJob": ("node 0", "node 1")}
-#: parametrizes a test over all kinds: it passes the kind to `begin`
+#: Parametrizes a test over all kinds: it passes the kind to `begin`.
 of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pytorchjob", "trainjob"])
 FREED_WITHIN = 240.0  # seconds from the task's end until its pods hold no GPU: 60, and a margin for a loaded machine
 UNAVAILABLE = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be unavailable

@@ -20,7 +20,7 @@ from tests.e2e.scenario import terminal
 
 Object = dict[str, Any]
 LABELS = tuple(f"{PREFIX}/{name}" for name in ("dag-id", "run-id", "task-id", "map-index"))
-#: of all trainings, in seconds: a program prints a step each second, and an outage takes 20 to 60
+#: Limits of all trainings in seconds: a program prints a step each second, and an outage takes 20 to 60 s.
 LIMITS = {
     "schedule_timeout": 20,
     "startup_timeout": 20,

@@ -18,12 +18,12 @@ from tests.e2e.kube import Kube, selector_of
 from tests.e2e.test_assets import unpause
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-3")]
-#: the replica on whose success that of the job depends
+#: The replica on whose success that of the job depends.
 VICTIM = {"PyTorchJob": "Master 0", "MPIJob": "Launcher", "TrainJob": "node 1"}
-#: what its log lines begin with
+#: What its log lines begin with.
 PREFIX = {"PyTorchJob": "[Master 0]", "MPIJob": "[Launcher 0]", "TrainJob": "[node 1]"}
 LIMIT = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
-#: test_features.py has this with a PyTorchJob
+#: test_features.py has this with a PyTorchJob.
 other_kinds = pytest.mark.parametrize("kind", [MPIJOB, TRAINJOB], ids=lambda kind: kind.name)
 
 

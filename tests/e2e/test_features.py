@@ -31,7 +31,7 @@ from tests.smtp import Mailbox, mailbox
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-features"), pytest.mark.timeout(900)]
 KINDS = {"mpijob": MPIJOB, "trainjob": TRAINJOB, "killed_while_deferred": TRAINJOB}  # the others: PyTorchJob
-#: runs that a test starts itself, after what it prepares
+#: Runs that a test starts itself, after what it prepares.
 LATER = ("job_control",)
 ORPHANS = "orphans"  # the namespace of the reaper, which leaves the jobs of the other runs alone
 WRONG = """

@@ -24,7 +24,7 @@ from tests.until import until
 Object = dict[str, Any]
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "job-uid")
 AT = f"{timing.utc_now():%Y-%m-%dT%H:%M:%SZ}"  # recent: no limit and no warning is due
-STEPS_UNTIL_IDLE = 40  #: of the event loop, after which it has handled a change
+STEPS_UNTIL_IDLE = 40  #: How many turns of the event loop it takes to handle a change.
 
 
 class Stream:

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.engine.logs.follower import DrainReport, LogFollowe
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from tests.apiserver import LogFile, PodServer, log_time, serving
 
-#: parametrizes a test over kinds: it passes the kind to `following`
+#: Parametrizes a test over kinds: it passes the kind to `following`.
 of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pytorchjob", "trainjob"])
 
 

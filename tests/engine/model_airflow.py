@@ -112,7 +112,7 @@ class Sink:
 
     def __init__(self, me: Try, rng: random.Random, is_dead: Callable[[], bool]) -> None:
         self.host, self.try_number = "worker", me.owner.try_number
-        self.answered: Mapping[str, Any] | None = None  #: the conclusion, when its write was answered or given up
+        self.answered: Mapping[str, Any] | None = None  #: The conclusion, when its write was answered or given up.
         self._known: Mapping[str, Any] | None = None  # the conclusion, which is a part of each later status
         self._retracted = False
         self._me, self._rng, self._is_dead = me, rng, is_dead

@@ -126,15 +126,16 @@ class Cluster(ApiServer):
         self.kind = kind
         self.jobs, self.jobsets = self.objects[kind.plural], self.objects["jobsets"]
         self.story: list[str] = []
-        self.no_nodes_until = self.no_images_until = 0.0  #: epoch seconds
-        self.status_lag = 0.0  #: seconds from the end of the primary's container to the job's condition, at least
-        self.orphaned: set[str] = set()  #: uids of jobs that a user deleted in the background: their pods outlive them
-        self.touched_by_users: set[str] = set()  #: uids of jobs that a user deleted or suspended
-        self.shown_succeeded: dict[str, Owner] = {}  #: by uid of a job whose status showed Succeeded: its owner then
+        self.no_nodes_until = self.no_images_until = 0.0  #: Epoch seconds.
+        self.status_lag = 0.0  #: Seconds from the end of the primary's container to the job's condition, at least.
+        self.orphaned: set[str] = set()  #: Uids of jobs that a user deleted in the background: their pods outlive them.
+        self.touched_by_users: set[str] = set()  #: Uids of jobs that a user deleted or suspended.
+        #: The owner, at that time, of each job whose status showed Succeeded, by the job's uid.
+        self.shown_succeeded: dict[str, Owner] = {}
         self._rules, self._clock = rules, clock
         self._cleans_up = cleans_up
         self._labels_pods = labels_pods
-        self.over: dict[str, bool] = {}  #: by uid of a job whose primary pod has ended: whether it succeeded
+        self.over: dict[str, bool] = {}  #: Whether the job of this uid, whose primary pod has ended, succeeded.
         self._over_at: dict[str, float] = {}
         self._last_jobs: dict[str, Object] = {}  # by uid, also of those that are gone
         self._late: set[str] = set()  # uids of terminating jobs of which the operator has created a pod
@@ -492,12 +493,12 @@ class Client(InProcessApi):
     ) -> None:
         super().__init__(cluster, actor, informers)
         self._jobs_path = cluster.jobs_path
-        self.is_dead = False  #: whether the process was killed by SIGKILL
-        self.evidence: Evidence | None = None  #: the last read of job and pods
-        self.has_read_job = False  #: whether the job was read, by a request of its own
+        self.is_dead = False  #: Whether the process was killed by SIGKILL.
+        self.evidence: Evidence | None = None  #: The last read of job and pods.
+        self.has_read_job = False  #: Whether the job was read, by a request of its own.
         self._job: Object | None = None  # as read by the last request of its own
-        self.diverged: set[str] = set()  #: uids of pods whose log ended with NaN when it was read again
-        self.process: Any = None  #: of model_hosts
+        self.diverged: set[str] = set()  #: Uids of pods whose log ended with NaN when it was read again.
+        self.process: Any = None  #: The process of model_hosts.
 
     async def request(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None, **_: Any

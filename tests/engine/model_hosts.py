@@ -50,11 +50,11 @@ class World:
     make_training: type[Training]
     judge: Callable[[Process, Outcome], None]
     check_text: Callable[[Process, str], None]
-    #: of the triggerer in which all tries run. None: each process has its own
+    #: Informers of the triggerer in which all tries run. None: each process has its own.
     informers: dict[tuple[str, str, str], object] | None
     deadline_after: float | None
     faulty: bool = True
-    #: whether the training of the job with this uid lacks what the task requires
+    #: Whether the training of the job with this uid lacks what the task requires.
     is_unmet: Callable[[str], bool] = lambda uid: False
     processes: list[Process] = field(default_factory=list)
 

@@ -27,7 +27,7 @@ from tests.engine.staged import Staged
 from tests.engine.tasks import Task, api_of
 from tests.virtual import VirtualLoop
 
-START_SECONDS = 0.2  #: from the creation of a job until its pods run
+START_SECONDS = 0.2  #: Time from the creation of a job until its pods run.
 METHODS = {"create": "POST", "delete": "DELETE", "list": "GET", "watch": "GET", "get": "GET", "patch": "PATCH"}
 BY_PLURAL = {kind.plural: kind for kind in KINDS.values()}
 

@@ -30,7 +30,7 @@ from tests.engine.tasks import Lines, host_of
 NAME = "train"
 KINDS = (PYTORCHJOB, MPIJOB, TRAINJOB)
 GPUS = {"nvidia.com/gpu": "1"}
-FOLLOW_SECONDS = 10_000.0  #: in which a followed job ends
+FOLLOW_SECONDS = 10_000.0  #: How long a followed job may take to end.
 of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
@@ -42,7 +42,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.stored: Mapping[str, Any] | None = None
-        self.stored_at = 0.0  #: time of the loop
+        self.stored_at = 0.0  #: Time of the loop.
 
     def offer(self, build: object, *, urgent: bool) -> None: ...
 
@@ -80,10 +80,10 @@ class Staged:
     log: Lines = field(default_factory=Lines)
     memory: Memory = field(default_factory=Memory)
     url: str = ""
-    attempt: int = 0  #: how often its pods were created again
-    operator_lag: float = 0.0  #: seconds from a suspension until the operator deletes the pods
-    began: float = 0.0  #: of the last process, in time of the loop
-    sent: list[tuple[str, Any]] = field(default_factory=list)  #: writes: method and path, and body
+    attempt: int = 0  #: How often its pods were created again.
+    operator_lag: float = 0.0  #: Seconds from a suspension until the operator deletes the pods.
+    began: float = 0.0  #: When the last process began, in the loop's time.
+    sent: list[tuple[str, Any]] = field(default_factory=list)  #: Writes: method and path, and body.
     early_lines: list[tuple[str, str, str]] = field(default_factory=list)  # pod, time, text
     background: set[asyncio.Future[None]] = field(default_factory=set)  # what the job does until the test ends
 

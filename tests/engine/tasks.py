@@ -51,9 +51,9 @@ from tests.virtual import VirtualLoop
 
 Object = dict[str, Any]
 T = TypeVar("T")
-#: trains until SIGTERM, then exits immediately
+#: Trains until SIGTERM, then exits immediately.
 TRAINS = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
-#: ignores SIGTERM; `Task.started` waits until it does
+#: Ignores SIGTERM; `Task.started` waits until it does.
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 
 
@@ -153,7 +153,7 @@ class Sink:
     try_number = 1
 
     def __init__(self) -> None:
-        self.conclusion: Mapping[str, Any] | None = None  #: that a process of this try has stored
+        self.conclusion: Mapping[str, Any] | None = None  #: The conclusion that a process of this try has stored.
 
     def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None: ...
 
@@ -168,7 +168,7 @@ class Sink:
         return self.conclusion
 
 
-#: seconds that a worker may still take after SIGTERM
+#: Seconds that a worker may still take after SIGTERM.
 WORKER_SECONDS = 3.5
 
 
@@ -436,7 +436,7 @@ class TrainTask(Task):
         return self.stamped(built, number, submission)
 
 
-#: parametrizes a test over all kinds: `of_each_kind` yields a task of each
+#: Parametrizes a test over all kinds: `of_each_kind` yields a task of each.
 of_each_kind = pytest.mark.parametrize("task", [Task, TrainTask], indirect=True, ids=["pytorchjob", "trainjob"])
 
 

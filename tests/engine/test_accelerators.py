@@ -15,7 +15,7 @@ from tests.engine.staged import Staged, staged
 
 pytestmark = pytest.mark.virtual_time
 
-#: resources, each with what several units are called: at least one of each row of the table
+#: Resources, each with what several units are called: at least one of each row of the table.
 ROWS = {
     "nvidia.com/gpu": "GPUs", "nvidia.com/gpu.shared": "shared GPUs", "nvidia.com/mig-1g.5gb": "MIG 1g.5gb slices",
     "nvidia.com/mig-3g.20gb.shared": "shared MIG 3g.20gb slices", "amd.com/gpu": "GPUs", "amd.com/spx_nps1": "GPUs",

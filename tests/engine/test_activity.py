@@ -34,7 +34,7 @@ pytestmark = pytest.mark.virtual_time
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "uid")
 JOB: Object = {"kind": "PyTorchJob", "metadata": {"name": "train", "uid": "uid"}, "spec": {}}
 START = EPOCH.timestamp()
-BEGAN, SECONDS = 100.0, 60.0  #: of the clock, in seconds after EPOCH
+BEGAN, SECONDS = 100.0, 60.0  #: The clock's start and duration, in seconds after EPOCH.
 of_each_limit = pytest.mark.parametrize("limit", [Limit.LOG_STALL, Limit.PROGRESS])
 
 

@@ -21,7 +21,7 @@ JOBS = "/apis/kubeflow.org/v1/namespaces/ns/pytorchjobs"
 NOT_FOUND = {"kind": "pytorchjobs", "name": "a", "group": "kubeflow.org"}
 PAGE = b"<html><title>Sign in</title></html>"
 CAUSE = [{"reason": "UnexpectedServerResponse", "message": "404 page not found"}]
-#: responses to any request that are no answer to it
+#: Responses to any request that are no answer to it.
 LIES = {
     "text 404": Response(404, b"404 page not found\n"),
     "page 403": Response(403, PAGE),

@@ -34,7 +34,7 @@ OPTIONS = Options(drain_timeout=0.5)
 MASTER = "100b-pt-evicted-exit-0-master-onfailure"
 LATE_MASTER = "107c-pt-deleted-by-hand-exit-0-master-onfailure"
 RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
-#: the Master is evicted at 14:35:22, and a clock may be 5 s off
+#: The Master is evicted at 14:35:22, and a clock may be 5 s off.
 BEFORE, AFTER = "2026-11-23T14:35:16.900000000Z", "2026-11-23T14:35:17.000000000Z"
 
 
@@ -593,7 +593,7 @@ async def test_pods_that_are_rejected_without_end_end_the_job(limits: dict[str, 
 
 LOST = "after its pod wrote more to its local disk than its ephemeral-storage limit allows (Evicted)."
 EVICTED = "after its pod was evicted from its node (EvictionByEvictionAPI)."
-#: replica, reason and number of its restarts
+#: Replica, reason and number of its restarts.
 RESTARTS = {
     "101-pt-ephemeral-storage-master-onfailure": ("Master 0", LOST, 4),
     "100b-pt-evicted-exit-0-worker-onfailure": ("Worker 0", EVICTED, 1),

@@ -116,9 +116,9 @@ async def test_inspector_that_raises_is_reported_once_and_stops_no_other() -> No
 
 
 LONG = 5 * 1024
-THINNED = MAX_POINTS + 1  #: points after which a series of a metric is thinned again
+THINNED = MAX_POINTS + 1  #: Points after which a series of a metric is thinned again.
 WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum="
-#: what a program may print, by what it aims at; each line is another one
+#: What a program may print, by what it aims at; each line is another one.
 HOSTILE: dict[str, Callable[[int], str]] = {
     "names of metrics": lambda n: f'KTRAIN_METRIC {{"step": {n}, "loss-{n}": {n}}}',
     "steps": lambda n: f'KTRAIN_METRIC {{"step": {n}, "loss": {n}.5}}',

@@ -21,8 +21,8 @@ from tests.virtual import VirtualLoop
 
 pytestmark = pytest.mark.virtual_time
 
-BEFORE = 3_000  #: lines that were written before the takeover
-AGE = 3600.0  #: seconds since the handover
+BEFORE = 3_000  #: Lines that were written before the takeover.
+AGE = 3600.0  #: Seconds since the handover.
 LINE = re.compile(r"\[\w+ \d+\] line (\d+)")
 COUNT = re.compile(
     r"^(?:Missing: )?([\d,]+) lines? of |^The rate limit dropped ([\d,]+) lines? |^([\d,]+) lines? between "

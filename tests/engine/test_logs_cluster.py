@@ -27,7 +27,7 @@ from .watching import changes
 
 pytestmark = [pytest.mark.thorough, pytest.mark.embedded("sets fault switches")]
 
-#: numbers its lines from 0; at SIGTERM or after a given count, it writes a last line and exits with the given code
+#: Numbers its lines from 0. At SIGTERM or after a given count, it writes a last line and exits with the given code.
 WRITER = """
 import signal, sys, time
 lines, code = int(sys.argv[1]), int(sys.argv[2])

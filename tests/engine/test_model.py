@@ -67,7 +67,7 @@ from tests.engine.model_hosts import Process, Terminal, Trigger, Worker, World
 
 RUNS = int(os.environ.get("KTRAIN_MODEL_RUNS", "1000"))
 BATCH = 250
-#: the seeds from these on are those of trainings that report NaN, or that may not be good enough
+#: The seeds from these on are those of trainings that report NaN, or that may not be good enough.
 NAN_SEED, REQUIRE_SEED = 1_000_000, 2_000_000
 STEPS = 150
 STRANGER = Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "theirs")
@@ -112,7 +112,7 @@ class Interleaving:
             {} if rng.random() < 0.5 else None, rng.choice([None, None, 8.0, 15.0, 30.0]),
             faulty=rng.random() < 0.6, is_unmet=self._is_unmet,
         )  # fmt: skip
-        #: by uid of a job that a limit has ended: the process, the category, and whether it was stored
+        #: The process, the category, and whether it was stored, of each job that a limit has ended, by the job's uid.
         self.causes: dict[str, tuple[Process, str, bool]] = {}
         self.nobody_to_kill = False  # whether the task was ended while none of its processes ran
 
@@ -605,7 +605,7 @@ def test_no_interleaving_breaks_an_invariant(batch: int) -> None:
 # mutations: each must be found
 
 MUTATION_RUNS = 2000  # at most
-#: seeds that found a mutation late, or shortly before: the search begins there, and goes on after it
+#: Seeds that found a mutation late, or shortly before: the search begins there, and goes on after it.
 FIRST_SEEDS = {
     "superseded": 250,
     "its end is near": 60,

@@ -207,7 +207,7 @@ LIMITS: dict[str, Case] = {
     "log stall": Case({"log_stall": LEFT + 1}, silent, talks, "log_stall_timeout"),
     "progress": Case({"progress": LEFT + 1}, silent, talks, "progress_timeout"),
 }
-#: each is exceeded by one restart more; the number never becomes less, but the job may have succeeded meanwhile
+#: Each is exceeded by one more restart. The number never becomes less, but the job may have succeeded meanwhile.
 RESTARTS: dict[str, Case] = {
     "max_restarts": Case({"max_restarts": 1}, restarted(1), succeeds, "max_restarts"),
     "crash loop": Case({"crash_loop": 2}, restarted(1), succeeds, "crash_loop"),

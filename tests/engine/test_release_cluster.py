@@ -13,8 +13,8 @@ from tests.engine.tasks import STUBBORN, Task, of_each_kind, present, release_jo
 
 pytestmark = pytest.mark.thorough
 
-#: the Master ends and the Workers continue: `cleanPodPolicy: None` leaves them and their GPUs
-#: the master must still run when its workers start: their init containers look for it
+#: The Master ends and the Workers continue: `cleanPodPolicy: None` leaves them and their GPUs. The Master must still
+#: run when its Workers start: their init containers look for it.
 LEFT_BEHIND = "case $RANK in 0) sleep 15;; *) trap 'exit 143' TERM; sleep 600 & wait;; esac"
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.virtual_time
 
 GRACE_SECONDS = 5
 NEVER = 10_000.0
-#: seconds from the suspension until the operator deletes the pods
+#: Seconds from the suspension until the operator deletes the pods.
 of_each_lag = pytest.mark.parametrize("lag", [0.0, 3.0], ids=["is ending", "runs on"])
 
 

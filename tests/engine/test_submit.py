@@ -521,9 +521,9 @@ def test_only_rejected_manifests_forbid_retries(error: ApiStatusError, verb: str
     assert explain(error, verb, "pytorchjobs.kubeflow.org", "ns").final is final
 
 
-#: what a real cluster answered (recording 55-trainjob-rejected)
+#: What a real cluster answered (recording 55-trainjob-rejected).
 REFUSED = json.loads((Path(__file__).parent / "data" / "trainjob-refusals.json").read_text())
-#: reasons to reject a create although the manifest is valid: the runtime doesn't exist, or lacks a job
+#: Reasons to reject a create although the manifest is valid: the runtime doesn't exist, or lacks a job.
 RETRYABLE = {"missing runtime", "missing namespaced runtime", "initializer without its job"}
 
 

@@ -26,7 +26,7 @@ from tests.engine.staged import NAME, Staged, staged
 from tests.engine.tasks import STUBBORN, TRAINS, AnyCluster, MeddledApi, TrainTask, api_of, release_job, until
 
 Object = dict[str, Any]
-TASK = TrainTask  #: of the fixture `task`
+TASK = TrainTask  #: Class of the fixture `task`.
 cluster, task = scripted.cluster, scripted.task
 virtual_time = pytest.mark.virtual_time
 

@@ -17,7 +17,7 @@ from tests.clusters import TestCluster
 from tests.engine.tasks import STUBBORN, MeddledApi, TrainTask, api_of, release_job, until
 
 Object = dict[str, Any]
-TASK = TrainTask  #: of the fixture `task`
+TASK = TrainTask  #: Class of the fixture `task`.
 pytestmark = pytest.mark.thorough
 
 

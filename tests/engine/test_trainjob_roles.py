@@ -12,7 +12,7 @@ from tests import clusters
 from tests.engine.tasks import TrainTask, create_runtime
 
 Object = dict[str, Any]
-TASK = TrainTask  #: of the fixture `task`
+TASK = TrainTask  #: Class of the fixture `task`.
 pytestmark = pytest.mark.thorough
 STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 SERVES = "trap 'exit 143' TERM; echo waits for the launcher; sleep 600 & wait"

@@ -20,9 +20,9 @@ WHOLE = {
     *JOBS, "workloads", "localqueues", "clusterqueues", "cohorts", "admissionchecks", "topologies", "resourceflavors",
     "workloadpriorityclasses",
 }  # fmt: skip
-OWNERS = ("jobs", "jobsets")  #: between a TrainJob and its pods: that they exist
+OWNERS = ("jobs", "jobsets")  #: Objects between a TrainJob and its pods, of which only the existence is recorded.
 META = ("name", "uid", "resourceVersion", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp")
-#: what is kept of an object in a list of the key, and of the specs and statuses of pods
+#: What is kept of an object in a list of the key, and of the specs and statuses of pods.
 FIELDS = {
     "containers": ("name", "resources", "restartPolicy"), "initContainers": ("name", "resources", "restartPolicy"),
     "conditions": ("type", "status", "reason", "message", "lastTransitionTime"),

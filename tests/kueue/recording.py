@@ -23,10 +23,10 @@ from tests.apiserver.messages import Where
 from tests.apiserver.server import merged
 
 Obj = dict[str, Any]
-About = tuple[str, str]  #: the resource and the name of an object
+About = tuple[str, str]  #: The resource and the name of an object.
 
 KEPT = Path(__file__).parent / "recordings"
-#: another folder with recordings
+#: Another folder with recordings.
 FOLDER = Path(os.path.expanduser(os.environ.get("KTRAIN_TEST_RECORDINGS", "") or KEPT))
 JOBS = ("pytorchjobs", "mpijobs", "trainjobs")
 PLURALS = {"WorkloadPriorityClass": "workloadpriorityclasses", "Topology": "topologies"}

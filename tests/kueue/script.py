@@ -17,9 +17,9 @@ from tests.virtual import VirtualLoop
 
 from .recording import JOBS, About, Recording, Write, about_of, difference, plural_of
 
-PATIENCE = 60.0  #: seconds for a write of the test
+PATIENCE = 60.0  #: Seconds for a write of the test.
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
-OURS = "ktrain.airflow/"  #: labels that the operators copy from a job to its pods
+OURS = "ktrain.airflow/"  #: Labels that the operators copy from a job to its pods.
 
 
 class ReplayError(AssertionError):

@@ -14,7 +14,7 @@ from tests.apiserver import ApiServer, Object, stamp
 from tests.apiserver.store import copied
 from tests.engine.tasks import Task, until
 
-STOP_SECONDS = 2  #: until a program ends after SIGTERM, and until its pod is gone then
+STOP_SECONDS = 2  #: Time until a program ends after SIGTERM, and then until its pod is gone.
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 

@@ -18,8 +18,8 @@ from tests.apiserver.resources import Resource
 from tests.apiserver.store import copied
 from tests.operators.programs import Exited, Program
 
-SCHEDULED, STARTED, NOTICED = 0.05, 0.15, 0.05  #: seconds until a pod is scheduled, runs, and until its end is noticed
-GPUS = 64  #: of the node
+SCHEDULED, STARTED, NOTICED = 0.05, 0.15, 0.05  #: Seconds until a pod is scheduled, runs, and until its end is noticed.
+GPUS = 64  #: GPUs of the node.
 JOBS = {kind.plural: kind for kind in KINDS.values()}
 RUNTIME = {
     "metadata": {"name": "torch-distributed", "labels": {"trainer.kubeflow.org/framework": "torch"}},

@@ -8,7 +8,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Steps = Generator[float | str, None, int]  #: seconds that pass, and lines that are printed; returns the exit status
+Steps = Generator[float | str, None, int]  #: Seconds that pass, and lines that are printed; returns the exit status.
 _SEPARATOR = re.compile(r"[;\n]+|&")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)")
 _CLOSING = {"for": ("do", "done"), "if": ("then", "fi"), "while": ("do", "done"), "until": ("do", "done")}

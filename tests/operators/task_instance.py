@@ -47,7 +47,7 @@ OPERATORS: dict[str, type[TrainingJobOperator]] = {
     MPIJOB.name: MPIJobOperator,
     TRAINJOB.name: TrainJobOperator,
 }
-#: parametrizes a test over kinds: `instance` has jobs of each. The TrainJob uses the runtime torch-distributed
+#: Parametrizes a test over kinds: `instance` has jobs of each. The TrainJob uses the runtime torch-distributed.
 of_each_kind = pytest.mark.parametrize(
     "instance",
     [PYTORCHJOB, TRAINJOB],

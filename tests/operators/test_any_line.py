@@ -40,7 +40,7 @@ from tests.operators.virtual_instance import VirtualInstance
 
 EVERY = bool(os.environ.get("EVERY"))
 SEED = int(os.environ.get("SEED", "40"))
-SAMPLES = int(os.environ.get("SAMPLES", "24"))  #: requests and calls; of the more costly lines, a third
+SAMPLES = int(os.environ.get("SAMPLES", "24"))  #: Requests and calls; of the more costly lines, a third.
 LONGEST_SECONDS = 180.0  # of a run; each of its trainings takes two seconds, and its longest wait 31 s
 PACKAGE = str(Path(airflow_provider_ktrain.__file__).parent)
 RESULT = {"loss": 0.5}
@@ -291,7 +291,7 @@ class Sweep:
     capsys: pytest.CaptureFixture[str]
     deferrable: bool
     retries: int
-    count: int = 0  #: moments of the last run
+    count: int = 0  #: Moments of the last run.
 
     def problems(self, kinds: Sequence[Kind], samples: int) -> Iterator[str]:
         """What is wrong in the runs with an exception at one of the moments, drawn by the seed."""

@@ -42,7 +42,7 @@ from tests.operators.task_instance import Ti
 
 AIRFLOW = pathlib.Path(airflow.__file__).parent
 PACKAGE = pathlib.Path(airflow_provider_ktrain.__file__).parent
-#: the documented interface for authors of providers, and Airflow's provider that this one builds on
+#: The documented interface for authors of providers, and Airflow's provider that this one builds on.
 PUBLIC = {
     "airflow.plugins_manager", "airflow.providers.cncf.kubernetes.hooks.kubernetes",
     "airflow.providers.openlineage.extractors", "airflow.sdk",

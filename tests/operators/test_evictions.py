@@ -16,7 +16,7 @@ from tests.operators.virtual_instance import VirtualInstance
 pytestmark = pytest.mark.embedded("needs the scripted API server")
 
 TRAINS = "trap 'exit 0' TERM; sleep {seconds} & wait"
-#: until a program ends by itself: the TrainJob's other rank does
+#: Time until a program ends by itself: the TrainJob's other rank does.
 SECONDS = {"MPIJob": 600, "TrainJob": 12}
 each_kind = pytest.mark.parametrize("instance", [MPIJOB, TRAINJOB], indirect=True, ids=["mpijob", "trainjob"])
 

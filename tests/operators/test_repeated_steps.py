@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from tests.operators.task_instance import Instance
 
-#: fails after step 5 in the first attempt, and then resumes after step 3
+#: Fails after step 5 in the first attempt, and then resumes after step 3.
 PROGRAM = """
 step=1 last=5
 [ $KTRAIN_ATTEMPT = 1 ] || { step=4 last=8; }

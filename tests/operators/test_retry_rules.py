@@ -15,7 +15,7 @@ from tests.operators.task_instance import Instance
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "infrastructure-failures.md"
 _, POLICY, SUBCLASS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-#: the job was released, and a retry would fail in the same way
+#: The job was released, and a retry would fail in the same way.
 NEVER_RETRIED = {
     "TrainingUserCodeError", "TrainingOutOfMemoryError", "TrainingImageError", "TrainingEnvironmentError",
     "TrainingSchedulingError", "TrainingQueueError", "TrainingTimeoutError", "TrainingHangError",

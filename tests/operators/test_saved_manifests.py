@@ -23,7 +23,7 @@ from tests.operators.virtual_instance import VirtualInstance
 
 pytestmark = pytest.mark.embedded("needs MPIJob v1 and a runtime")
 
-#: ends with the exit code END, or runs for a long time without it
+#: Ends with the exit code END, or runs for a long time without it.
 ENDS = 'if [ -n "$END" ]; then echo "KTRAIN_RESULT $END"; exit $END; fi'
 PROGRAM = ["sh", "-c", f"{ENDS}; trap 'exit 143' TERM; sleep 600 & wait"]
 KINDS = [(PYTORCHJOB, "v1"), (MPIJOB, "v1"), (TRAINJOB, "v1alpha1")]

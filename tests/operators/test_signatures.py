@@ -23,7 +23,7 @@ CLASSES = (
     ScaleTrainingJobOperator, SuspendTrainingJobOperator, ResumeTrainingJobOperator, DeleteTrainingJobOperator,
     ReapTrainingJobsOperator,
 )  # fmt: skip
-#: of parameters that are no templates, and not the default
+#: Values, other than the defaults, of parameters that are no templates.
 VALUES = {
     "deferrable": False, "on_finish_action": "keep_job", "reattach": "if_unchanged", "logs": "primary",
     "queue_timeout": 11.0, "schedule_timeout": 12.0, "startup_timeout": 13.0, "partial_start_timeout": 14.0,

@@ -15,8 +15,8 @@ from airflow_provider_ktrain.exceptions import TrainingKilledError
 from tests.operators.task_instance import Instance, Supervisor, Ti, of_each_kind, supervised
 
 RESULT = ["sh", "-c", """sleep 2; echo 'KTRAIN_RESULT {"loss": 0.5}'"""]
-WRITE_SECONDS = 600.0  #: of a write that hangs
-EVENT_SECONDS = 30.0  #: until the event of a training of 2 s
+WRITE_SECONDS = 600.0  #: Duration of a write that hangs.
+EVENT_SECONDS = 30.0  #: Time until the event of a training of 2 s.
 
 
 class Statuses(Supervisor):

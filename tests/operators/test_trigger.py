@@ -30,7 +30,7 @@ from tests.engine.tasks import until
 from tests.operators.task_instance import DefersSoon, Instance, Supervisor, first_event, of_each_kind, supervised
 from tests.operators.virtual_instance import VirtualInstance
 
-ANSWER_SECONDS = 20.0  #: for which a supervisor is busy
+ANSWER_SECONDS = 20.0  #: How long a supervisor is busy.
 MINUTES = pytest.mark.embedded("takes minutes outside of virtual time")
 
 

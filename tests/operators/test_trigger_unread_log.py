@@ -40,7 +40,7 @@ os._exit(unread_log())
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what is unread")
 
 
-#: what happens until a trigger's log is read, while the trigger runs
+#: What happens until a trigger's log is read, while the trigger runs.
 Unread = Callable[[asyncio.Future[TriggerEvent]], Awaitable[None]]
 
 

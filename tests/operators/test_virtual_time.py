@@ -15,7 +15,7 @@ from tests.operators.virtual_instance import VirtualInstance
 
 pytestmark = pytest.mark.embedded("needs the scripted API server")
 PROGRAM = ["sh", "-c", """sleep 3600; echo 'KTRAIN_RESULT {"loss": 0.5}'"""]
-HOUR = STARTED + 3600.0 + NOTICED  #: from the create to the end of the job
+HOUR = STARTED + 3600.0 + NOTICED  #: Time from the create to the end of the job.
 
 
 @pytest.mark.parametrize("instance", [PYTORCHJOB, MPIJOB, TRAINJOB], indirect=True, ids=lambda kind: str(kind.name))

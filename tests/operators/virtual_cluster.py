@@ -29,7 +29,7 @@ from tests.virtual import START, Stuck, VirtualLoop
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 NAMESPACE = "default"
-LOOK_SECONDS = 0.05  #: between two looks whether a condition holds
+LOOK_SECONDS = 0.05  #: Pause between two looks whether a condition holds.
 
 
 class ServingLoop(VirtualLoop):

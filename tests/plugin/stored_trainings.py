@@ -28,13 +28,13 @@ from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
-#: newest last: 48 runs of a task, two mapped ones of another DAG, and those of STORED
+#: Newest last: 48 runs of a task, two mapped ones of another DAG, and those of STORED.
 KEYS = [
     *(TaskInstanceId("team-a", f"run-{n}", "train") for n in range(48)),
     *(TaskInstanceId("team's 100%", "manual__2026-11-21T10:00:00+00:00", "group.train", n) for n in range(2)),
     *(TaskInstanceId("team-b", "run-0", f"odd-{n}") for n in range(3)),
 ]
-#: what can't be read: text that nests too deep, the same as JSON of the database, and an object that is too large
+#: What can't be read: text that nests too deep, the same as JSON of the database, and an object that is too large.
 STORED = ("[" * 100_000, "[" * 5_000 + "]" * 5_000, json.dumps({"phase": "x" * compat_server.MAX_STORED_CHARS}))
 WITHOUT_STATUS = TaskInstanceId("team-b", "run-0", "prepare")
 ENDED = TaskInstanceId("team-b", "run-0", "earlier")

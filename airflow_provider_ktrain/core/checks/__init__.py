@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported in functions: a DAG file that is only parsed check
 
 __all__ = ["ERROR", "WARNING", "Level", "Problem", "check", "raise_errors", "rules"]
 
-#: by the schema's kind of mismatch: code, message, and a hint for mismatches without one
+#: Code, message, and a hint for mismatches without one, by the schema's kind of mismatch.
 _MISMATCHES = {
     "unknown": (
         "unknown-field", "unknown field `{field}`: the API server will probably reject it", "correct or remove it",

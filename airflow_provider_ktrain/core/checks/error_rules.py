@@ -14,9 +14,9 @@ from airflow_provider_ktrain.core.manifest.schema import TYPES
 from airflow_provider_ktrain.core.state.quantity import parse_quantity
 from airflow_provider_ktrain.core.state.queue.kueue_status import MULTIKUEUE
 
-MAX_LABEL = 63  #: characters of a DNS label: a Service's name, a label's value
+MAX_LABEL = 63  #: Characters of a DNS label: a Service's name, a label's value.
 CLEAN_POD_POLICIES = ("All", "Running", "None")
-_OPERATOR_VOLUMES = {"mpi-job-config", "mpi-job-kubectl", "ssh-auth"}  #: added by the MPI operators
+_OPERATOR_VOLUMES = {"mpi-job-config", "mpi-job-kubectl", "ssh-auth"}  #: Volumes that the MPI operators add.
 _VOLUME_SOURCES = {member.partition(":")[0] for member in TYPES["Volume"].split()} - {"name!"}
 
 

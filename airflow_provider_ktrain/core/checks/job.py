@@ -232,7 +232,7 @@ class Rule:
             yield Problem(f.level or self.level, self.code, f.at.path, f.message, f.found, f.expected, f.hint)
 
 
-REGISTRY: list[Rule] = []  #: filled by the modules of rules; `checks.rules()` imports them
+REGISTRY: list[Rule] = []  #: All rules. The modules of rules add theirs, and `checks.rules()` imports these modules.
 
 
 def rule(code: str, level: Level, kind: Kind | None = None) -> Callable[[Check], Check]:

@@ -13,18 +13,19 @@ _MPIRUN = re.compile(  # -n may also be an argument of the program, after its na
     r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b|--num-proc\b)|(?:\s+--[\w-]+)*\s+)"
     r"(--?np|--num-proc|-n)[=\s]+['\"]?(\d+)\b"
 )
-#: what starts ranks in other pods, or a script that may call it
+#: What starts ranks in other pods, or a script that may call it.
 _STARTS_RANKS = re.compile(r"\b(?:mpirun|mpiexec|horovodrun|orterun|prterun|deepspeed)\b|(?:^|sh)\s+\S+\.sh\b")
 _SSHD = re.compile(r"sshd|dropbear|(?:service|systemctl start|init\.d/)\s*ssh\b")
 _SHELL = re.compile(r"^(?:\S*/)?(?:ba|da|z|k)?sh(?:\s+-\w+)*\s+-\w*c\s+")
 _BEFORE_COMMAND = re.compile(r"^(?:(?:exec|nohup|time|then|else|do|\w+=\S*)\s+)+")
-#: commands that don't start sshd, and words of shells
+#: Commands that don't start sshd, and words of shells.
 _WITHOUT_SSHD = re.compile(
     r"sleep|tail|cat|read|wait|trap|true|:|while|until|for|done|if|fi|\[|test|echo|printf|date|hostname|env|export|"
     r"cd|ls|mkdir|touch|chmod|chown|cp|mv|ln|rm|set|ulimit|nvidia-smi|ibstat|python[\d.]*|torchrun|mpirun|pause"
 )
 _ROOT_SSH = "/root/.ssh"
-_MIN, _MAX = (rf"--?{bound}[-_](?:np|num[-_]proc)" for bound in ("min", "max"))  #: of an elastic horovodrun
+#: The options of an elastic horovodrun.
+_MIN, _MAX = (rf"--?{bound}[-_](?:np|num[-_]proc)" for bound in ("min", "max"))
 _COOLDOWN = "--blacklist-cooldown-range"
 
 

@@ -176,7 +176,7 @@ _LABELS = Shape("a mapping of text to text", _scalar, Mapping, 'write {"name": "
 
 _PLURALS = ",".join(kind.plural for kind in KINDS.values())
 
-#: the parameters that may not be None
+#: The parameters that may not be None.
 REQUIRED = {
     "job_name", "kubernetes_conn_id", "timeout", "on_finish_action", "reattach", "conditions", "confirm_after",
     "max_jobs", "fail_on_nan",

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.kinds.strategic_merge import member, merged
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
 
-RESERVED_VARIABLES = "KTRAIN_"  #: environment variables with this prefix are set by the task
+RESERVED_VARIABLES = "KTRAIN_"  #: Environment variables with this prefix are set by the task.
 
 
 def check_pod_override(override: Any, kind: Kind) -> None:

@@ -16,8 +16,8 @@ NAMESPACE_FORMAT = "up to 63 lower-case letters, digits and -"
 class Level(enum.StrEnum):
     """How serious a problem is."""
 
-    ERROR = "error"  #: the cluster or the operator would refuse the job or never run it
-    WARNING = "warning"  #: the job runs, but probably not as intended
+    ERROR = "error"  #: The cluster or the operator would refuse the job or never run it.
+    WARNING = "warning"  #: The job runs, but probably not as intended.
 
 
 ERROR, WARNING = Level.ERROR, Level.WARNING

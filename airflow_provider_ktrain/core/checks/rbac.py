@@ -11,7 +11,7 @@ _WITH_RUNTIMES = tuple((kind.group, kind.runtimes) for kind in KINDS.values() if
 _POD_OWNERS = tuple(kind.behavior.pod_owner for kind in KINDS.values())
 _JOB_VERBS = ("create", "get", "list", "watch", "patch", "delete")
 
-#: (API group, resources, verbs) of the engine's requests, each with their purpose
+#: (API group, resources, verbs) of the engine's requests, each with their purpose.
 RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # submit, adopt, suspend, follow, release
     *(
@@ -36,10 +36,11 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
-#: in addition where jobs get their code from tasks (`code`): the ConfigMap of a job, which is deleted with the job
+#: Rules that are added where jobs get their code from tasks (`code`): for the ConfigMap of a job, which is deleted with
+#: the job.
 CODE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (("", ("configmaps",), ("create", "get")),)
 
-#: in addition where jobs are queued by Kueue: why a job waits, and pausing it by its Workload
+#: Rules that are added where Kueue queues jobs: to read why a job waits, and to pause it by its Workload.
 KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", ("workloads",), ("get", "list", "watch", "patch")),
     # optional: the checks of a job before it is created
@@ -51,7 +52,7 @@ _KUEUE_CLUSTER_RULE = {
     "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
 }  # fmt: skip
 
-#: in addition, in the whole cluster: what is wrong with a node, and whether any can match a pod that waits for one
+#: A rule for the whole cluster: to read what is wrong with a node, and whether any can match a pod that waits for one.
 _NODE_RULE = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}
 
 

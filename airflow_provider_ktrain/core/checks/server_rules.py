@@ -15,12 +15,13 @@ from airflow_provider_ktrain.core.checks.references import Reference
 from airflow_provider_ktrain.core.state.pods.objects import condition_of, labels_of
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
-#: without them a job runs; only some causes of failures, or the reasons of Kueue, are missing
+#: Without access to these a job runs; only some causes of failures, or the reasons of Kueue, are missing.
 _OPTIONAL_RESOURCES = {
     "events", "persistentvolumeclaims", "services", "jobs.batch", "workloads.kueue.x-k8s.io",
     "localqueues.kueue.x-k8s.io",
 }  # fmt: skip
-_OF_CODE = {resource for _, resources, _ in CODE_RULES for resource in resources}  #: needed by tasks with `code` only
+#: Resources that only tasks with `code` need.
+_OF_CODE = {resource for _, resources, _ in CODE_RULES for resource in resources}
 
 
 @dataclass(frozen=True)

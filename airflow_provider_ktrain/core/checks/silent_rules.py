@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.text.output import SUGGESTION, counted
 
 _KUEUE_LABELS = {QUEUE_LABEL: "queue_name", PRIORITY_LABEL: "workload_priority_class"}
 _ISTIO = "sidecar.istio.io/inject"
-#: keys of labels and annotations that change a training, by which misspelt ones of the same domain are found
+#: Keys of labels and annotations that change a training, by which misspelt ones of the same domain are found.
 _KNOWN_KEYS = (
     QUEUE_LABEL, PRIORITY_LABEL, _ISTIO, "kueue.x-k8s.io/podset-required-topology",
     "kueue.x-k8s.io/podset-preferred-topology", "kueue.x-k8s.io/podset-unconstrained-topology",
@@ -23,7 +23,7 @@ _KNOWN_KEYS = (
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z|k|a)?sh")
 _OF_RANK = r"(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|PET_[A-Z_]+|JOB_COMPLETION_INDEX)"
 _VARIABLE = re.compile(rf"(?<!\$)\$(?:{_OF_RANK}\b|\{{{_OF_RANK}\}})")
-#: a pod with less memory than the first, in bytes, doesn't start; no node has as many cores as the second
+#: A pod with less memory than the first, in bytes, doesn't start; no node has as many cores as the second.
 _LEAST_MEMORY, _MOST_CORES = 1024 * 1024, 2000
 
 

@@ -37,17 +37,17 @@ from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
 from airflow_provider_ktrain.core.manifest.schema import compiled
 from airflow_provider_ktrain.core.text.output import counted
 
-#: `<job>-node-0-<index>-xxxxx` has at most 63 characters (recording 55b)
+#: `<job>-node-0-<index>-xxxxx` has at most 63 characters (recording 55b).
 MAX_NAME = 48
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/.+")
-#: what to do about fields of a pod or container that a patch can't set; others belong to the runtime's author
+#: What to do about fields of a pod or container that a patch can't set; others belong to the runtime's author.
 _INSTEAD = {
     **{key: f"for container {NODE}, set spec.trainer.{field}" for key, field in TRAINER_FIELDS.items()},
     "priorityClassName": "set it in the runtime; under Kueue, use the label kueue.x-k8s.io/priority-class",
 }
-SLOW_SECONDS = 60  #: a program that fails at once, but whose job takes longer to fail, is reported
-_FIRST_DELAY, _MAX_DELAY = 10, 300  #: seconds between restarts, doubled each time: of the kubelet and of batch Jobs
-_BACKOFF_LIMIT = 6  #: of a batch Job that sets none
+SLOW_SECONDS = 60  #: A program that fails at once, but whose job takes longer to fail, is reported.
+_FIRST_DELAY, _MAX_DELAY = 10, 300  #: Seconds between restarts, doubled each time: of the kubelet and of batch Jobs.
+_BACKOFF_LIMIT = 6  #: The limit of a batch Job that sets none.
 
 
 @rule("node-count", ERROR, TRAINJOB)

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL
 from airflow_provider_ktrain.core.text.output import SUGGESTION, counted
 
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
-#: variables of NCCL itself; those of its library's loading are matched by their value
+#: Variables of NCCL itself; those of its library's loading are matched by their value.
 _NCCL_ENV = re.compile(r"NCCL_[A-Z0-9_]+")
 _NCCL_LIBRARY = re.compile(r"\blibnccl\b")
 _BACKEND_ENV = ("BACKEND", "DIST_BACKEND", "TORCH_DISTRIBUTED_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")

@@ -13,10 +13,12 @@ from airflow_provider_ktrain.core.diagnosis.log_lines import TRACEBACK, is_progr
 from airflow_provider_ktrain.core.diagnosis.log_parser import is_end_of_processes
 
 T = TypeVar("T")
-MAX_PROCESSES = 16  #: of a container, whose lines are kept
-MAX_LINES = 12  #: of a traceback or a dump. Of frames, the outermost of each traceback is kept, and no line of code
-MAX_SEEN = 400  #: lines after which a traceback or a dump has ended
-MAX_ENDS = 4  #: reports of torchrun that a process has ended
+MAX_PROCESSES = 16  #: How many processes' lines are kept for one container.
+#: How many lines of a traceback or a dump are kept. Of frames, the outermost of each traceback is kept, and no line of
+#: code.
+MAX_LINES = 12
+MAX_SEEN = 400  #: Lines after which a traceback or a dump has ended.
+MAX_ENDS = 4  #: Reports of torchrun that a process has ended.
 _HEADS = (TRACEBACK, "Fatal Python error: ", "*** Error in `")
 _GOES_ON = ("During handling of the above", "The above exception was", "Current thread 0x", "Stack (most recent call")
 

@@ -23,7 +23,7 @@ _TIMEOUT = re.compile(
     r"WorkNCCL\(SeqNum=(?P<number>\d{1,19}), OpType=(?P<operation>\w{1,64})\W.{0,400}?"
     r" ran for (?P<milliseconds>\d{1,15}) milliseconds"
 )
-#: `PG 1`, `PG 0 (default_pg)` or, with a name that is the same in all ranks, `PG ID 2 PG GUID 9`
+#: `PG 1`, `PG 0 (default_pg)` or, with a name that is the same in all ranks, `PG ID 2 PG GUID 9`.
 _STATUS = re.compile(
     r"(?i)\[PG (ID \d+ PG GUID )?(?P<group>\w{1,64}).{0,400}?"
     r"last enqueued (NCCL )?work: (?P<enqueued>-?\d{1,19}), last completed (NCCL )?work: (?P<completed>-?\d{1,19})"

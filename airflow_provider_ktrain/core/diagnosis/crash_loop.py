@@ -33,10 +33,10 @@ from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.core.text.output import with_short_first_line
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
-POD_DELETED = "its pod was deleted"  #: why a replica lost its pod
-SHORT_RUN_SECONDS = 600.0  #: a failed run that took at least as long does not belong to a crash loop
-MAX_CLOCK_SKEW_SECONDS = 60.0  #: by which a node's clock may be behind the API server's
-NO_RUN: tuple[int, Json] = (-1, {})  #: number and terminated state before a container's first run has ended
+POD_DELETED = "its pod was deleted"  #: Why a replica lost its pod.
+SHORT_RUN_SECONDS = 600.0  #: A failed run that took at least as long does not belong to a crash loop.
+MAX_CLOCK_SKEW_SECONDS = 60.0  #: How much a node's clock may be behind the API server's.
+NO_RUN: tuple[int, Json] = (-1, {})  #: Number and terminated state before a container's first run has ended.
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.diagnosis.log_lines import Line
 
-MAX_DUMP_LINES = 400  #: from the head of a dump to the innermost frame: other threads come first
+MAX_DUMP_LINES = 400  #: Lines from the head of a dump to the innermost frame: other threads come first.
 _SIGNALS = {
     "Segmentation fault": 11, "Bus error": 7, "Illegal instruction": 4, "Floating point exception": 8,
     "Trace/breakpoint trap": 5,
@@ -37,7 +37,7 @@ class Crash:
         return f"{self.text} in {self.place}" if self.place else self.text
 
 
-#: the first lines of dumps: of Python's faulthandler, UCX, Open MPI, and glog or absl
+#: The first lines of dumps: of Python's faulthandler, UCX, Open MPI, and glog or absl.
 _HEADS = (
     re.compile(r"^(?P<text>Fatal Python error: (?P<words>.{1,300}))"),
     re.compile(r"\bCaught signal (?P<number>\d{1,2}) \((?P<text>(?P<words>[\w /-]{1,40}))"),
@@ -45,14 +45,14 @@ _HEADS = (
     re.compile(r"^\*\*\* (?P<text>(?P<words>SIG[A-Z]{2,8})) \(?(@|received|see)"),
     re.compile(r"^\*\*\* Error in `.{1,200}': (?P<text>(?P<words>[^:]{1,200}))"),
 )
-#: what a shell prints when a child has died: with the line of its script, or alone
+#: What a shell prints when a child has died: with the line of its script, or alone.
 _OF_SHELL = re.compile(
     r"^(?:[^\s:]{1,300}: (?:line )?\d{1,9}: +\d{1,9} )?"
     rf"(?P<words>{_WORDS})(?P<core>\s{{1,40}}\(core dumped\))?(?:\s|$)"
 )
 _CURRENT_THREAD = re.compile(r"^(Current thread 0x\w{1,32}|Stack)\b.{0,100} \(most recent call first\):")
 _PYTHON_FRAME = re.compile(r'^  File "(?P<path>.{1,400})", line (?P<line>\d{1,9}) in (?P<name>.{1,200})')
-#: frames of a native stack, as UCX, Open MPI, and glog or absl print them
+#: Frames of a native stack, as UCX, Open MPI, and glog or absl print them.
 _NATIVE_FRAMES = (
     re.compile(r"^ ?\d{1,3} +0x\w{1,32} (?P<name>[^()]{1,200})\(.{0,300}?\)\s+(?P<place>\S{1,300})"),
     re.compile(
@@ -60,7 +60,7 @@ _NATIVE_FRAMES = (
     ),
     re.compile(r"^(PC:)? +@ +0x\w{1,32} +(\(unknown\) +|\d{1,9} +)?(?P<name>[\w:~<>,* ]{1,200})"),
 )
-#: functions that handle a signal, or raise it
+#: Functions that handle a signal, or raise it.
 _OF_HANDLERS = re.compile(
     r"ucs_|__?restore_rt|killpg|__?sigaction|gsignal|raise$|abort$|__assert_fail|pthread_kill|absl::|google::|unknown"
 )

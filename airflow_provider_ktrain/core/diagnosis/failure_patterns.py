@@ -15,7 +15,7 @@ from typing import Any, Self
 from airflow_provider_ktrain.core.diagnosis.model import Category
 
 REJECTED = "was rejected by its node"
-CODE_PATH = r"[^'\s]*/ktrain[-/]code/"  #: of the code that a task sends, in the pods and in the embedded cluster
+CODE_PATH = r"[^'\s]*/ktrain[-/]code/"  #: Path of the code that a task sends, in the pods and in the embedded cluster.
 CREATE_MISSING = "Create the missing object in the job's namespace, or correct its name in the manifest."
 
 
@@ -67,13 +67,13 @@ POD_REFUSALS = _table("pod_refusals")
 CREATION_ERRORS = _table("creation_errors")
 PULL_ERRORS = _table("pull_errors")
 SIGNALS = _table("signals")
-SCHEDULING_HINTS = _table("scheduling_hints")  #: all that match are reported
+SCHEDULING_HINTS = _table("scheduling_hints")  #: Hints about scheduling. All that match are reported.
 MISSING_CLAIM = SCHEDULING_HINTS[0]
 _BY_MESSAGE = {
     "Evicted": _table("evictions"),
     "UnexpectedAdmissionError": _table("broken_devices"),
-}  #: by the reason
-_RENDEZVOUS_WORDS = ("store", "barrier", "rendezvous")  #: what a replica waited for if `timed out in` precedes it
+}  #: Hints by the reason.
+_RENDEZVOUS_WORDS = ("store", "barrier", "rendezvous")  #: What a replica waited for if `timed out in` precedes it.
 
 
 def first_match(patterns: Iterable[FailurePattern], text: str) -> FailurePattern | None:

@@ -23,37 +23,37 @@ from airflow_provider_ktrain.core.logs.stacks import (
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.text.output import counted, format_duration, listed
 
-MAX_NAMED = 3  #: processes that a sentence names
-MAX_LISTED = 16  #: processes of one group that the detail names
-MAX_GROUPS = 12  #: that the detail lists
-GONE = "gone"  #: why a rank has no stack: its process has ended
-ABSENT, SILENT = "has not joined", "reports no timeout"  #: of a rank in a collective operation of its peers
+MAX_NAMED = 3  #: Processes that a sentence names.
+MAX_LISTED = 16  #: Processes of one group that the detail names.
+MAX_GROUPS = 12  #: How many groups the detail lists.
+GONE = "gone"  #: Why a rank has no stack: its process has ended.
+ABSENT, SILENT = "has not joined", "reports no timeout"  #: What a rank does in a collective operation of its peers.
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python[\d.]+t?/")
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _CONSOLE_SCRIPT = re.compile(r"/s?bin/[^/.]+$")
-#: a process in one of these waits for its peers
+#: A process in one of these waits for its peers.
 _COLLECTIVE = re.compile(r"/(torch/distributed|horovod|mpi4py|deepspeed/comm)/")
 _LAUNCHERS = re.compile(r"/torch/distributed/(elastic|run|launch|launcher)\b")
-#: modules with the functions for collective operations, and their decorator with its helpers
+#: Modules with the functions for collective operations, and their decorator with its helpers.
 _OPERATIONS = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
-_CHILD = "process.py", "_bootstrap"  #: the outermost function of a process that multiprocessing has started
+_CHILD = "process.py", "_bootstrap"  #: The outermost function of a process that multiprocessing has started.
 _DECORATOR = re.compile(r"/torch/distributed/c10d_logger\.py$")
-#: packages that call the one whose line matters, if a program has no line outside of packages
+#: Packages that call the one whose line matters, if a program has no line outside of packages.
 _FRAMEWORKS = {
     "torch", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "transformers", "mpi4py", "horovod", "numpy",
 }  # fmt: skip
-#: what to do about a hang whose stacks aren't known
+#: What to do about a hang whose stacks aren't known.
 LOOK_FOR_STACKS = (
     "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy dump in "
     "a pod shows where it waits. A program that is sent as code prints its stacks when the job is released."
 )
-_IMPORT = "<frozen importlib"  #: frames of Python while it imports a module
+_IMPORT = "<frozen importlib"  #: Frames of Python while it imports a module.
 _STATES = {"D": "it waits in the kernel, for a disk, a network file system or a driver"}
 _STARTS = {
     Limit.PROGRESS: "No step for {}",
     Limit.LOG_STALL: "No log line for {}",
     Limit.EXECUTION: "Not finished after {}",
-}  #: of the first line, by the limits that a hang can pass
+}  #: Words of the first line, by the limits that a hang can pass.
 
 
 @dataclass(frozen=True)

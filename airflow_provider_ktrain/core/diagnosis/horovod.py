@@ -16,7 +16,7 @@ _END = re.compile(r"Process (\d{1,6}) exit with status code (-?\d{1,9})\.\s*$")
 _REPORT = re.compile(r"Process name: ((?P<host>\S+)\[\d{1,6}\]|(?P<rank>\d{1,6}))\s*\nExit code: (?P<code>-?\d+)")
 _LAST_ROUND = re.compile(r"(?:failure|blacklisted slots) count == (\d{1,6}) -> stop running")
 _SPEAKS = re.compile(r"\[(\d{1,6})\]<stdout>:")
-_KILLED = (137, 143, 255)  #: exit codes of ranks whose Worker is deleted; 255 is of ssh
+_KILLED = (137, 143, 255)  #: Exit codes of ranks whose Worker is deleted; 255 is of ssh.
 _MAX_NAMED = 5
 
 

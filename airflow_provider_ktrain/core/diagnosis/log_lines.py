@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 TRACEBACK = "Traceback (most recent call last):"
-MAX_PREFIXES = 16  #: of processes, that are recognized by the first lines of their tracebacks
+MAX_PREFIXES = 16  #: How many processes are recognized by the first lines of their tracebacks.
 MAX_PREFIX_CHARS = 100
-STREAMS_SECONDS = 1.0  #: by which a line of stdout may be read after a later one of stderr
+STREAMS_SECONDS = 1.0  #: How much later a line of stdout may be read than a later one of stderr.
 
 
 class TimedText(str):
@@ -46,7 +46,7 @@ class Line:
     at: float | None = None
 
 
-#: of torchrun, PyTorch, Horovod, mpirun, Ray, DeepSpeed's pdsh and srun
+#: Prefixes of torchrun, PyTorch, Horovod, mpirun, Ray, DeepSpeed's pdsh and srun.
 _PREFIX = re.compile(
     r"(\[(default)?\d{0,9}\]:|\[(rank|Rank)\d{1,9}\]:?|\[\d{1,9}(,\d{1,9})?\]<std(out|err)>:|"
     r"\([\w.-]{1,64}( pid=| rank=)?\d{1,9}(, ip=[\w.:]{1,64})?\)|"
@@ -58,7 +58,7 @@ _PROGRESS = re.compile(
     r"\b(step|epoch|iter(ation)?|batch|(train_|val_)?loss|acc(uracy)?|lr)\b\W{0,3}\d",
     re.IGNORECASE,
 )
-#: what precedes a step or a metric in a line of progress, besides the name of a logger: no sentence
+#: What precedes a step or a metric in a line of progress, besides the name of a logger: no sentence.
 _HEAD_WORDS = {
     "train", "training", "trained", "eval", "evaluation", "val", "valid", "validation", "test", "global", "total",
     "local", "current", "rank", "gpu", "worker", "node", "device", "finished", "completed", "done", "end", "of",

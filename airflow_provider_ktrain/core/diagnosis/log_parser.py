@@ -34,9 +34,9 @@ from airflow_provider_ktrain.core.text.output import clipped
 
 T = TypeVar("T", Traceback, Record)
 
-MAX_OTHERS = 3  #: other exceptions that a cause names
-MAX_QUOTED_LINES = 20  #: last lines of a log that a cause quotes
-PATTERN_WINDOW_LINES = 15  #: last lines of a log in which a known message can explain the end of a program
+MAX_OTHERS = 3  #: Other exceptions that a cause names.
+MAX_QUOTED_LINES = 20  #: Last lines of a log that a cause quotes.
+PATTERN_WINDOW_LINES = 15  #: Last lines of a log in which a known message can explain the end of a program.
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,20 @@ class Tail:
     final_text: str = ""
 
 
-#: markers for this provider, and what nslookup of an init container prints for a name that resolves
+#: Markers for this provider, and what nslookup of an init container prints for a name that resolves.
 _NOISE = re.compile(r"KTRAIN_[A-Z_]{1,64} |(Server|Name|Address):\s+\S+$")
-#: a line below the level of an error, also UserWarning and those of PyTorch, or about an attempt that is repeated
+#: A line below the level of an error, also UserWarning and those of PyTorch, or about an attempt that is repeated.
 _MINOR = re.compile(
     r"(?i:(\b|[a-z])warn(ing)?\b|\bretrying\b|\bretry (\d|loop|attempt)|\bwill retry\b)|"
     r"(?<!=)\b(INFO|DEBUG)\b|^\[?[WI](\d{3,4} \d\d:| \w+\.cpp:)"
 )
-#: a line of a level at which a lost peer isn't reported, while PyTorch reports it as a warning
+#: A line of a level at which a lost peer isn't reported, while PyTorch reports it as a warning.
 _INFORMATION = re.compile(r"(?<!=)\b(INFO|DEBUG)\b|^\[?I\d{3,4} \d\d:")
-_REPEATED = re.compile(r"^\s*Retrying\b")  #: of huggingface_hub, after the message
+_REPEATED = re.compile(r"^\s*Retrying\b")  #: What huggingface_hub logs after the message.
 _DASHED_LINE = re.compile(r"-{20,}\s*$")
 #: Signals that a lost peer does not explain. SIGABRT is not among them: NCCL aborts after a lost peer.
 _CRASH_SIGNALS = {4, 7, 8, 9, 11}
-MAX_EXIT_CODE = 128  #: a higher one is that of a signal
+MAX_EXIT_CODE = 128  #: A higher one is that of a signal.
 _CPP_WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")
 #: Exceptions that say only that NCCL failed; NCCL's own message follows `Last error:` or is in a line NCCL WARN.
 _OF_NCCL = re.compile(r"NCCL [Ee]rror( in)?\b|\bnccl\w+Error\b")
@@ -111,7 +111,7 @@ _LAUNCHER_MESSAGES = (
     "exits with return code",
     *(f"{program} {saw} that" for program in ("mpirun", "mpiexec", "prterun") for saw in ("detected", "noticed")),
 )
-#: an exception that says only that another process has failed, or where the cause stands
+#: An exception that says only that another process has failed, or where the cause stands.
 _POINTS = re.compile(
     r"(?i)\broot cause\b|"
     r"\b(see|check|consult|look at|refer to|inspect)\b.{0,60}?\b(above|below|logs?|traceback|stack ?trace|output)\b|"
@@ -123,15 +123,15 @@ _FIRST_OF_HOROVOD = re.compile(
     r"first process to do so was:\s{0,9}Process name:[^\n]{0,200}\s{1,9}Exit code:\s{1,9}(\d{1,9})"
 )
 BUILD_FAILED = re.compile(r"Error building extension '(\w{1,200})'")
-#: an error of a shell's script: the script, with the number of the line, and the message
+#: An error of a shell's script: the script, with the number of the line, and the message.
 _OF_SCRIPT = re.compile(r"^([^\s:]{1,300}(?:: -c)?): (?:line )?\d{1,9}: (.*)")
 _WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
-#: torchrun's reports that a process has failed, and that it stops the others, in torch 1.9 to 2.13
+#: Torchrun's reports that a process has failed, and that it stops the others, in torch 1.9 to 2.13.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of ")
 _STOPPED = re.compile(r"(Sending|Closing) process \d+ (closing|via) signal SIG")
-_IS_STOPPED = "death signal, shutting down workers"  #: torchrun itself has got a signal, and ends
-_OF_TORCHRUN = re.compile(r"torch[./]distributed[./]")  #: in each line that torchrun logs
-#: in the traceback with which torchrun itself ends
+_IS_STOPPED = "death signal, shutting down workers"  #: torchrun itself has got a signal, and ends.
+_OF_TORCHRUN = re.compile(r"torch[./]distributed[./]")  #: A line that torchrun logs.
+#: A line of the traceback with which torchrun itself ends.
 _TORCHRUN_FAILED = re.compile(r"torch/distributed/launcher/api\.py")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import reports_peer_loss
 from airflow_provider_ktrain.core.diagnosis.log_lines import Line
 
-MAX_HEAD_CHARS = 120  #: of what precedes the level: time, host, process and logger
+MAX_HEAD_CHARS = 120  #: Length of what precedes the level: time, host, process and logger.
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ _LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|CRIT)\b")
 _SENTENCE = re.compile(r"\b[A-Za-z]{2,40}[,;]? [a-z]{2,40} [a-z]{2,40}\b")
 _LOGFMT = re.compile(r'\blevel="?(?:error|critical|fatal)\b')
 _LOGFMT_MESSAGE = re.compile(r'\b(?:msg|message|event)=(?:"([^"]{1,2000})"|(\S{1,2000}))')
-#: of absl and glog: E of Python code, F of all
+#: Records of absl and glog: E only from Python code, F from all.
 _GLOG = re.compile(r"^\[?(?:E(?=[^\]]{1,200}\.py:\d)|F)\d{4} \d\d:\d\d:\d\d[^\]]{0,200}\] ?(.{1,2000})")
 _AFTER_LEVEL = re.compile(
     r"^[\s\]):|>-]{0,20}(?:(?:\[?[\w./<>-]{1,100}(?:\.py)?:(?:\w{1,100}:)?\d{1,9}[\])]?|[\w.]{1,100}(?=:\S| - |: )|"
     r"\[[\w.:/ -]{1,100}\]|\([\w.:/ -]{1,100}\))[\s:|-]{1,5})?"
 )
-#: records that aren't the program's own words about its end: those of launchers, NCCL, uploads and libraries
+#: Records that aren't the program's own words about its end: those of launchers, NCCL, uploads and libraries.
 _NOT_OF_PROGRAM = re.compile(
     r"torch[./]distributed[./]|^wandb: |\bNCCL (WARN|INFO)\b|ChildFailedError|^Root Cause|_FATAL\b|"
     r"exits with return code"

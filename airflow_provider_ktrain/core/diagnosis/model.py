@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, shortened, shown
 
-MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text
+MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text.
 
 
 class Category(enum.StrEnum):

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json
 
-MAX_NODES = 4  #: that are read for one diagnosis
+MAX_NODES = 4  #: How many nodes are read for one diagnosis.
 _BROKEN = (Fault.DEVICE, Fault.NODE)
 _OF_DEVICES = re.compile(r"(?i)\b(CUDA|cuBLAS|cuDNN|NCCL|NVML|GPU|HIP|ROCm|Xid)")
 _RESOLUTION = "Retry on another node (avoid_failed_nodes). Tell the cluster's administrator of the node."

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.state.pods.objects import Json, event_time
 
-#: reasons of events, and what could not be created
+#: Reasons of events, and what could not be created.
 CREATION_FAILURES = {"TrainJobResourcesCreationFailed": "JobSet", "JobCreationFailed": "Jobs"}
-#: kinds of objects whose events show that a creation worked, by the kind of the refused object; "" is the job
+#: Kinds of objects whose events show that a creation worked, by the kind of the refused object; "" is the job.
 _BELOW = {"": ("JobSet", "Job", "Pod"), "JobSet": ("JobSet", "Job", "Pod"), "Job": ("Job", "Pod"), "Pod": ("Pod",)}
 _NAME = re.compile(r"\b(?:pods?|services?|jobs?(?:\.batch)?)(?: \"|: ?)([a-z0-9][a-z0-9.-]*)", re.IGNORECASE)
 

@@ -36,7 +36,7 @@ from airflow_provider_ktrain.core.state.pods.objects import (
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, ends_of_chain, first_line
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
-LIMIT_DELAY = timedelta(seconds=2)  #: an operator deletes pods just before it shows that a job has reached its limit
+LIMIT_DELAY = timedelta(seconds=2)  #: An operator deletes pods just before it shows that a job has reached its limit.
 
 
 def diagnose_replica(evidence: Evidence) -> Cause | None:

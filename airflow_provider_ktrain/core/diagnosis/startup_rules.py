@@ -43,9 +43,10 @@ GRACE_SECONDS: dict[str, float] = {
 }
 #: Age of the last event up to which a pod still has no sandbox: the kubelet tries again every 10 to 15 s.
 SANDBOX_EVENT_SECONDS = 120.0
-MOUNT_EVENT_SECONDS = 150.0  #: likewise for its volumes: the kubelet tries again after 122 s at most
-CLOCK_SECONDS = 5.0  #: by which the clocks of operators may differ from ours
-LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
+#: Age of the last event up to which a pod still waits for its volumes: the kubelet tries again after 122 s at most.
+MOUNT_EVENT_SECONDS = 150.0
+CLOCK_SECONDS = 5.0  #: How much the clocks of operators may differ from ours.
+LONG_RUN_SECONDS = 600.0  #: A job whose primary replica has run for as long is not given up because of events.
 
 
 def has_run(evidence: Evidence) -> bool:
@@ -332,7 +333,7 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
     return []
 
 
-#: reasons of events about a pod whose containers can't start yet, each with its known messages
+#: Reasons of events about a pod whose containers can't start yet, each with its known messages.
 _NOT_READY_REASONS = {
     **dict.fromkeys(("FailedMount", "FailedAttachVolume", "FailedMapVolume"), failure_patterns.MOUNT_ERRORS),
     **dict.fromkeys(("FailedCreatePodSandBox", "FailedCreatePodContainer"), failure_patterns.SANDBOX_ERRORS),
@@ -359,7 +360,7 @@ def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
     )
 
 
-_AFTER_MOUNT = ("Pulling", "Pulled", "Created", "Started")  #: reasons of the kubelet's events
+_AFTER_MOUNT = ("Pulling", "Pulled", "Created", "Started")  #: Reasons of the kubelet's events.
 
 
 def find_missing_claim(evidence: Evidence, waited_seconds: float) -> tuple[str, Cause] | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import PROGRAM_ERRORS
 from airflow_provider_ktrain.core.diagnosis.log_lines import TRACEBACK, Line, is_progress
 
-MAX_SKIPPED = 3  #: lines of other streams that may be read between two of a traceback
-MAX_MARKED = 6  #: lines between what says where an exception was raised, and its traceback
+MAX_SKIPPED = 3  #: Lines of other streams that may be read between two of a traceback.
+MAX_MARKED = 6  #: Lines between what says where an exception was raised, and its traceback.
 
 
 class Weight(enum.IntEnum):
@@ -63,7 +63,7 @@ _BARE_EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)|Exception|MemoryError)(:\s.*|:|)$"
 )
 _FRAME = re.compile(r'^  File ".{1,400}", line \d{1,9}, in (\S{1,200})')
-#: before the exception of another process or thread, whose traceback is the message of this one
+#: Precedes the exception of another process or thread, whose traceback is the message of this one.
 _ORIGINAL = re.compile(r"^(Original Traceback|The original traceback) ")
 _CAUGHT = re.compile(r"^[\w.]{1,200}: Caught [\w.]{1,200} in \w")
 _DROPPED = re.compile(r"^(multiprocessing\.pool\.|concurrent\.futures\.process\._)RemoteTraceback")
@@ -71,7 +71,7 @@ _AT_MODULE = ("<module>", "_run_module_as_main", "_run_code")
 _AT_EXIT_FRAMES = (
     "__del__", "_run_exitfuncs", "_exit_function", "_run_finalizers", "_python_exit", "_shutdown",
 )  # fmt: skip
-#: what precedes the traceback of an exception that didn't end the main thread
+#: What precedes the traceback of an exception that didn't end the main thread.
 _MARKS: tuple[tuple[str, Weight | None], ...] = (
     ("Exception in thread ", Weight.IN_THREAD),
     ("Exception in callback ", Weight.IN_THREAD),

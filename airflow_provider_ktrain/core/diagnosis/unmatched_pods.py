@@ -18,8 +18,9 @@ from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import counted
 
-GRACE_SECONDS = 600.0  #: in which nodes may be labelled or added, or a device plugin may begin to report its resource
-_MAX_VALUES = 10  #: of a label, or of resources, in a text
+#: How long to wait for nodes to be labelled or added, or for a device plugin to report its resource.
+GRACE_SECONDS = 600.0
+_MAX_VALUES = 10  #: How many values of a label, or how many resources, one text names.
 _NO_MATCH = "didn't match Pod's node affinity/selector"
 
 

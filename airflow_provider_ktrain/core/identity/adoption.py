@@ -27,11 +27,11 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 class Action(enum.Enum):
     """What a task does with an existing job that has the name of its own job."""
 
-    ADOPT = "adopt"  #: patch the owner to this try and follow it
-    TAKE_RESULT = "take its result"  #: it succeeded for an earlier try of this run: do not train again
-    REPLACE = "replace"  #: release it, then create
-    WAIT = "wait"  #: it is being deleted: wait until it is gone, then create
-    REFUSE = "refuse"  #: it has no owner annotation, or belongs to another task or to a later try
+    ADOPT = "adopt"  #: Patch the owner to this try and follow it.
+    TAKE_RESULT = "take its result"  #: It succeeded for an earlier try of this run: do not train again.
+    REPLACE = "replace"  #: Release it, then create.
+    WAIT = "wait"  #: It is being deleted: wait until it is gone, then create.
+    REFUSE = "refuse"  #: It has no owner annotation, or belongs to another task or to a later try.
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from airflow_provider_ktrain.core.identity.names import PREFIX, code_hash, label
 from airflow_provider_ktrain.core.identity.task_variables import without_variables
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
-MAX_PATHS = 20  #: that a message names
+MAX_PATHS = 20  #: How many paths a message names.
 _NEXT_STEPS = {
     Action.REFUSE: "This try fails.",
     Action.WAIT: "Waiting for the previous job's pods to stop.",

@@ -18,15 +18,17 @@ from airflow_provider_ktrain.core.kinds import Kind, kind_of
 
 PREFIX = "ktrain.airflow"
 DEPLOYMENT_LABEL = f"{PREFIX}/deployment"
-SUBMISSION_LABEL = f"{PREFIX}/submission"  #: on the job and its pods; new for every job created: names are used again
+#: Label of the job and its pods, new for every job created: names are used again.
+SUBMISSION_LABEL = f"{PREFIX}/submission"
 OWNER_ANNOTATION = f"{PREFIX}/owner"
-DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption, but not over a suspension
-BACKSTOP_ANNOTATION = f"{PREFIX}/backstop"  #: the activeDeadlineSeconds of its task, unless it had less
-MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
-CODE_ANNOTATION = f"{PREFIX}/code"  #: a hash of the job's code, which its pods wait for: on the job and its ConfigMap
-STACKS_ANNOTATION = f"{PREFIX}/hang-traces"  #: its pods print the stacks of their processes when they are stopped
-FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, if the task itself could not release the job
-SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set if a release suspended the job: the next adoption resumes it
+DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: Epoch seconds; carried over adoption, but not over a suspension.
+BACKSTOP_ANNOTATION = f"{PREFIX}/backstop"  #: The activeDeadlineSeconds of its task, unless it had less.
+MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: A hash of the manifest before it was stamped.
+CODE_ANNOTATION = f"{PREFIX}/code"  #: A hash of the job's code, which its pods wait for: on the job and its ConfigMap.
+#: Set if the job's pods print the stacks of their processes when they are stopped.
+STACKS_ANNOTATION = f"{PREFIX}/hang-traces"
+FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: What the reaper does if the task itself could not release the job.
+SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: Set if a release suspended the job: the next adoption resumes it.
 
 HASH_LENGTH = 10
 
@@ -37,7 +39,8 @@ class OnFinishAction(enum.StrEnum):
     """What happens to a job when its task ends. Formats contain its value; users pass it as text."""
 
     DELETE_JOB = "delete_job"
-    KEEP_JOB = "keep_job"  #: without GPUs: an unfinished job is suspended, running pods of a finished one are deleted
+    #: Keep the job without GPUs: an unfinished job is suspended, and running pods of a finished one are deleted.
+    KEEP_JOB = "keep_job"
     DELETE_SUCCEEDED_JOB = "delete_succeeded_job"
 
     @classmethod

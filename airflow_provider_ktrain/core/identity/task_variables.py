@@ -8,7 +8,7 @@ from typing import Any
 DAG_ID, RUN_ID, TASK_ID = "KTRAIN_DAG_ID", "KTRAIN_RUN_ID", "KTRAIN_TASK_ID"
 MAP_INDEX, TRY, ATTEMPT = "KTRAIN_MAP_INDEX", "KTRAIN_TRY", "KTRAIN_ATTEMPT"
 TASK_VARIABLES = (DAG_ID, RUN_ID, TASK_ID, MAP_INDEX, TRY)
-#: set after the hash of the manifest was computed: they don't count as a change of the manifest
+#: Set after the hash of the manifest was computed: they don't count as a change of the manifest.
 UNHASHED_VARIABLES = (*TASK_VARIABLES, ATTEMPT)
 
 

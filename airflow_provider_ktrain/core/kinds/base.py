@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 from airflow_provider_ktrain.core.kinds.operators import OPERATOR_LABEL, OperatorBehavior, OperatorVersion, Scaling
 from airflow_provider_ktrain.core.kinds.runtimes import Runtimes
 
-#: of a pod whose name begins with its job's name and its role
+#: What follows the job's name and the role in a pod's name.
 _REST_OF_POD_NAME = re.compile(r"(-\d+(?=-\d))?(-(?P<index>\d+))?(-[a-z0-9]{5})?")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FAILED_ANNOTATION = "ktrain.airflow/failed"  #: the condition Failed of a job that a release suspended
-#: why the success of a job is incomplete: its pods, which showed that, may be gone when the next process looks
+FAILED_ANNOTATION = "ktrain.airflow/failed"  #: The condition Failed of a job that a release suspended.
+#: Why the success of a job is incomplete: its pods, which showed that, may be gone when the next process looks.
 INCOMPLETE_ANNOTATION = "ktrain.airflow/interrupted"
 
 
@@ -19,7 +19,7 @@ class Condition:
     type: str
     reason: str = ""
     message: str = ""
-    since: str = ""  #: lastTransitionTime, RFC 3339
+    since: str = ""  #: LastTransitionTime, RFC 3339.
 
 
 def true_conditions(job: Mapping[str, Any]) -> dict[str, Condition]:

@@ -10,8 +10,8 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARGIN, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.strategic_merge import member, merged
 
-POD_OVERRIDE = "pod_override"  #: name of the parameter, with which paths in it begin
-POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: other keys of a `pod_override` are roles
+POD_OVERRIDE = "pod_override"  #: Name of the parameter, with which paths in it begin.
+POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: Other keys of a `pod_override` are roles.
 
 
 def override_patches(override: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

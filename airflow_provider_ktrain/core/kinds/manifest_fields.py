@@ -8,9 +8,9 @@ from airflow_provider_ktrain.core.errors import ManifestError
 
 Manifest = dict[str, Any]
 
-REQUIRED_NODES = "requiredDuringSchedulingIgnoredDuringExecution"  #: key of a nodeAffinity
-POD_DEADLINE_MARGIN = 20  #: seconds from the job's own deadline to its pods', which count from each pod's start
-MAX_DEADLINE_SECONDS = 2**31 - 1  #: activeDeadlineSeconds of a batch Job is an int32
+REQUIRED_NODES = "requiredDuringSchedulingIgnoredDuringExecution"  #: Key of a nodeAffinity.
+POD_DEADLINE_MARGIN = 20  #: Seconds from the job's own deadline to its pods', which count from each pod's start.
+MAX_DEADLINE_SECONDS = 2**31 - 1  #: ActiveDeadlineSeconds of a batch Job is an int32.
 
 
 def mapping_at(holder: dict[str, Any], key: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.kinds.form import ManifestForm
 from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion, Scaling
 
-_REPLICA_SPECS, _SLOTS = "mpiReplicaSpecs", "slotsPerWorker"  #: keys of `spec`
+_REPLICA_SPECS, _SLOTS = "mpiReplicaSpecs", "slotsPerWorker"  #: Keys of `spec`.
 _MIN_FLAGS = ("--min-np", "--min-num-proc")  # of horovodrun
 _MAX_FLAGS = ("--max-np", "--max-num-proc")
 

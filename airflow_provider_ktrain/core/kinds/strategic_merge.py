@@ -19,8 +19,8 @@ from airflow_provider_ktrain.core.errors import ManifestError
 
 Json = dict[str, Any]
 
-PATCH = "$patch"  #: the only directive
-REPLACE, DELETE, MERGE = "replace", "delete", "merge"  #: values of `$patch`
+PATCH = "$patch"  #: The only directive.
+REPLACE, DELETE, MERGE = "replace", "delete", "merge"  #: Values of `$patch`.
 MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "containers": ("name",),
     "env": ("name",),
@@ -37,7 +37,7 @@ MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-_DEFAULTS = {"protocol": "TCP"}  #: of keys that may be left out
+_DEFAULTS = {"protocol": "TCP"}  #: Default values of keys that may be left out.
 
 
 def merged(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "$") -> Json:

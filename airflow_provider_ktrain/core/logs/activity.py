@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.logs.selection import is_followed
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 Object = Mapping[str, Any]
-MAX_REPLICAS = 256  #: whose logs are read, beside the primary's
+MAX_REPLICAS = 256  #: How many replicas' logs are read, beside the primary's.
 
 
 @dataclass(frozen=True)

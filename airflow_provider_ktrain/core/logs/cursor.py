@@ -147,8 +147,8 @@ class Replay:
 
     def __init__(self, position: Position) -> None:
         self.position = position
-        self.live = not position.last  #: all further lines are new
-        self.gap: tuple[str, str] | None = None  #: lines may be missing between these times: the log was rotated
+        self.live = not position.last  #: Whether all further lines are new.
+        self.gap: tuple[str, str] | None = None  #: Lines may be missing between these times: the log was rotated.
         self._skip = -1  # known lines left to skip; -1: unknown before the first line
         self._again = position.at_last
 
@@ -196,9 +196,9 @@ class Replay:
         return seen
 
 
-KEY_BYTES = 6  #: of a container's hash: of 1,000 containers, two collide once in 500 million cursors
-MAX_SIZE = 32 * 1024  #: bytes of a cursor as JSON text; see also `core.reporting.trigger_arguments`
-MAX_WATCH_DELAY_SECONDS = 60  #: until a watch shows a container that has started
+KEY_BYTES = 6  #: Size of a container's hash: of 1,000 containers, two collide once in 500 million cursors.
+MAX_SIZE = 32 * 1024  #: Bytes of a cursor as JSON text; see also `core.reporting.trigger_arguments`.
+MAX_WATCH_DELAY_SECONDS = 60  #: How long a watch may take to show a container that has started.
 _MILLISECOND = 10**6  # in nanoseconds
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds.mpijob import launcher_containers
 from airflow_provider_ktrain.core.text.secret_rules import MASK
 
-KnownJob = Callable[[], Mapping[str, Any]]  #: returns the job, as far as it is known
-#: horovodrun writes the rank before it, and the time with --prefix-output-with-timestamp
+KnownJob = Callable[[], Mapping[str, Any]]  #: Returns the job, as far as it is known.
+#: horovodrun writes the rank before it, and the time with --prefix-output-with-timestamp.
 _TRACE = re.compile(r"^(?:(?:[^\[]{0,32}\[\d+\]<stderr>:)?\++ .*kubectl exec |.*\benv HOROVOD_HOSTNAME=)")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CLOUDWATCH = "CloudWatchRemoteLogIO"
-#: Airflow's log handlers that read only the file of the worker (apache/airflow#70317)
+#: Airflow's log handlers that read only the file of the worker (apache/airflow#70317).
 READ_ONE_FILE = {CLOUDWATCH, "OSSRemoteLogIO", "HdfsRemoteLogIO"}
-#: those that read all files whose names begin with that of the worker's: a trigger's too
+#: Airflow's log handlers that also read a trigger's file: they read all files whose names begin with that of the
+#: worker's.
 READ_ALL_FILES = {"S3RemoteLogIO", "GCSRemoteLogIO", "WasbRemoteLogIO"}
-MAX_CLOCK_SKEW_SECONDS = 60.0  #: between the host that handed the job over and the one that writes the trigger's log
+#: How much the clocks of the host that handed the job over and of the trigger's host may differ.
+MAX_CLOCK_SKEW_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,23 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.text.output import clipped, ends_of, shown
 from airflow_provider_ktrain.core.text.xcom_values import MAX_DEPTH, storable
 
-MARKER_PREFIX = "KTRAIN_RESULT"  #: of both markers
+MARKER_PREFIX = "KTRAIN_RESULT"  #: The beginning of both markers.
 RESULT_MARKER = "KTRAIN_RESULT "
-#: followed by a CRC-32 of the rest of the line, `number/count`, a CRC-32 of the whole text, and a part of the text
+#: Marker of a part. It is followed by a CRC-32 of the rest of the line, `number/count`, a CRC-32 of the whole text, and
+#: a part of the text.
 PART_MARKER = "KTRAIN_RESULT_PART "
-NOT_RETURNED = "the return value "  #: text that stands in for a return value that can't be sent begins like this
-MAX_BYTES = 48 * 1024  #: of the JSON text, because Airflow stores it as an XCom in its database
-TERMINATION_MESSAGE_BYTES = 4096  #: the limit of the kubelet
+NOT_RETURNED = "the return value "  #: Text that stands in for a return value that can't be sent begins like this.
+MAX_BYTES = 48 * 1024  #: Size of the JSON text, because Airflow stores it as an XCom in its database.
+TERMINATION_MESSAGE_BYTES = 4096  #: The limit of the kubelet.
 LEFT_OUT = "Its result is left out: "
 UNKNOWN = "Its result is unknown: "
 EARLIER = "Its result may be an earlier one: "
 METRICS_UNKNOWN = "Its metrics are unknown: "
 CHANGED = "Its result is stored with a change: "
-MAX_REASON_CHARS = 400  #: of the text that stands in for a return value
-MAX_MARKERS = 8  #: tried per line
-PART_BYTES = 1900  #: of the text in a numbered line, which has less than 2,000 bytes in all
-MAX_PART_CHARS = PART_BYTES + 100  #: of a numbered line from its marker on
+MAX_REASON_CHARS = 400  #: Length of the text that stands in for a return value.
+MAX_MARKERS = 8  #: How many markers are tried per line.
+PART_BYTES = 1900  #: Size of the text in a numbered line, which has less than 2,000 bytes in all.
+MAX_PART_CHARS = PART_BYTES + 100  #: Length of a numbered line from its marker on.
 MAX_PARTS = -(-MAX_BYTES // PART_BYTES)
 _PART = re.compile(rf"{PART_MARKER}([0-9a-f]{{8}}) (([1-9]\d?)/([1-9]\d?) ([0-9a-f]{{8}}) ([ -~]+))\r?\Z")
 

@@ -8,10 +8,10 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind
 
-#: "auto", "all", "primary", "none", or replica indexes by role, such as {"Master": [0], "Worker": [0, 1]}
+#: "auto", "all", "primary", "none", or replica indexes by role, such as {"Master": [0], "Worker": [0, 1]}.
 LogChoice = str | Mapping[str, Sequence[int]]
 KEYWORDS = ("auto", "all", "primary", "none")
-MAX_REPLICAS_FOR_ALL = 16  #: "auto" means "all" up to this size, else "primary"
+MAX_REPLICAS_FOR_ALL = 16  #: "auto" means "all" up to this size, else "primary".
 
 
 def check_choice(choice: LogChoice, kind: Kind) -> None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK = "KTRAIN_STACK "
-MAX_CHARS = 4096  #: of a record: starter.py keeps it shorter
-MAX_NUMBER = 2**53  #: numbers of a record are below it
-MAX_RECORDS = 400  #: of one container: they have 64 KiB together
-FUNCTION_FILE = "ktrain_function.py"  #: has the function of a task, from the line after FUNCTION_OFFSET
+MAX_CHARS = 4096  #: Length of a record: starter.py keeps it shorter.
+MAX_NUMBER = 2**53  #: Numbers of a record are below it.
+MAX_RECORDS = 400  #: How many records of one container are read: they have 64 KiB together.
+FUNCTION_FILE = "ktrain_function.py"  #: File with the function of a task, which begins after line FUNCTION_OFFSET.
 FUNCTION_OFFSET = 2
-RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"  #: parts that a process has in a training
+RANK, WORKER, LAUNCHER = "rank", "worker", "launcher"  #: Parts that a process has in a training.
 
 
 @dataclass(frozen=True)

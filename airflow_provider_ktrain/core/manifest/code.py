@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.text.output import counted, readable_size
 
-MAX_BYTES = 700 * 1024  #: of the packed files: Kubernetes takes 1 MiB in a ConfigMap, and etcd 1.5 MiB in base64
-ARCHIVE = "code.tar.gz"  #: key in the ConfigMap
+MAX_BYTES = 700 * 1024  #: Size of the packed files: Kubernetes takes 1 MiB in a ConfigMap, and etcd 1.5 MiB in base64.
+ARCHIVE = "code.tar.gz"  #: Key in the ConfigMap.
 HASH_CHARS = 16
-LARGEST = 5  #: how many files an error names
+LARGEST = 5  #: How many files an error names.
 
 
 @dataclass(frozen=True)

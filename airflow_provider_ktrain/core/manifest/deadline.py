@@ -26,8 +26,8 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import POD_DEADLINE_MARG
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest.loader import plain
 
-RELEASE_SECONDS = 30.0  #: from the deadline to Airflow's own timeout: time to release the job
-BACKSTOP_SECONDS = 300.0  #: from the deadline to the job's activeDeadlineSeconds
+RELEASE_SECONDS = 30.0  #: Time from the deadline to Airflow's own timeout, in which the job is released.
+BACKSTOP_SECONDS = 300.0  #: Time from the deadline to the job's activeDeadlineSeconds.
 
 
 def run_seconds(execution_timeout: timedelta | None) -> float | None:

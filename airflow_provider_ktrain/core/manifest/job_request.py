@@ -21,7 +21,8 @@ from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS, bac
 from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
 
-#: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
+#: An Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is
+#: there.
 _CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
 
 

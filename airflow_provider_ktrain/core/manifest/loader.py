@@ -22,10 +22,12 @@ from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadabl
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest, did_you_mean
 from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
-TEXT = "manifest"  #: what messages call text that was not read from a file
+TEXT = "manifest"  #: What messages call text that was not read from a file.
 SUFFIXES = (".yaml", ".yml", ".json")
 CHECK_ALIASES = "check the aliases of YAML"
-MAX_PARTS = 500_000  #: of its JSON, more than any manifest has (etcd accepts 1.5 MiB): YAML aliases may multiply
+#: How many parts a manifest's JSON may have, more than any manifest has (etcd accepts 1.5 MiB): YAML aliases may
+#: multiply.
+MAX_PARTS = 500_000
 
 
 @dataclass(frozen=True)

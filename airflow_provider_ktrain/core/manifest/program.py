@@ -22,19 +22,19 @@ from airflow_provider_ktrain.core.logs import result
 from airflow_provider_ktrain.core.logs.result import NOT_RETURNED, PART_BYTES, PART_MARKER, RESULT_MARKER
 from airflow_provider_ktrain.core.logs.stacks import FUNCTION_FILE, FUNCTION_OFFSET
 
-PREFIX = "KTRAIN_"  #: of our variables
+PREFIX = "KTRAIN_"  #: Prefix of our variables.
 PROGRAM_VARIABLE = "KTRAIN_PROGRAM"
-TERMINATION_LOG_VARIABLE = "KTRAIN_TERMINATION_LOG"  #: path of the file whose content becomes the termination message
-#: lets rank 0 write the termination message, at Kubernetes' default for `terminationMessagePath`. The path is in a
+TERMINATION_LOG_VARIABLE = "KTRAIN_TERMINATION_LOG"  #: Path of the file whose content becomes the termination message.
+#: Lets rank 0 write the termination message, at Kubernetes' default for `terminationMessagePath`. The path is in a
 #: variable because the embedded cluster replaces paths in variables.
 TERMINATION_MESSAGE = {TERMINATION_LOG_VARIABLE: "/dev/termination-log"}
-NOT_JSON = f"{NOT_RETURNED}is not JSON: "  #: follows the marker if the function returned something else
-RETURNED = "returned"  #: key of the return value in numbered lines: without it, None could mean that none was read
-IMAGE_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")  #: which images set for their programs
-REASON_CHARS = 300  #: of why a value is not JSON
-MAX_BYTES = 96 * 1024  #: of the encoded program: Linux takes 128 KiB in one environment variable
+NOT_JSON = f"{NOT_RETURNED}is not JSON: "  #: Follows the marker if the function returned something else.
+RETURNED = "returned"  #: Key of the return value in numbered lines: without it, None could mean that none was read.
+IMAGE_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")  #: Variables that images set for their programs.
+REASON_CHARS = 300  #: Length of the reason why a value is not JSON.
+MAX_BYTES = 96 * 1024  #: Size of the encoded program: Linux takes 128 KiB in one environment variable.
 
-#: writes the program to a file, so that tracebacks show its lines, and executes it
+#: Writes the program to a file, so that tracebacks show its lines, and executes it.
 _LAUNCH = """\
 import base64, os, sys, tempfile
 path = os.path.join(tempfile.mkdtemp(prefix="ktrain-"), "{file}")
@@ -43,7 +43,7 @@ with open(path, "wb") as f:
 os.execv(sys.executable, [sys.executable, "-u", *{options!r}, path])
 """
 
-#: starts Python in all slots by mpirun. Open MPI needs options that MPICH and Intel MPI don't know. Its ranks are not
+#: Starts Python in all slots by mpirun. Open MPI needs options that MPICH and Intel MPI don't know. Its ranks are not
 #: bound to cores, because the pods on a node would all choose the same ones.
 _MPIRUN = """\
 import os, subprocess
@@ -145,7 +145,8 @@ class Runner:
     output: str
 
 
-TORCH = Runner('_rank = _os.environ.get("RANK", "0")', "_returned", _RESULT_LINE)  #: or Python alone
+#: Runs under torchrun, or as Python alone.
+TORCH = Runner('_rank = _os.environ.get("RANK", "0")', "_returned", _RESULT_LINE)
 MPI = Runner(_MPI_RANK, f"{{{RETURNED!r}: _returned}}", _NUMBERED_LINES)
 
 

@@ -94,13 +94,13 @@ PLACES = {
     "ElasticPolicy": "under spec.elasticPolicy",
     "Resources": "under the container's resources",
     "SecurityContext": "under the container's securityContext",
-}  #: types that a misplaced field may belong to, and a description of their place
+}  #: Types that a misplaced field may belong to, and a description of their place.
 PLACES_WITH_RUNTIME = {
     "TrainJobSpec": "under spec",
     "Trainer": "under spec.trainer",
     "PodPatchSpec": "in the pod's spec of a runtimePatches entry",
     "ContainerPatch": "in a container of a runtimePatches entry",
-}  #: the same for jobs whose pod templates are in a runtime
+}  #: Places of such fields in jobs whose pod templates are in a runtime.
 
 _SCALARS: dict[str, Schema] = {
     "s": {"type": "string"},

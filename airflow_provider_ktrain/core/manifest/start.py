@@ -19,14 +19,14 @@ from airflow_provider_ktrain.core.manifest.code import ARCHIVE
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
 
-ARCHIVE_DIRECTORY = "/ktrain/archive"  #: where the pods mount the ConfigMap
-CODE_DIRECTORY = "/ktrain/code"  #: where the pods unpack the code, and in which the program runs
-CODE_VOLUMES = ("ktrain-archive", "ktrain-code")  #: of the pods
-GRACE_SECONDS = 30.0  #: Kubernetes' default of terminationGracePeriodSeconds
+ARCHIVE_DIRECTORY = "/ktrain/archive"  #: Directory at which the pods mount the ConfigMap.
+CODE_DIRECTORY = "/ktrain/code"  #: Directory to which the pods unpack the code, and in which the program runs.
+CODE_VOLUMES = ("ktrain-archive", "ktrain-code")  #: Volumes of the pods.
+GRACE_SECONDS = 30.0  #: Kubernetes' default of terminationGracePeriodSeconds.
 _CODE = (f"{ARCHIVE_DIRECTORY}/{ARCHIVE}", CODE_DIRECTORY)
-#: isolated from PYTHONPATH, from modules in the image's working directory, and from the image's own sitecustomize
+#: Isolated from PYTHONPATH, from modules in the image's working directory, and from the image's own sitecustomize.
 _PYTHON = ("python3", "-I", "-S", "-c")
-_START_WORDS = len(_PYTHON) + 1 + len(_CODE) + 3  #: and the starter, and its arguments of stacks
+_START_WORDS = len(_PYTHON) + 1 + len(_CODE) + 3  #: And the starter, and its arguments of stacks.
 _IN_POD = Path(__file__).with_name("in_pod")
 
 

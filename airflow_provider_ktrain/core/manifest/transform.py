@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
 from airflow_provider_ktrain.core.manifest.loader import plain
 
 TTL = "ttlSecondsAfterFinished"
-TTL_MINIMUM = 86_400  #: seconds: a triggerer or a worker may be away for hours
+TTL_MINIMUM = 86_400  #: Seconds: a triggerer or a worker may be away for hours.
 _SERVER_FIELDS = (
     "uid",
     "resourceVersion",

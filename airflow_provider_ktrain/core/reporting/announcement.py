@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.state.pods.devices import requested_by
 from airflow_provider_ktrain.core.text.output import clipped, counted, format_duration
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
-MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of megabytes
+MAX_MANIFEST_CHARS = 64 * 1024  #: Length of the logged YAML: Airflow loses messages of megabytes.
 
 
 def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bool) -> str:

@@ -14,11 +14,11 @@ from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.reporting.redaction import redacted
 from airflow_provider_ktrain.core.text.output import clean, shown
 
-MODEL_URI = "model_uri"  #: key of the result under which a program reports where its model is
-MAX_URI_CHARS = 1500  #: Airflow rejects longer URIs of assets
-MAX_EXTRA_BYTES = 16 * 1024  #: of the extra's JSON
-LEFT_OUT = "left_out"  #: key of the extra that names the fields that were too large
-_DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: fields, in the order in which they are left out
+MODEL_URI = "model_uri"  #: Key of the result under which a program reports where its model is.
+MAX_URI_CHARS = 1500  #: Airflow rejects longer URIs of assets.
+MAX_EXTRA_BYTES = 16 * 1024  #: Size of the extra's JSON.
+LEFT_OUT = "left_out"  #: Key of the extra that names the fields that were too large.
+_DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: Fields, in the order in which they are left out.
 
 
 def model_uri(result: Any) -> str:

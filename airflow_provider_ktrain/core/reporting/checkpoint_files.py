@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.text.output import counted, readable_size
 
-#: where the file systems of fsspec have the time of the last change
+#: Keys under which the file systems of fsspec have the time of the last change.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 

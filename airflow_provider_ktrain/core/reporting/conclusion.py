@@ -15,9 +15,9 @@ from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, json
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, shown
 
-MAX_BYTES = 4 * 1024  #: of a conclusion's JSON, other characters than ASCII escaped
-OF_CAUSE = ("category", "summary", "resolution", "replica", "failed_nodes")  #: fields that say why
-IDENTITY = ("uid", "owner", "submission")  #: fields that are never shortened
+MAX_BYTES = 4 * 1024  #: Size of a conclusion's JSON, with other characters than ASCII escaped.
+OF_CAUSE = ("category", "summary", "resolution", "replica", "failed_nodes")  #: Fields that say why.
+IDENTITY = ("uid", "owner", "submission")  #: Fields that are never shortened.
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.formats import json_size, mapping
 
-MAX_BYTES = 32 * 1024  #: of the JSON of all tries' curves together
-FEWEST_POINTS = 4  #: first, last, lowest and highest: curves with more are thinned first
+MAX_BYTES = 32 * 1024  #: Size of the JSON of all tries' curves together.
+FEWEST_POINTS = 4  #: First, last, lowest and highest: curves with more are thinned first.
 
 
 def with_bounded_curves(tries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

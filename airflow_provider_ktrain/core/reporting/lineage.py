@@ -16,9 +16,9 @@ from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job,
 from airflow_provider_ktrain.core.state.accelerators import stored
 
 JOB_KEYS = ("kind", "namespace", "name", "uid")
-GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: keys of the usage that are GPU-seconds
-CAUSE_KEYS = ("category", "summary", "resolution", "replica")  #: `detail` may have lines of a log
-#: schemes of storage, with the scheme that OpenLineage's naming conventions use
+GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: Keys of the usage that are GPU-seconds.
+CAUSE_KEYS = ("category", "summary", "resolution", "replica")  #: `detail` may have lines of a log.
+#: Schemes of storage, with the scheme that OpenLineage's naming conventions use.
 SCHEMES = {
     "s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs", "gcs": "gs", "hdfs": "hdfs",
     "abfs": "abfss", "abfss": "abfss", "wasb": "wasbs", "wasbs": "wasbs",

@@ -15,16 +15,16 @@ from airflow_provider_ktrain.core.manifest.start import is_starter
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.core.text.secret_rules import MASK, is_secret_name
 
-MAX_VALUE_CHARS = 4096  #: of one text; longer ones are cut
-_TOKENS = re.compile(r"(?:(?:api|access|refresh)[_-]?)?tokens", re.IGNORECASE)  #: keys; their numbers are counts
-CONTEXT_WORDS, MAX_CONTEXT_CHARS = 8, 256  #: words of a command that show whether the next is a secret
+MAX_VALUE_CHARS = 4096  #: Length of one text. Longer ones are cut.
+_TOKENS = re.compile(r"(?:(?:api|access|refresh)[_-]?)?tokens", re.IGNORECASE)  #: Keys; their numbers are counts.
+CONTEXT_WORDS, MAX_CONTEXT_CHARS = 8, 256  #: Words of a command that show whether the next is a secret.
 _FLAG = re.compile(r"--?[\w-]+")
-#: keys of a manifest whose values refer to secrets or only look like them; keys that end with `Ref` do, too
+#: Keys of a manifest whose values refer to secrets or only look like them; keys that end with `Ref` do, too.
 _REFERENCES = (
     "secretName", "topologyKey", "key", "tokenExpirationSeconds", "serviceAccountToken", "imagePullSecrets",
     "sshAuthMountPath",
 )  # fmt: skip
-_SECRET_VOLUME = {"secretName", "name", "items", "defaultMode", "optional"}  #: keys of the volume source `secret`
+_SECRET_VOLUME = {"secretName", "name", "items", "defaultMode", "optional"}  #: Keys of the volume source `secret`.
 
 
 def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -> Any:

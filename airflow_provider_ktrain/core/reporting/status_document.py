@@ -21,19 +21,19 @@ from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES
 from airflow_provider_ktrain.core.text.output import shown
 
 Pod = Mapping[str, Any]
-MAX_BYTES = 16 * 1024  #: of the document's JSON
-MAX_REPLICAS = 64  #: shown one by one; of more, only those that are not fine, and counts
-MAX_STATES = 12  #: that are counted, the most frequent ones
-MAX_STATE_CHARS = 40  #: of a state that is counted
-MAX_LINES = 16  #: replicas whose last line is shown
-MAX_LINE_CHARS = 120  #: of a last line
-MAX_PHASES = 20  #: the latest ones
-MAX_TEXT_CHARS = 500  #: of each text of the cause and the queue
-FINE = (RUNNING, SUCCEEDED)  #: states of replicas that need no attention
-#: columns of `replicas.rows`
+MAX_BYTES = 16 * 1024  #: Size of the document's JSON.
+MAX_REPLICAS = 64  #: Shown one by one; of more, only those that are not fine, and counts.
+MAX_STATES = 12  #: How many states are counted, the most frequent ones.
+MAX_STATE_CHARS = 40  #: Length of a state that is counted.
+MAX_LINES = 16  #: Replicas whose last line is shown.
+MAX_LINE_CHARS = 120  #: Length of a last line.
+MAX_PHASES = 20  #: The latest ones.
+MAX_TEXT_CHARS = 500  #: Length of each text of the cause and the queue.
+FINE = (RUNNING, SUCCEEDED)  #: States of replicas that need no attention.
+#: Columns of `replicas.rows`.
 COLUMNS = ("role", "index", "pod", "node", "gpus", "state", "restarts")
-#: bytes of the series, last lines, replicas, characters of each text, and whether last and best values of the metrics
-#: are included: what is tried in turn until the document fits
+#: Bytes of the series, last lines, replicas, characters of each text, and whether last and best values of the metrics
+#: are included: what is tried in turn until the document fits.
 _LIMITS = (
     (MAX_SERIES_BYTES, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS, True),
     (6 * 1024, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS, True),

@@ -12,14 +12,14 @@ from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
 from airflow_provider_ktrain.core.reporting.redaction import redacted
 from airflow_provider_ktrain.core.text.output import shown
 
-MAX_BYTES = 1536  #: of the document's JSON
+MAX_BYTES = 1536  #: Size of the document's JSON.
 MAX_METRICS = 8
 MAX_PARAMETERS = 12
-CONFIGURATION, CLUSTER = "configuration", "cluster"  #: categories of causes that no job has: of the task itself
-OWN_VARIABLES = "KTRAIN_"  #: prefix of variables that aren't the user's
-#: numbers of metrics and parameters, and characters of each text: what is tried in turn until the document fits
+CONFIGURATION, CLUSTER = "configuration", "cluster"  #: Categories of causes that no job has: of the task itself.
+OWN_VARIABLES = "KTRAIN_"  #: Prefix of variables that aren't the user's.
+#: Numbers of metrics and parameters, and characters of each text: what is tried in turn until the document fits.
 _LIMITS = ((MAX_METRICS, MAX_PARAMETERS, 160), (MAX_METRICS, MAX_PARAMETERS, 60), (4, 6, 40), (0, 0, 40))
-_SHORT_CHARS = 40  #: of a name or value of a parameter, and of the name of a metric
+_SHORT_CHARS = 40  #: Length of a parameter's name or value, and of a metric's name.
 
 
 def parameters_of(

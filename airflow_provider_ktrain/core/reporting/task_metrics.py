@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.formats import mapping
 
-PREFIX = "ktrain."  #: of all names
-GPU_TIME = ("queued", "held", "wasted")  #: keys of the usage that are counted
+PREFIX = "ktrain."  #: Prefix of all names.
+GPU_TIME = ("queued", "held", "wasted")  #: Keys of the usage that are counted.
 
 
 class Sample(NamedTuple):

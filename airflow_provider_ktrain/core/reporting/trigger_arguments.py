@@ -13,7 +13,7 @@ from typing import Any
 from airflow_provider_ktrain.core.formats import json_size, mapping
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 
-MAX_BYTES = 48_000  #: of the arguments' JSON; encrypted, 49,087 bytes become 65,532
+MAX_BYTES = 48_000  #: Size of the arguments' JSON. Encrypted, 49,087 bytes become 65,532.
 
 Handover = dict[str, Any]
 

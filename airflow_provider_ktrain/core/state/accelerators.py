@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.formats import mapping
 
-GPU = "gpu"  #: whole GPUs, of whatever vendor
-CLAIMS = "claims"  #: instead of devices of ResourceClaims, which are not counted: the pods that have some
-DEFAULT_RESOURCE = "nvidia.com/gpu"  #: what `gpus` requests, unless `[ktrain] default_accelerator` is set
-SHARED = ".shared"  #: ends the name of a resource whose units are shares of one: time slices, consumable capacity
-#: and the name of a DeviceClass: a resource that the devices of a ResourceClaim serve (KEP-5004)
+GPU = "gpu"  #: Whole GPUs, of whatever vendor.
+CLAIMS = "claims"  #: Instead of devices of ResourceClaims, which are not counted: the pods that have some.
+DEFAULT_RESOURCE = "nvidia.com/gpu"  #: What `gpus` requests, unless `[ktrain] default_accelerator` is set.
+SHARED = ".shared"  #: End of the name of a resource whose units are shares of one: time slices, consumable capacity.
+#: Precedes the name of a DeviceClass: a resource that the devices of a ResourceClaim serve (KEP-5004).
 DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
 
-Amounts = Counter[str]  #: how many units of each accelerator; CLAIMS counts pods
+Amounts = Counter[str]  #: How many units of each accelerator; CLAIMS counts pods.
 
 
 class Accelerator(NamedTuple):
@@ -39,7 +39,7 @@ class Accelerator(NamedTuple):
     units: str = ""
 
 
-#: the first row that matches counts
+#: The first row that matches counts.
 TABLE = (
     # github.com/NVIDIA/k8s-device-plugin: gpu; with `mig.strategy: mixed` mig-PROFILE; `renameByDefault` adds .shared
     # and NVIDIA/kubevirt-gpu-device-plugin: pgpu; some name the model: gpu-h100
@@ -67,7 +67,7 @@ TABLE = (
     Accelerator(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/gpu", "GPU", "GPU"),
 )
 
-#: names that users write, for `ktrain check`
+#: Names that users write, for `ktrain check`.
 COMMON_NAMES = (
     "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore",
     "habana.ai/gaudi", "huawei.com/Ascend910", "huawei.com/Ascend310", "huawei.com/Ascend310P", "gpu.intel.com/i915",

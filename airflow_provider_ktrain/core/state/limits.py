@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partia
 from airflow_provider_ktrain.core.state.status import Phase, runs_on, wants_suspension
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
-RUNS_ON_SECONDS = 300.0  #: without a line, after which a job is over that has failed and runs on: see `Kind.runs_on`
+RUNS_ON_SECONDS = 300.0  #: How long a failed job that runs on logs no line before it is over: see `Kind.runs_on`.
 
 
 class Limit(enum.StrEnum):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 from airflow_provider_ktrain.core.state.pods.objects import NODE_NAME, Json, labels_of, metadata_of, name_of
 
-#: the schemes of `spec.providerID` of clusters whose nodes nobody creates on demand; nodes of a cloud have others
+#: The schemes of `spec.providerID` of clusters whose nodes nobody creates on demand; nodes of a cloud have others.
 _LOCAL_PROVIDERS = ("kind", "k3s", "rke2")
 _AUTOSCALER = re.compile(r"autoscal|karpenter", re.IGNORECASE)
-#: reasons of the events about a pod by which cluster-autoscaler and Karpenter show that they look at it
+#: Reasons of the events about a pod by which cluster-autoscaler and Karpenter show that they look at it.
 _AUTOSCALER_REASONS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 
 

@@ -20,15 +20,15 @@ from airflow_provider_ktrain.core.state.pods.objects import node_of
 class Phase(enum.StrEnum):
     """The phase of a job."""
 
-    QUEUED = "Queued"  #: suspended, for example by a queue, and never started
-    PENDING = "Pending"  #: created; has no pods yet, or a pod waits for a node
-    STARTING = "Starting"  #: all pods have nodes: images are pulled, init containers run
+    QUEUED = "Queued"  #: Suspended, for example by a queue, and never started.
+    PENDING = "Pending"  #: Created; has no pods yet, or a pod waits for a node.
+    STARTING = "Starting"  #: All pods have nodes: images are pulled, init containers run.
     RUNNING = "Running"
     RESTARTING = "Restarting"
-    SUSPENDED = "Suspended"  #: suspended after it had started
+    SUSPENDED = "Suspended"  #: Suspended after it had started.
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    GONE = "Gone"  #: the job does not exist, or no longer
+    GONE = "Gone"  #: The job does not exist, or no longer.
 
     @property
     def ended(self) -> bool:
@@ -88,7 +88,7 @@ def phase_of(
 
 _RAN = (Phase.RUNNING, Phase.RESTARTING)
 _STARTED = (Phase.STARTING, *_RAN, Phase.SUSPENDED)
-#: the condition that a job has in a phase, if it isn't the phase's name
+#: The condition that a job has in a phase, if it isn't the phase's name.
 CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
-MAX_LINE_CHARS = 2048  #: of a log line or a summary
-MIN_SEARCHED_CHARS = 8192  #: at both ends of a long text that are searched for secrets; all would take long
-MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
+MAX_LINE_CHARS = 2048  #: Length of a log line or a summary.
+MIN_SEARCHED_CHARS = 8192  #: How much of each end of a long text is searched for secrets: the whole would take long.
+MAX_FIRST_LINE_CHARS = 200  #: Length of the first line of a message to the user.
 SIZE_UNITS = ("bytes", "KiB", "MiB", "GiB")
-SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a message
+SUGGESTION = "did you mean "  #: A remedy that begins so comes first in a message.
 
-#: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
+#: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode.
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _WORD_END = re.compile(r"[\s\"']")
 

@@ -10,13 +10,13 @@ import re
 from typing import NamedTuple
 
 MASK = "***"
-#: in names of passwords, but not `forward_pass`, `bypass` or `compass`
+#: Words in names of passwords, but not in `forward_pass`, `bypass` or `compass`.
 _PASSWORD = (
     r"passw|passphrase|pwd|"
     r"(?:(?<![a-z])|pg|db|sql|smtp|mail|ftp|redis|user|root|admin)(?<!ward[_-])(?:pass|pw)(?![a-z])"
 )
-#: in other names, but not tokenizers, numbers of tokens, authors, authenticity, `401 Unauthorized:`, `sacred`, and pins
-#: of threads and of hardware, such as `I_MPI_PIN` and `SPIN`
+#: Words in other names, but not tokenizers, numbers of tokens, authors, authenticity, `401 Unauthorized:`, `sacred`,
+#: and pins of threads and of hardware, such as `I_MPI_PIN` and `SPIN`.
 _OTHER = (
     r"secret|token(?!i[sz]|s)|credential|creds(?![a-z])|(?<![a-z])cred(?![a-z])|"
     r"(?<!mpi)(?<!omp)(?<!cpu)(?<!core)(?<!numa)(?<!thread)(?<!proc)(?<!gpio)[_-]pin(?![\w-])|"
@@ -26,14 +26,14 @@ _OTHER = (
 )
 _PASSWORD_NAME = re.compile(_PASSWORD, re.IGNORECASE)
 _AUTHORIZATION = re.compile("authorization", re.IGNORECASE)
-#: options that a password follows, which may begin with a dash
+#: Options that a password follows, which may begin with a dash.
 _PASSWORD_OPTION = re.compile(
     r"(?<!no-)(?<!ask-)(?<!prompt-)(?:passw(?:or)?d|passphrase|pwd|pw|(?<!ward-)pass)\Z", re.IGNORECASE
 )
 _COOKIE = re.compile("cookie", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?:credentials?|auth)\Z", re.IGNORECASE)
 _SECRET_NAME = re.compile(f"{_PASSWORD}|{_OTHER}", re.IGNORECASE)
-#: names of failures, paths and references, as in `NoCredentialsError: Unable to locate credentials`
+#: Names of failures, paths and references, as in `NoCredentialsError: Unable to locate credentials`.
 _OTHER_NAME = re.compile(
     r"(?:Error|Exception|Warning|Failure|Failed|Invalid|NotFound|Timeout|secretName|[a-z]Path|[a-z]Ref)\Z"
 )
@@ -42,15 +42,15 @@ _COLON = r"\\?[\"']?\s*+:\s*(?!//)"
 _SEPARATOR = r"\\?[\"']?\s*+[:=]\s*"
 _NOTHING = r"(?![(\[{]?\*{3}|(?:true|false|none|null)(?![^\s\"',;)}\]]))"
 _QUOTED = r"\\\"[^\"\\]*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
-#: in quotes, escaped or not; with the first quote of two; or without
+#: A value in quotes, escaped or not, with the first quote of two, or without quotes.
 _VALUE = rf"{_NOTHING}(?:{_QUOTED}|[\"'].*|[^\s\"']+(?:[\"'][^\s\"',;:)}}\]][^\s\"']*)*)"
 _PAIR = rf"[\w.-]+=(?:{_QUOTED}|[^\s;\"']*)"
 _MEMBERS = rf"(?:{_QUOTED}|[^\"'{{}}\\]|\\[\"']?)"
 _SCHEME = r"(?:bearer|basic|digest|negotiate) +"
-_WORD_END = r"[\s\"',]{1,8}"  #: between two words of a command, which may be a list
+_WORD_END = r"[\s\"',]{1,8}"  #: What is between two words of a command, which may be a list.
 _NO_SENTENCE = r"(?![a-z]+[,.]?\s+[a-z\"'(])"
 
-#: every name of a secret contains one of these words
+#: Every name of a secret contains one of these words.
 _NAME_HINTS = (
     "pass", "pw", "secret", "token", "cred", "auth", "cookie", "_pin", "-pin",
     "signature", "key", "dsn", "conn", "bearer", "jwt", "sas",

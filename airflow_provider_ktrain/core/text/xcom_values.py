@@ -18,16 +18,17 @@ from airflow_provider_ktrain.core.text.output import clean, clipped, shown_log
 T = TypeVar("T")
 log = shown_log(__name__)
 
-MAX_PATH_CHARS = 64  #: of the place in the result that a warning names
-MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
-INTEGERS = range(-(2**63), 2**64)  #: what msgpack has
+MAX_PATH_CHARS = 64  #: Length of the place in the result that a warning names.
+MAX_DEPTH = 64  #: Depth of lists and objects in one another: encoders walk them by recursion.
+INTEGERS = range(-(2**63), 2**64)  #: What msgpack has.
 MAX_WARNINGS = 10
-MAX_DIGITS = 400  #: of a text that can be a number: a larger integer isn't finite as a float
-RESERVED = ("__classname__", "__id__")  #: keys of objects that Airflow's serializer has encoded
-ENCODED = ("__type", "__var")  #: both together: the same, of older releases
-#: keys of our own values whose numbers are counted and added up: one that doesn't fit is left out, because text isn't 0
+MAX_DIGITS = 400  #: Length of a text that can be a number: a larger integer isn't finite as a float.
+RESERVED = ("__classname__", "__id__")  #: Keys of objects that Airflow's serializer has encoded.
+ENCODED = ("__type", "__var")  #: Both together: the same, of older releases.
+#: Keys of our own values whose numbers are counted and added up: one that doesn't fit is left out, because text isn't
+#: 0.
 COUNTS = ("usage",)
-#: an XCom key has 1 to 512 characters and becomes a part of a URL
+#: An XCom key has 1 to 512 characters and becomes a part of a URL.
 XCOM_KEY = re.compile(r"(?!\.{1,2}(?:/|\Z))(?!.*/\.{1,2}(?:/|\Z))[^\0-\x1f\x7f?#]{1,512}\Z")
 
 

@@ -32,7 +32,7 @@ FAULTS = {
     "recover": "bring --node back",
     "clear": "end all faults",
 }
-#: the option that a fault can't do without
+#: The option that a fault can't do without.
 NEEDED = {
     "refuse": "seconds", "drop": "seconds", "status": "status", "evict": "pod",
     **dict.fromkeys(("lose", "silence", "shutdown", "pressure", "break_devices", "recover"), "node"),
@@ -148,7 +148,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, count
 
 
-#: options of a fault: type and help text
+#: Options of a fault: type and help text.
 FAULT_OPTIONS: dict[str, tuple[Callable[[str], Any], str | None]] = {
     "seconds": (_seconds, "duration; required for refuse and drop (default: until clear)"),
     "status": (_status_code, "HTTP status of the responses, 400 to 599"),

@@ -26,8 +26,8 @@ ON_ITS_WAY = "not eligible due to a terminating pod on the nominated node"
 NEVER = "not eligible due to preemptionPolicy=Never"
 PREEMPTING = f"{NAME}: preempting to accommodate a higher priority pod"
 NO_VICTIMS = "No preemption victims found for incoming pod"
-#: operators of node affinity: whether a label's value matches. The value is None if the node doesn't have the label.
-#: Gt, Lt and unknown operators don't match any node
+#: Operators of node affinity: whether a label's value matches. The value is None if the node doesn't have the label.
+#: Gt, Lt and unknown operators don't match any node.
 OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
     "In": lambda value, values: value in values,
     "NotIn": lambda value, values: value not in values,

@@ -46,7 +46,7 @@ NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 PARENT_CHECK_INTERVAL = 0.5  # seconds between checks whether the parent is still running
 STATE_FILE = "cluster.json"
 MAX_HEADER = 64 * 1024  # bytes of the request line and of each header
-#: faults of a node that need nothing but its name
+#: Faults of a node that need nothing but its name.
 OF_NODE: dict[str, Callable[[Kubelet], None]] = {
     "lose": Kubelet.lose, "silence": Kubelet.silence, "shutdown": Kubelet.shut_down, "recover": Kubelet.recover,
 }  # fmt: skip

@@ -18,13 +18,13 @@ from ktrain_embedded.objects import schema
 from ktrain_embedded.objects.errors import ApiError, Problem, invalid
 from ktrain_embedded.objects.store import Obj, Store
 
-#: the address of the status server on a real cluster. The kubelet replaces it by an address on loopback
+#: The address of the status server on a real cluster. The kubelet replaces it by an address on loopback.
 HOST = "kubeflow-trainer-controller-manager.kubeflow-system.svc:10443"
 MAX_BODY = 64 * 1024  # bytes
 FIELDS = {"progressPercentage": int, "estimatedRemainingSeconds": int, "metrics": list, "lastUpdatedTime": str}
 MAX_PERCENTAGE = 100
 
-#: whether a token is valid for an audience
+#: Whether a token is valid for an audience.
 TokenCheck = Callable[[str, str], bool]
 
 

@@ -20,7 +20,7 @@ from ktrain_embedded.objects.store import Obj, Store
 FAST = Timing(
     backoff=0.1, backoff_max=0.4, sync=0.2, mount=0.05, mount_max=0.2, pull_error=0.05, cleanup=0.05, keep_logs=0.2
 )
-#: ends at SIGTERM, to which a container's command is deaf otherwise
+#: Ends at SIGTERM, which a container's command otherwise ignores.
 SLEEP = "trap 'exit 143' TERM; echo up; sleep 60 & wait"
 
 

@@ -20,7 +20,7 @@ RECORDINGS = Path(__file__).parent / "recordings"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 UNTOLD = ("resourceVersion", "uid", "nodeName")
 
-#: answers that differ on purpose, or by what only a real server has; where a status is given that is what we answer
+#: Answers that differ on purpose, or by what only a real server has; where a status is given that is what we answer.
 DIFFERENT: dict[str, tuple[int, str]] = {
     "server-side apply creates": (415, "no server-side apply"),
     "server-side apply again, same": (415, "no server-side apply"),
@@ -173,7 +173,7 @@ SCENARIOS = (
     "21-pt-rejected", "28b-http-expired", "29-http-write", "29b-http-write-pods", "30-http-rbac",
     pytest.param("28-http-watch", marks=pytest.mark.thorough),  # each of its watches lasts a second
 )  # fmt: skip
-#: watches that ran beside other steps, for which there are tests of their own
+#: Watches that ran beside other steps, for which there are tests of their own.
 BESIDE = ("watch fieldSelector metadata.name: create, change, delete", "watch with bookmarks, timeoutSeconds 70")
 
 

@@ -32,7 +32,7 @@ done
 [ ${RANK:-$PET_NODE_RANK} != 0 ] || sleep {{ dag_run.conf.get("wait", 4) }}
 exit {{ dag_run.conf.get("code", 0) }}
 """.replace("STEPS", STEPS)
-#: in seconds. An outage of the API server takes longer than a program may be silent
+#: Limits in seconds. An outage of the API server takes longer than a program may be silent.
 LIMITS: dict[str, Any] = {
     "queue_timeout": 300,
     "schedule_timeout": 300,

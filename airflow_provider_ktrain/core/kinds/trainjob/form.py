@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.kinds.trainjob import patches
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ANY_JOB, NODE
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import DEFAULT_RUNTIME
 
-#: fields of the container `node`, and where `spec.trainer` has them
+#: Fields of the container `node`, and where `spec.trainer` has them.
 TRAINER_FIELDS = {
     "image": "image", "command": "command", "args": "args", "env": "env", "resources": "resourcesPerNode",
 }  # fmt: skip

@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.kinds.trainjob.patches import (
 )
 
 JOBSET = "jobset.sigs.k8s.io"
-JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: on pods: the JobSet's name, which is the TrainJob's
+JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: Label of pods: the JobSet's name, which is the TrainJob's.
 ROLE_LABEL = f"{JOBSET}/replicatedjob-name"
 ATTEMPT_LABEL = f"{JOBSET}/restart-attempt"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

@@ -27,23 +27,23 @@ from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     runtime_ref,
 )
 
-MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
-ANY_JOB = "*"  #: stands for each replicated job, until the runtime is known
-NODE = "node"  #: the container in which the trainer runs, in every runtime
+MANAGER = "ktrain.airflow/provider"  #: Manager of our entry of runtimePatches.
+ANY_JOB = "*"  #: Stands for each replicated job, until the runtime is known.
+NODE = "node"  #: The container in which the trainer runs, in every runtime.
 PATCHES, DEADLINE = "runtimePatches", "activeDeadlineSeconds"
-#: the versions before 2.2, by what they had in place of runtimePatches
+#: The versions before 2.2, by what they had in place of runtimePatches.
 OLDER = {"podTemplateOverrides": "2.1", "podSpecOverrides": "2.0"}
-#: of the job: its runtime's jobs, which the status lists only later
+#: The jobs of the TrainJob's runtime, which the status lists only later.
 ROLES_ANNOTATION = "ktrain.airflow/roles"
-#: of the job: those of its runtime's jobs that have a successPolicy, which ends them before all their pods have ended
+#: The jobs of the TrainJob's runtime that have a successPolicy, which ends them before all their pods have ended.
 SUCCESS_POLICY_ANNOTATION = "ktrain.airflow/success-policy"
-#: containers whose environment the webhook doesn't let patches set, and the field that does
+#: Containers whose environment the webhook doesn't let patches set, and the field that does.
 ENV_FIELDS = {
     NODE: "spec.trainer.env",
     "dataset-initializer": "spec.initializer.dataset.env",
     "model-initializer": "spec.initializer.model.env",
 }
-#: volumes that the Trainer adds to the pods of MPI runtimes
+#: Volumes that the Trainer adds to the pods of MPI runtimes.
 TRAINER_VOLUMES = frozenset({"mpi-ssh-auth", "mpi-hostfile"})
 CONTAINER_LISTS = ("containers", "initContainers")
 _MAX_POD_NAME = 63
@@ -359,7 +359,7 @@ def node_container(replicated: Mapping[str, Any]) -> dict[str, Any] | None:
     return next((c for c in _items(pod_of(replicated), "containers") if c.get("name") == NODE), None)
 
 
-#: the ClusterTrainingRuntimes and TrainingRuntimes of Kubeflow Trainer
+#: The ClusterTrainingRuntimes and TrainingRuntimes of Kubeflow Trainer.
 TRAINING_RUNTIMES = Runtimes(
     in_namespaces=tuple(plural for plural, namespaced in RUNTIMES.values() if namespaced),
     in_cluster=tuple(plural for plural, namespaced in RUNTIMES.values() if not namespaced),

@@ -14,10 +14,10 @@ from airflow_provider_ktrain.core.kinds.runtimes import RuntimeRef
 
 RUNTIME_GROUP = "trainer.kubeflow.org"
 CLUSTER_RUNTIME = "ClusterTrainingRuntime"
-DEFAULT_RUNTIME = "torch-distributed"  #: of jobs that are built without a manifest
-#: by kind of runtime: the resource's path segment, and whether it is in a namespace
+DEFAULT_RUNTIME = "torch-distributed"  #: Runtime of jobs that are built without a manifest.
+#: The resource's path segment, and whether it is in a namespace, by kind of runtime.
 RUNTIMES = {CLUSTER_RUNTIME: ("clustertrainingruntimes", False), "TrainingRuntime": ("trainingruntimes", True)}
-#: environment variables that the webhook refuses, by the ML policy of the runtime (recording 55)
+#: Environment variables that the webhook refuses, by the ML policy of the runtime (recording 55).
 RESERVED_ENVIRONMENT = {
     "torch": frozenset({"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}),
     "mpi": frozenset(
@@ -30,11 +30,12 @@ RESERVED_ENVIRONMENT = {
     ),
 }
 TORCH = "torch"
-ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"  #: label of a Job template: which step it is
-TRAINER_STEP = "trainer"  #: of the job whose number of pods is the policy's
-SUPPORT_LABEL, DEPRECATED = "trainer.kubeflow.org/support", "deprecated"  #: of a runtime that will be removed
-SOURCES = (TORCH, "mpi", "jax", "xgboost", "flux")  #: keys of mlPolicy that say how the nodes find each other
-#: words of commands that start one process group on all nodes
+ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"  #: Label of a Job template: which step it is.
+TRAINER_STEP = "trainer"  #: Step of the job whose number of pods is the policy's.
+#: Label and value of a runtime that will be removed.
+SUPPORT_LABEL, DEPRECATED = "trainer.kubeflow.org/support", "deprecated"
+SOURCES = (TORCH, "mpi", "jax", "xgboost", "flux")  #: Keys of mlPolicy that say how the nodes find each other.
+#: Words of commands that start one process group on all nodes.
 _LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "mpirun", "tune ")
 
 

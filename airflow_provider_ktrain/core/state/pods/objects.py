@@ -15,11 +15,11 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, parse_timestamp
 
 Json = Mapping[str, Any]
-NODE_NAME = "metadata.name"  #: the only field that matchFields of a node affinity may name
+NODE_NAME = "metadata.name"  #: The only field that matchFields of a node affinity may name.
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
-BY_TAINT, NO_EXECUTE = "DeletionByTaintManager", "NoExecute taint"  #: the second if its node does report
-LOST_RUN = "ContainerStatusUnknown"  #: the kubelet's reason if it can't tell how a run ended
-TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
+BY_TAINT, NO_EXECUTE = "DeletionByTaintManager", "NoExecute taint"  #: The second if its node does report.
+LOST_RUN = "ContainerStatusUnknown"  #: The kubelet's reason if it can't tell how a run ended.
+TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds.
 
 
 def metadata_of(obj: Json) -> Json:

@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
-WARNING_SECONDS = 300.0  #: until the warning; half of the limit if that is shorter
+WARNING_SECONDS = 300.0  #: Time until the warning. It is half of the limit if that is shorter.
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,19 @@ from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
-#: the end of a container is the node's time, and the request the API server's
+#: The end of a container is the node's time, and the request the API server's.
 MAX_CLOCK_SKEW_SECONDS = 5.0
-MAX_LAG_SECONDS = 60.0  #: in which a job's status shows that its program has ended
-DEFAULT_GRACE_SECONDS = 30  #: Kubernetes' terminationGracePeriodSeconds
+MAX_LAG_SECONDS = 60.0  #: How long the job's status may take to show that its program has ended.
+DEFAULT_GRACE_SECONDS = 30  #: Kubernetes' terminationGracePeriodSeconds.
 
 
 class Verdict(StrEnum):
     """How the program of a pod ended, as far as its changes show that."""
 
-    RUNS = "runs"  #: it exists, and has neither ended nor been requested to
+    RUNS = "runs"  #: It exists, and has neither ended nor been requested to.
     BY_ITSELF = "ended by itself"
     STOPPED = "stopped"
-    FAILED = "failed"  #: no operator takes that for a success
+    FAILED = "failed"  #: No operator takes that for a success.
     UNKNOWN = "unknown"
 
 
@@ -39,7 +39,7 @@ class First(StrEnum):
 
     END = "end"
     REQUEST = "request"
-    UNKNOWN = "unknown"  #: they were seen together
+    UNKNOWN = "unknown"  #: They were seen together.
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_s
 from airflow_provider_ktrain.core.state.pods.pod_state import state_of_pod
 
 Pod = Mapping[str, Any]
-MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
+MAX_START_RESTARTS = 3  #: Restarts after which a command that can't be started is given up.
 
 
 class State(NamedTuple):
@@ -43,10 +43,10 @@ class PodGroups:
 
     def __init__(self, kind: Kind, pods: Iterable[Pod] = ()) -> None:
         self._kind = kind
-        self.pods: dict[str, Pod] = {}  #: by uid; change it only by `put` and `remove`
-        self.shown: dict[str, str] = {}  #: of `state_of_pod`, by uid
-        self.shown_version = 0  #: grows when `shown` changes
-        self.silent: dict[str, Pod] = {}  #: by uid, those whose node doesn't report
+        self.pods: dict[str, Pod] = {}  #: Pods by uid. Only `put` and `remove` change it.
+        self.shown: dict[str, str] = {}  #: Results of `state_of_pod`, by uid.
+        self.shown_version = 0  #: Grows when `shown` changes.
+        self.silent: dict[str, Pod] = {}  #: Pods whose node doesn't report, by uid.
         self._places: dict[str, tuple[State, float]] = {}  # group and time of each pod
         self._groups: dict[State, _Group] = {}
         for pod in pods:

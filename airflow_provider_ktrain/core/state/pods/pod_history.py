@@ -38,14 +38,14 @@ class PodHistory:
     def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
         self._known: dict[str, Pod] = {}
-        self.groups = PodGroups(kind)  #: the pods that exist now
+        self.groups = PodGroups(kind)  #: The pods that exist now.
         self._evicted: Collection[str] = ()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
         self._stopped_before = StoppedPod.all_of(given.get("interrupted"))
-        #: grows with each change of a pod that was stopped from outside; 0: no process has seen one
+        #: Grows with each change of a pod that was stopped from outside; 0: no process has seen one.
         self.stopped_version = len(self._stopped_before)
-        self.ends_version = 0  #: grows with each change after which the end of a pod may be unknown
+        self.ends_version = 0  #: Grows with each change after which the end of a pod may be unknown.
         self._changes: dict[str, PodChanges] = {}  # by uid, of pods that were requested to end, or have ended
         self._seen_deleted: set[str] = set()  # uids of pods whose changes are known up to their deletion
         self._ended_by_itself: set[Replica] = set()  # as events show of pods that nobody has seen

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.state.pods.objects import Json
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 TERMINATING, CREATING = "Terminating", "ContainerCreating"
 SILENT = "NodeNotReady"
-INIT = "Init:"  #: begins the states of a pod whose init containers have not all ended
+INIT = "Init:"  #: Begins the states of a pod whose init containers have not all ended.
 _STARTS = (CREATING, "PodInitializing")  # reasons of a container that waits for nothing special
 _SAME = {"ErrImagePull": "ImagePullBackOff"}  # the kubelet alternates between the two
 

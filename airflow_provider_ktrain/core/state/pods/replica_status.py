@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED
 from airflow_provider_ktrain.core.text.output import listed
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
-MAX_NAMED_REPLICAS = 3  #: with the same problem
+MAX_NAMED_REPLICAS = 3  #: How many replicas with the same problem are named.
 
 
 @dataclass(frozen=True)

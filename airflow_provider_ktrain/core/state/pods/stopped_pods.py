@@ -34,11 +34,11 @@ from airflow_provider_ktrain.core.state.pods.pod_changes import (
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 Replica = tuple[str, int]
-#: the job's stopped pods that may make its success incomplete: see `note`
+#: The job's stopped pods that may make its success incomplete: see `note`.
 STOPPED_PODS_ANNOTATION = "ktrain.airflow/stopped-pods"
-MAX_STOPPED_PODS = 8  #: for the next process: one is enough to make a success incomplete
-#: reasons of the condition DisruptionTarget: what happened to the pod, and whether its node is to blame
-#: (https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions)
+MAX_STOPPED_PODS = 8  #: How many stopped pods the next process is told of: one is enough to make a success incomplete.
+#: Reasons of the condition DisruptionTarget: what happened to the pod, and whether its node is to blame
+#: (https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions).
 REASONS = {
     "PreemptionByScheduler": ("it was preempted by a pod of higher priority", False),
     "EvictionByEvictionAPI": ("it was evicted from {node}", False),

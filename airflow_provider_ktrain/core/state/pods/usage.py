@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import capitalized
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
-AMOUNTS = ("requested", "queued", "held", "wasted", "gpus")  #: the fields of `Usage` that are numbers
+AMOUNTS = ("requested", "queued", "held", "wasted", "gpus")  #: The fields of `Usage` that are numbers.
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Usage:
 
 
 NOT_COUNTED = "devices of ResourceClaims not counted"
-NO_USAGE = Usage()  #: shared by the jobs that wait
+NO_USAGE = Usage()  #: Shared by the jobs that wait.
 Span = tuple[datetime, datetime]
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 

@@ -22,30 +22,30 @@ Workload = Mapping[str, Any]
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PREEMPTED = "Preempted"
-MULTIKUEUE = "kueue.x-k8s.io/multikueue"  #: value of `managedBy` of a job that runs in another cluster
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"  #: Value of `managedBy` of a job that runs in another cluster.
 _CHECKS = "AdmissionCheck"
 _POD_TIMEOUTS = "RequeuingLimitExceeded"
-#: why Kueue itself deactivates a Workload: the reason of DeactivationTarget, and the end of that of Evicted:
-#: DeactivatedDueToAdmissionCheck; in older releases InactiveWorkloadAdmissionCheck
+#: Why Kueue itself deactivates a Workload: the reason of DeactivationTarget, and the end of that of Evicted:
+#: DeactivatedDueToAdmissionCheck; in older releases InactiveWorkloadAdmissionCheck.
 _DEACTIVATIONS = (_CHECKS, "MaximumExecutionTimeExceeded", _POD_TIMEOUTS)
 _BY_KUEUE = re.compile(rf"(?:Deactivated|InactiveWorkload)(?:DueTo)?(?:{'|'.join(_DEACTIVATIONS)})")
-_EXCEEDS_QUOTA = "ExceedsMaxQuota"  #: reason of QuotaReserved; since 0.20, and in 0.18 with a feature gate
+_EXCEEDS_QUOTA = "ExceedsMaxQuota"  #: Reason of QuotaReserved; since 0.20, and in 0.18 with a feature gate.
 
 
 class QueuePhase(enum.StrEnum):
     """What the queue does with a job."""
 
     QUEUED = "queued"
-    NEVER_FITS = "never fits"  #: requests more than the whole quota by Kueue's reason, and was never admitted
-    CHECKING = "checking"  #: has quota, and waits for admission checks
+    NEVER_FITS = "never fits"  #: Requests more than the whole quota by Kueue's reason, and was never admitted.
+    CHECKING = "checking"  #: The job has quota, and waits for admission checks.
     ADMITTED = "admitted"
-    EVICTED = "evicted"  #: lost its admission: its pods are being deleted, then it is queued again
-    PAUSED = "paused"  #: by somebody: waits until the Workload is active again
-    GIVEN_UP = "given up"  #: deactivated by Kueue itself: it doesn't come back without help
+    EVICTED = "evicted"  #: Lost its admission: its pods are being deleted, then it is queued again.
+    PAUSED = "paused"  #: Somebody has paused the job: it waits until the Workload is active again.
+    GIVEN_UP = "given up"  #: Deactivated by Kueue itself: it doesn't come back without help.
     FINISHED = "finished"
 
 
-#: phases in which no job comes to run, unless the quota is raised or the Workload is activated within this time
+#: Phases in which no job comes to run, unless the quota is raised or the Workload is activated within this time.
 FAILS_AFTER_SECONDS = {QueuePhase.NEVER_FITS: 600.0, QueuePhase.GIVEN_UP: 60.0}
 
 

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.state.steps.training_metrics import (
     parse_metric_line,
 )
 
-REPORTS_IN_A_ROW = 3  #: that are NaN or infinite, after which `fail_on_nan` ends a training
+REPORTS_IN_A_ROW = 3  #: How many reports of NaN or infinity in a row end a training with `fail_on_nan`.
 
 
 @dataclass

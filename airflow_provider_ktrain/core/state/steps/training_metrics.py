@@ -28,15 +28,15 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 METRIC_MARKER = "KTRAIN_METRIC "
 MAX_NAMES = 32
 MAX_NAME_CHARS = 64
-MAX_POINTS = 200  #: of one series
-MAX_SERIES_BYTES = 10 * 1024  #: JSON of all series in the status
-MAX_HANDOVER_BYTES = 4 * 1024  #: JSON of all series in trigger arguments, which also contain the log positions
-MAX_LINE_CHARS = 16 * 1024  #: a longer line is not parsed
-TAKEOVER_SECONDS = 60.0  #: silence of a series' replica after which another replica may continue the series
+MAX_POINTS = 200  #: How many points one series keeps.
+MAX_SERIES_BYTES = 10 * 1024  #: JSON of all series in the status.
+MAX_HANDOVER_BYTES = 4 * 1024  #: JSON of all series in trigger arguments, which also contain the log positions.
+MAX_LINE_CHARS = 16 * 1024  #: A longer line is not parsed.
+TAKEOVER_SECONDS = 60.0  #: Silence of a series' replica after which another replica may continue the series.
 STEP = "step"
-TRAINER_STATUS = "trainerStatus"  #: stands for the replica of points from a TrainJob's status
-PERCENTAGE = "progress"  #: the series of `trainerStatus.progressPercentage`
-#: a metric with one of these words in its name is better when it is lower
+TRAINER_STATUS = "trainerStatus"  #: Stands for the replica of points from a TrainJob's status.
+PERCENTAGE = "progress"  #: The series of `trainerStatus.progressPercentage`.
+#: A metric with one of these words in its name is better when it is lower.
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "ppl", "mae", "mse", "rmse", "wer", "cer", "latency", "time")
 
 Number = float | int
@@ -96,13 +96,13 @@ class TrainingMetrics:
         given = mapping(handed_over)
         self._series: dict[str, Series] = {}
         self._reports: dict[str, int] = {}  # number of reports without a step, by replica
-        self.step: Number | None = None  #: highest step, or percentage, that was reported
-        self.progress_at: float | None = None  #: when it was, in epoch seconds
+        self.step: Number | None = None  #: Highest step, or percentage, that was reported.
+        self.progress_at: float | None = None  #: Epoch seconds of that progress.
         self._progress_from = ""  # the replica that did
-        self.last_steps: dict[str, Number] = {}  #: of the replicas that have reported one, by their names
-        self.omitted: tuple[str, ...] = ()  #: names beyond MAX_NAMES
+        self.last_steps: dict[str, Number] = {}  #: The last step of each replica that has reported one, by its name.
+        self.omitted: tuple[str, ...] = ()  #: Names beyond MAX_NAMES.
         self._ignored_steps: dict[str, Number | None] = {}  # the first of each replica; None when it was reported
-        self.steps = ReportedSteps.from_dict(given.get("steps"))  #: of lines of the log
+        self.steps = ReportedSteps.from_dict(given.get("steps"))  #: Steps in lines of the log.
         self._read(given)
 
     def __bool__(self) -> bool:

@@ -27,13 +27,13 @@ MANAGERS = ("kueue.x-k8s.io/multikueue", "kubeflow.org/training-operator")
 #: CEL rules in the schemas of custom resources. They are evaluated only if the rest of the schema is valid.
 RUNTIMES = (r.TRAINING_RUNTIME, r.CLUSTER_TRAINING_RUNTIME)
 RULES = {r.TRAINJOB: trainjobs.rules, **dict.fromkeys(RUNTIMES, trainingruntimes.rules)}
-#: validating webhooks, called for objects that match the schema; they return warnings for the client
+#: Validating webhooks, called for objects that match the schema; they return warnings for the client.
 VALIDATORS: dict[Resource, Callable[[Store, Obj, Obj | None], list[str]]] = {
     r.TRAINJOB: trainjobs.validate,
     r.JOBSET: lambda _, obj, old: jobsets.validate(obj, old),
     **{resource: trainingruntimes.validator(resource.kind) for resource in RUNTIMES},
 }
-#: defaulting webhooks, called for each create and update
+#: Defaulting webhooks, called for each create and update.
 DEFAULTERS: dict[Resource, Callable[[Obj, Obj | None], None]] = {
     r.TRAINJOB: trainjobs.complete,
     r.JOBSET: lambda obj, _: jobsets.complete(obj),

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 HEALTH = ("/healthz", "/livez", "/readyz")
 FAULTS_PATH = "/ktrain/faults"
-#: handles a request to the fault switches: takes its body and its connection, returns the response body
+#: Handles a request to the fault switches: takes its body and its connection, returns the response body.
 FaultSwitch = Callable[[Obj, asyncio.Transport | None], Awaitable[Obj]]
 VIEWS = ("", "status", "scale")  # subresources with the read and write verbs of the object
 

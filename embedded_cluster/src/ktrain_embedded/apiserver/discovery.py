@@ -20,7 +20,7 @@ NOT_DESCRIBED = (
     "https://kubernetes.io/docs/reference/kubernetes-api/"
 )
 READ_WRITE = ["get", "patch", "update"]
-#: verbs of each subresource, and its kind, group and version if they differ from the resource's
+#: Verbs of each subresource, and its kind, group and version if they differ from the resource's.
 SUBRESOURCES: dict[str, Obj] = {
     "status": {"verbs": READ_WRITE},
     "scale": {"verbs": READ_WRITE, "kind": "Scale", "group": "autoscaling", "version": "v1"},

@@ -42,7 +42,7 @@ COPY = (
     "kubectl cp is not supported by the embedded cluster: containers are processes of this machine. "
     "Copy the files in {}, the directory of the container's image"
 )
-#: other subresources of pods that kubectl uses, and why they are not served
+#: Other subresources of pods that kubectl uses, and why they are not served.
 UNSUPPORTED = {
     "attach": "kubectl attach is not supported by the embedded cluster: use `kubectl logs -f` or `kubectl exec`",
     "portforward": "kubectl port-forward is not supported by the embedded cluster: containers are processes of this "

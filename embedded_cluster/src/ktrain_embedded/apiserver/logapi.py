@@ -20,7 +20,7 @@ from ktrain_embedded.objects.pods import container_of, container_status
 from ktrain_embedded.objects.store import Obj, Store, at
 
 POLL = 0.1  # seconds between reads of a followed file
-#: text of a waiting reason in the error message of a log request, if it differs from the reason
+#: Text of a waiting reason in the error message of a log request, if it differs from the reason.
 WAITING = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
 BLOCK = 1 << 16  # bytes per read
 

@@ -13,8 +13,8 @@ from typing import Any
 MEDIA = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\0"
 
-#: fields of a message: number -> name and type. A type is str, int, bool, bytes, map, bytesmap or a message's name.
-#: The prefix [] means a repeated field.
+#: Fields of a message: number -> name and type. A type is str, int, bool, bytes, map, bytesmap or a message's name. The
+#: prefix [] means a repeated field.
 Fields = dict[int, tuple[str, str]]
 META: Fields = {
     1: ("name", "str"), 2: ("generateName", "str"), 3: ("namespace", "str"), 5: ("uid", "str"),

@@ -20,7 +20,7 @@ DEFAULT_LIFETIME = 3600  # seconds that a token of a service account is valid
 AUDIENCE = "https://kubernetes.default.svc"  # audience of tokens for the API server
 POD_LIFETIME = 365 * 86400  # seconds: the embedded cluster doesn't rotate tokens in pods
 
-#: rules by group that apply without a binding, as in the default ClusterRoles of Kubernetes
+#: Rules by group that apply without a binding, as in the default ClusterRoles of Kubernetes.
 SYSTEM_RULES: dict[str, list[Obj]] = {
     "system:masters": [
         {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
@@ -63,7 +63,7 @@ class Authenticator:
     def __init__(self, store: Store, admin_token: str) -> None:
         self._store = store
         self._admin_token = admin_token
-        #: by token: its user, its expiry (Unix time) and its audiences
+        #: The user, the expiry (Unix time) and the audiences of each token.
         self._issued: dict[str, tuple[User, float, tuple[str, ...]]] = {}
 
     def user(self, authorization: str | None, certificate: object) -> User:
@@ -199,7 +199,7 @@ def forbidden(user: User, info: RequestInfo) -> ApiError:
     )
 
 
-#: resources that are not stored: the response to a create request contains the result
+#: Resources that are not stored: the response to a create request contains the result.
 ACCESS_REVIEW, RULES_REVIEW, SUBJECT_REVIEW, TOKEN_REQUEST = (
     Resource(f"{group}.k8s.io", "v1", kind, f"{kind.lower()}s", namespaced=False, verbs=("create",))
     for group, kind in (

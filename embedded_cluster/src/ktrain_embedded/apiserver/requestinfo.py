@@ -23,7 +23,7 @@ class RequestInfo:
     plural: str = ""
     name: str = ""
     subresource: str = ""
-    #: path segments after the subresource. No served path has any.
+    #: Path segments after the subresource. No served path has any.
     rest: tuple[str, ...] = ()
 
     @property

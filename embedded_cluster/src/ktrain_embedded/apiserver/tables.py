@@ -20,7 +20,7 @@ NAME_TEXT = (
 )
 META = "meta.k8s.io/v1"
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-#: units of an age that is less than this number of seconds: the unit, and a smaller unit for the rest
+#: Units of an age that is less than this number of seconds: the unit, and a smaller unit for the rest.
 AGES = [
     (120, "s", ""), (600, "m", "s"), (3 * 3600, "m", ""), (8 * 3600, "h", "m"), (48 * 3600, "h", ""),
     (8 * 86400, "d", "h"), (math.inf, "d", ""),
@@ -212,7 +212,7 @@ def _field(path: str) -> Callable[[Obj], Any]:
     return lambda obj: at(obj, path)
 
 
-#: columns by resource. Other resources have the columns Name and Age.
+#: Columns by resource. Other resources have the columns Name and Age.
 COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.PYTORCHJOB: (NAME, STATE, CUSTOM_AGE),
     r.MPIJOB_V1: (NAME, CUSTOM_AGE, STATE),

@@ -17,7 +17,7 @@ from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, Store, at, conflict, details
 
 POLICIES = ("Foreground", "Background", "Orphan")
-#: fields of DeleteOptions and their types
+#: Fields of DeleteOptions and their types.
 DELETE_OPTIONS = {
     "gracePeriodSeconds": int, "propagationPolicy": str, "orphanDependents": bool, "preconditions": dict,
     "preconditions.uid": str, "preconditions.resourceVersion": str,

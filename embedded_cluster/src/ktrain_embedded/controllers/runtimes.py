@@ -6,7 +6,7 @@ from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.store import Obj, Store
 from ktrain_embedded.objects.trainingruntimes import ANCESTOR
 
-#: the image of both runtimes. It is always mapped to an empty directory: programs run in the cluster's Python
+#: The image of both runtimes. It is always mapped to an empty directory: programs run in the cluster's Python.
 IMAGE = "docker.io/library/ktrain-runtime:local"
 FRAMEWORK = "trainer.kubeflow.org/framework"
 TRAINER = {"metadata": {"labels": {ANCESTOR: "trainer"}}}

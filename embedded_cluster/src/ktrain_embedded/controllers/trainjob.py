@@ -34,7 +34,7 @@ DEADLINE_EXCEEDED = ("DeadlineExceeded", "TrainJob exceeded its active deadline"
 FOREIGN_SNAPSHOT = (
     "getting runtime snapshot: invalid runtime snapshot: a snapshot configmap exists but is owned by another object"
 )
-#: the TrainJob's condition for each final condition of the JobSet
+#: The TrainJob's condition for each final condition of the JobSet.
 ENDS = {"Completed": "Complete", "Failed": "Failed"}
 DELETION_DELAY, DELAYED_DELETION_SHARE = (
     0.1,

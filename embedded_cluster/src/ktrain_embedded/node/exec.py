@@ -23,12 +23,12 @@ from ktrain_embedded.objects.store import Obj, Store
 
 AGENT = Path(agent.__file__)
 PYTHON = Path(sys.executable)
-#: file name -> tool of the agent. kubectl isn't in the PATH by its name: the launcher's init container delivers it
+#: File name -> tool of the agent. kubectl isn't in the PATH by its name: the launcher's init container delivers it.
 TOOLS = {"kubectl-exec": "kubectl", **{t: t for t in ("nslookup", "ssh", "deliver-kubectl")}}
 if PYTHON.with_name("mpirun").exists():
     TOOLS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
 REPLACED = {"/usr/sbin/sshd": "sshd", "/etc/init.d/ssh": "sshd"}  # programs of images, and the tools that replace them
-#: parameters of Open MPI 4 that the operators set, and their names in Open MPI 5
+#: Parameters of Open MPI 4 that the operators set, and their names in Open MPI 5.
 OPEN_MPI = {
     "OMPI_MCA_plm_rsh_agent": "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_args": "PRTE_MCA_plm_ssh_args",

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from ktrain_embedded.objects.store import Obj
 
-#: images that operators add and the image of the training runtimes, by the last part of their name. They need only the
-#: pod's tools
+#: Images that operators add and the image of the training runtimes, by the last part of their name. They need only the
+#: pod's tools.
 RUNTIME = "ktrain-runtime"
 OPERATORS = ("alpine", "kubectl-delivery", RUNTIME)
 ANY = "*"  # the name that stands for every image that isn't mapped
 ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"], RUNTIME: ["python3"]}
 BINARIES = ("usr/local/bin", "usr/bin", "bin")  # directories of programs in an image, in the order of PATH
 _HOST, _PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
-#: image names that containerd accepts (github.com/distribution/reference)
+#: Image names that containerd accepts (github.com/distribution/reference).
 REFERENCE = re.compile(
     rf"({_HOST}(\.{_HOST})*(:[0-9]+)?/)?{_PART}(/{_PART})*(:\w[\w.-]{{0,127}})?(@[a-zA-Z][\w+.-]*:[0-9a-fA-F]{{32,}})?",
     re.ASCII,

@@ -22,7 +22,7 @@ from ktrain_embedded.objects.pods import has_ended, qos_class
 from ktrain_embedded.objects.quantity import parse
 from ktrain_embedded.objects.store import Change, Obj, Store, at, now
 
-SHUTDOWN_SECONDS = 0.5  #: from the condition NotReady to SIGTERM for the pods
+SHUTDOWN_SECONDS = 0.5  #: Time from the condition NotReady to SIGTERM for the pods.
 SHUTDOWN_MESSAGE = "Pod was terminated in response to imminent node shutdown."
 SHUTTING_DOWN = "NodeShutdown", "Pod was rejected as the node is shutting down."
 UNDER_PRESSURE = "Evicted", "The node had condition: [DiskPressure]. "

@@ -52,10 +52,10 @@ class PodFacts:
     ip: str = ""
     sandbox: bool = False
     finished: bool = False
-    #: why the kubelet ended the pod (Evicted, DeadlineExceeded, Terminated), with its message
+    #: Why the kubelet ended the pod (Evicted, DeadlineExceeded, Terminated), with its message.
     reason: str = ""
     message: str = ""
-    disrupted: bool = False  #: whether the cause is the node, and not the pod's own limits
+    disrupted: bool = False  #: Whether the cause is the node, and not the pod's own limits.
 
 
 def new(pod: Obj, start_time: str, host_ip: str) -> PodFacts:

@@ -16,7 +16,7 @@ from ktrain_embedded.objects.store import Obj, at
 
 STORAGE = "ephemeral-storage"
 TMP, SHM = SHARED = ("/tmp", "/dev/shm")
-Opened = dict[str, dict[tuple[int, int], int]]  #: bytes by directory of SHARED, and by device and inode
+Opened = dict[str, dict[tuple[int, int], int]]  #: Bytes by directory of SHARED, and by device and inode.
 
 
 def _limits(pod: Obj) -> list[tuple[Obj, str]]:

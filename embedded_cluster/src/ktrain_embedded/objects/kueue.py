@@ -10,7 +10,7 @@ from ktrain_embedded.objects.resources import Obj, Resource
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
-#: path of the object that contains `suspend`, by resource that Kueue integrates
+#: Path of the object that contains `suspend`, by resource that Kueue integrates.
 SUSPENDED_BY: dict[Resource, tuple[str, ...]] = {
     r.PYTORCHJOB: ("spec", "runPolicy"), r.MPIJOB_V2BETA1: ("spec", "runPolicy"), r.TRAINJOB: ("spec",),
 }  # fmt: skip

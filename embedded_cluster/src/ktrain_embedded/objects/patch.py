@@ -19,8 +19,8 @@ DOES_NOT_FIT = (
     TypeError, AttributeError, KeyError, ValueError, jsonpatch.JsonPatchException, jsonpointer.JsonPointerException,
 )  # fmt: skip
 
-#: merge keys of the lists that a strategic merge patch merges, by field name; "" for lists of primitive values.
-#: A field name has the same merge key in all types, except `ports`.
+#: Merge keys of the lists that a strategic merge patch merges, by field name; "" for lists of primitive values. A field
+#: name has the same merge key in all types, except `ports`.
 MERGE_KEYS = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "env": "name", "volumes": "name",
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "imagePullSecrets": "name", "secrets": "name",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-Obj = dict[str, Any]  #: an object of a resource
+Obj = dict[str, Any]  #: An object of a resource.
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
 
@@ -20,9 +20,9 @@ class Resource:
     namespaced: bool = True
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
-    #: names of the subresources, such as ("status", "scale")
+    #: Names of the subresources, such as ("status", "scale").
     subresources: tuple[str, ...] = ()
-    #: whether this is a custom resource: no strategic merge patch, and each change of spec increments the generation
+    #: Whether this is a custom resource: no strategic merge patch, and each change of spec increments the generation.
     custom: bool = False
     verbs: tuple[str, ...] = ALL_VERBS
 

@@ -20,7 +20,7 @@ from ktrain_embedded.objects.errors import ApiError, Problem
 from ktrain_embedded.objects.resources import Obj, Resource
 from ktrain_embedded.objects.structs import Struct
 
-#: names of the client's models by kind. For other kinds, the name is V1 and the kind.
+#: Names of the client's models by kind. For other kinds, the name is V1 and the kind.
 MODELS = {
     "Event": "CoreV1Event", "HorizontalPodAutoscaler": "V2HorizontalPodAutoscaler",
     "TokenRequest": "AuthenticationV1TokenRequest",
@@ -28,13 +28,13 @@ MODELS = {
 QUANTITY = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
-#: quantity fields. The client's models declare them as strings.
+#: Quantity fields. The client's models declare them as strings.
 QUANTITIES = {
     "V1EmptyDirVolumeSource": ("size_limit",), "V1ResourceFieldSelector": ("divisor",),
     "V2MetricTarget": ("value", "average_value"), "V1ResourceRequirements": ("limits", "requests"),
     "V1PodSpec": ("overhead",), "V1NodeStatus": ("allocatable", "capacity"),
 }  # fmt: skip
-#: fields whose combined values must be unique among the items of a list, by the list's name
+#: Fields whose combined values must be unique among the items of a list, by the list's name.
 LIST_KEYS = {
     "containers": ("name",), "initContainers": ("name",), "env": ("name",), "ports": ("containerPort", "protocol"),
     "volumeMounts": ("mountPath",), "volumeDevices": ("devicePath",), "volumes": ("name",),
@@ -43,12 +43,12 @@ LIST_KEYS = {
     "replicatedJobs": ("name",),
 }  # fmt: skip
 GENERATED_DEFAULTS: dict[str, Obj] = {"V1ContainerPort": {"protocol": "TCP"}}  # for custom resources
-#: primitive types: their names in JSON and Go
+#: Primitive types: their names in JSON and Go.
 PLAIN = {
     "str": ("string", "string"), "int": ("integer", "int32"), "bool": ("boolean", "bool"),
     "float": ("number", "float64"), "datetime": ("string", "string"), "int64": ("integer", "int64"),
 }  # fmt: skip
-#: Python types of decoded JSON values: their names in JSON and in the messages of Go's decoder
+#: Python types of decoded JSON values: their names in JSON and in the messages of Go's decoder.
 VALUES: dict[type, tuple[str, str]] = {
     bool: ("boolean", "bool"), int: ("integer", "number"), float: ("number", "number"), str: ("string", "string"),
     list: ("array", "array"), dict: ("object", "object"), type(None): ("null", "null"),
@@ -59,10 +59,10 @@ INCOMPLETE: Problem = (
     "errors to complete validation",
     "<nil>",
 )
-#: resources whose schema has CEL rules. The API server doesn't evaluate these rules if an object has a problem whose
+#: Resources whose schema has CEL rules. The API server doesn't evaluate these rules if an object has a problem whose
 #: reason is in BLOCKING.
 WITH_CEL_RULES = (r.PYTORCHJOB, r.MPIJOB_V1, r.TRAINJOB, r.JOBSET)
-#: resources whose defaulting webhook decodes the object, and rejects wrong types, before the schema validation
+#: Resources whose defaulting webhook decodes the object, and rejects wrong types, before the schema validation.
 DEFAULTERS = {r.TRAINJOB: "defaulter.trainjob.trainer.kubeflow.org"}
 WEBHOOK_QUANTITY = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 BLOCKING = ("FieldValueNotSupported", "FieldValueRequired", "FieldValueTypeInvalid", "FieldValueDuplicate")

@@ -13,7 +13,7 @@ from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, at
 
 WORD = r"[^\s=!(),]++"
-#: one label requirement and the comma or end of text that follows it: `a`, `!a`, `a=b`, `a!=b`, `a in (b,c)`
+#: One label requirement and the comma or end of text that follows it: `a`, `!a`, `a=b`, `a!=b`, `a in (b,c)`.
 LABEL_TERM = re.compile(
     rf"\s*+(?P<absent>!\s*+)?(?P<key>{WORD})\s*+"
     rf"(?(absent)|(?:(?P<is>==?|!=)\s*+(?P<value>(?:{WORD})?)|(?P<set>(?:not)?in)\s*+\((?P<values>[^=!()]*)\))?)"
@@ -21,7 +21,7 @@ LABEL_TERM = re.compile(
 )
 UNEXPECTED_OPERATOR = re.compile(r"\s*(==|!=|[=(),])")
 
-#: supported fields in field selectors, in addition to metadata.name and metadata.namespace
+#: Supported fields in field selectors, in addition to metadata.name and metadata.namespace.
 FIELDS: dict[Resource, tuple[str, ...]] = {
     r.POD: ("spec.nodeName", "status.phase"),
     r.EVENT: ("type", "reason", *(f"involvedObject.{f}" for f in ("kind", "namespace", "name", "uid", "fieldPath"))),

@@ -29,7 +29,7 @@ T = TypeVar("T")
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 20_000  # number of changes that are kept for resumed watches
 FIRST = 1000  # version of an empty store. Earlier versions count as compacted, as on a real cluster.
-#: built-in types with metadata.generation. Custom resources always have it.
+#: Built-in types with metadata.generation. Custom resources always have it.
 GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD, r.DISRUPTION_BUDGET)
 
 
@@ -73,7 +73,7 @@ class Store:
 
     def __init__(self) -> None:
         self._latest: defaultdict[Resource, dict[Key, Change]] = defaultdict(dict)  # each object's latest change
-        self.version = FIRST  #: the latest resource version
+        self.version = FIRST  #: The latest resource version.
         self._history: deque[Change] = deque(maxlen=HISTORY)
         self._oldest = FIRST  # watches from an older version fail with 410
         self._watchers: defaultdict[Resource, set[Callable[[Change], None]]] = defaultdict(set)

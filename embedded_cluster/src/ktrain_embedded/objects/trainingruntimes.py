@@ -13,7 +13,7 @@ ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # label of a Job templ
 SUPPORT = ("trainer.kubeflow.org/support", "deprecated")  # label and value of a deprecated runtime
 POLICY_URL = "https://www.kubeflow.org/docs/components/trainer/operator-guides/runtime/#runtime-deprecation-policy"
 SOURCES = ("torch", "mpi", "jax", "xgboost", "flux")
-#: the container that the job of each step must have
+#: The container that the job of each step must have.
 CONTAINERS = {
     "trainer": "node", "model-initializer": "model-initializer", "dataset-initializer": "dataset-initializer",
 }  # fmt: skip
