@@ -52,6 +52,9 @@ class Event(enum.StrEnum):
     NO_RIGHT = "the API server refuses the watch (401, 403)"
     ERROR = "an error ends the try"
     FINAL_ERROR = "an error ends the task for good"
+    # judged by the worker, when it has the outcome of a success
+    UNMET = "a succeeded training doesn't reach what `require` asks for"
+    NOT_PROVED = "lines are missing that may show whether it does"
     # happened to the submission or the release
     CODE_REFUSED = "the API server refuses the code's ConfigMap"
     RELEASE_FAILED = "an earlier release did not finish"
@@ -115,6 +118,7 @@ class Action(enum.StrEnum):
     RELEASE = "stores the cause, releases the job, and waits until its pods are gone"
     RELEASE_NOW = "releases the job by one request"
     DELETE_ENDED = "deletes the ended job"
+    FAIL_FOR_GOOD = "stores that the training is not good enough, ends the job as a success, fails the task for good"
 
 
 class Mode(enum.Enum):
@@ -128,6 +132,7 @@ class Mode(enum.Enum):
 #: The actions that end pods or the job.
 ACTS = frozenset(Action) - {
     Action.FOLLOW, Action.LOOK_AGAIN, Action.HAND_OVER, Action.NOTE, Action.LET_GO, Action.LEAVE, Action.REPORT,
+    Action.FAIL_FOR_GOOD,
 }  # fmt: skip
 ENDED = frozenset({Seen.SUCCEEDED, Seen.INCOMPLETE, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
@@ -261,6 +266,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sensor stops", Action.LET_GO, "{job} was submitted by somebody else: it is not changed.",
         owner=_of(Ownership.FOREIGN),
+    ),
+    # a success was concluded on a read, and its values are compared with `require`
+    Rule(
+        "not proved, continued", Action.LEAVE, "The job is kept: a retry reads its logs again.",
+        event=_of(Event.NOT_PROVED), successor=CONTINUED,
+    ),
+    Rule(
+        "not good enough", Action.FAIL_FOR_GOOD, "Clear the task to train again.",
+        event=_of(Event.UNMET, Event.NOT_PROVED),
     ),
     # a kill: Airflow's word that the task is over is the evidence
     Rule(

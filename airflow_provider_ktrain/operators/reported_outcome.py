@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.diagnosis.model import Category
+from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.logs.result import EARLIER, METRICS_UNKNOWN, UNKNOWN
 from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts, gauges
@@ -47,26 +48,26 @@ def push(outcome: Outcome, context: Context, *, all_xcoms: bool, job_deleted: bo
         compat.metrics().gauge(f"{PREFIX}{name}", value, tags=task | tags)
 
 
-def judged(outcome: Outcome, required: Mapping[str, str]) -> tuple[Outcome, bool]:
-    """The outcome with what it lacks of `require`, and whether that is proved: all lines that may say more were read.
+def lacking(outcome: Outcome, required: Mapping[str, str]) -> tuple[Event, str] | None:
+    """What a success lacks of `require`, for the rules; None if it is good enough.
 
     :param required: bounds as they are now, for the outcome of an older release, which doesn't know them.
     """
     bounds = required if outcome.require is None else outcome.require
     if not outcome.succeeded or outcome.superseded or not bounds:
-        return outcome, True
+        return None
     unmet = judge(bounds, outcome.result, outcome.training_metrics)
     not_known = UNKNOWN, EARLIER, METRICS_UNKNOWN
     if unread := [line for line in outcome.result_error.splitlines() if line.startswith(not_known)]:
-        unmet = ["it is not proved that the training has reached what is required", *unmet, *unread]
-    if not unmet:
-        return outcome, True
-    cause = {
-        "category": Category.UNKNOWN.value,
-        "summary": "; ".join(unmet),
-        "resolution": "Clear the task to train again.",
-    }
-    return replace(outcome, unmet=cause["summary"], status={**outcome.status, "cause": cause}), not unread
+        proof = "it is not proved that the training has reached what is required"
+        return Event.NOT_PROVED, "; ".join((proof, *unmet, *unread))
+    return (Event.UNMET, "; ".join(unmet)) if unmet else None
+
+
+def with_lack(outcome: Outcome, lack: str, resolution: str) -> Outcome:
+    """The outcome of a training that is not good enough, which fails its task."""
+    cause = {"category": Category.UNKNOWN.value, "summary": lack, "resolution": resolution}
+    return replace(outcome, unmet=lack, status={**outcome.status, "cause": cause})
 
 
 def fit(outcome: Outcome, operator: BaseOperator) -> Outcome:

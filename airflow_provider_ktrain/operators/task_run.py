@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.ending import Action, Event, Situation, Successor, decide
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import ALL_TRIES
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, TaskInstanceId, code_hash
@@ -317,9 +317,7 @@ class TaskRun:
         :param host: which has followed it in this process. Default: None, another process did.
         """
         context, stored = self._context, False
-        outcome, proved = reported_outcome.judged(outcome, self._operator.require or {})
-        if not proved and compat.has_retry(context):
-            raise TrainingJobError(f"{outcome.unmet}\nThe job is kept: a retry reads its logs again.")
+        outcome = self._judged(outcome)
         with self._only_logged("The outcome could not be stored in the task store."):
             stored = outcome.superseded or task_store.write_outcome(context, outcome)
         with self._only_logged("The failed nodes could not be stored in the task store."):
@@ -330,6 +328,20 @@ class TaskRun:
             reported_outcome.count(outcome, context)
         proven = stored or not outcome.succeeded
         return self._conclude(outcome, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
+
+    def _judged(self, outcome: Outcome) -> Outcome:
+        """The outcome, by the rules failed if it lacks what `require` asks for.
+
+        :raises TrainingJobError: it isn't proved whether it does, and a retry reads the logs again.
+        """
+        if (found := reported_outcome.lacking(outcome, self._operator.require or {})) is None:
+            return outcome
+        event, lack = found
+        successor = Successor.NEXT_TRY if compat.has_retry(self._context) else Successor.NOBODY
+        rule = decide(Situation(event, successor=successor))
+        if rule.action is not Action.FAIL_FOR_GOOD:
+            raise TrainingJobError(f"{lack}\n{rule.text}")
+        return reported_outcome.with_lack(outcome, lack, rule.text)
 
     def _conclude(self, outcome: Outcome, event: Event, host: WorkerHost | None = None) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.

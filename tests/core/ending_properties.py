@@ -27,6 +27,8 @@ from airflow_provider_ktrain.core.state.status import Seen
 CONCLUDES = {Action.CONCLUDE, Action.CONCLUDE_SUSPENDED}
 #: Events that end nothing.
 HARMLESS = {Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD}
+#: Events about a success that was concluded on a read, and whose pods were deleted.
+JUDGED = {Event.UNMET, Event.NOT_PROVED}
 FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored", "suspended")
 DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
 #: Events after which a read that shows a running job is proof enough for its release.
@@ -120,7 +122,7 @@ def incomplete_training_is_not_concluded_as_a_success(s: Situation, rule: Rule) 
 
 def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
     """An ended job may have pods that still run."""
-    left = {Event.HAND_OVER, *HARMLESS}
+    left = {Event.HAND_OVER, *HARMLESS, *JUDGED}
     if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event in left:
         return True
     if s.event is Event.KILL and not kill_proves(s):
@@ -129,7 +131,7 @@ def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
 
 
 def stored_cause_is_used(s: Situation, rule: Rule) -> bool:
-    if s.owner is not Ownership.MINE or not s.cause_stored or s.event in (Event.KILL, Event.HAND_OVER):
+    if s.owner is not Ownership.MINE or not s.cause_stored or s.event in {Event.KILL, Event.HAND_OVER, *JUDGED}:
         return True
     if s.seen is Seen.GONE and s.event not in HARMLESS:
         return rule.action is Action.CONCLUDE_STORED
@@ -138,8 +140,10 @@ def stored_cause_is_used(s: Situation, rule: Rule) -> bool:
 
 
 def nothing_is_decided_without_a_read(s: Situation, rule: Rule) -> bool:
-    known = s.event in {Event.HAND_OVER, *HARMLESS} or (s.event is Event.KILL and (s.hurried or not kill_proves(s)))
-    if s.owner is not Ownership.MINE or s.seen is not Seen.NOTHING or known:
+    known = s.event is Event.KILL and (s.hurried or not kill_proves(s))
+    if s.owner is not Ownership.MINE or s.seen is not Seen.NOTHING:
+        return True
+    if known or s.event in {Event.HAND_OVER, *HARMLESS, *JUDGED}:
         return True
     return rule.action is (Action.LOOK_AGAIN if s.may_wait else Action.LEAVE)
 
@@ -167,6 +171,13 @@ def foreign_job_is_followed_to_its_end(s: Situation, rule: Rule) -> bool:
     return rule.action is Action.FOLLOW or s.event not in {Event.BEING_DELETED, *HARMLESS}
 
 
+def lack_fails_for_good_if_proved_or_nobody_can_prove_it(s: Situation, rule: Rule) -> bool:
+    if s.owner is not Ownership.MINE or s.event not in JUDGED:
+        return rule.action is not Action.FAIL_FOR_GOOD
+    final = s.event is Event.UNMET or s.successor is Successor.NOBODY
+    return rule.action is (Action.FAIL_FOR_GOOD if final else Action.LEAVE)
+
+
 PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     live_job_is_deleted_on_proof_only,
     ended_job_is_deleted_after_its_outcome_was_stored,
@@ -183,6 +194,7 @@ PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     limit_that_holds_ends_the_job,
     gone_job_is_not_released,
     foreign_job_is_followed_to_its_end,
+    lack_fails_for_good_if_proved_or_nobody_can_prove_it,
 )
 
 
@@ -233,6 +245,9 @@ SCENARIOS = (
              facts={"owner": Ownership.FOREIGN}),
     Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "still followed",
              {"owner": Ownership.FOREIGN}),
+    Scenario("the loss is NaN", Event.UNMET, Action.FAIL_FOR_GOOD, "to train again", RETRY),
+    Scenario("the log was not read to its end", Event.NOT_PROVED, Action.LEAVE, "reads its logs again", RETRY),
+    Scenario("the log was not read to its end in the last try", Event.NOT_PROVED, Action.FAIL_FOR_GOOD),
     Scenario("a stale cancellation of a trigger", Event.KILL, Action.LEAVE, "while the task was running",
              {"task": Task.RUNNING, "successor": Successor.OTHER_PROCESS}),
     Scenario("a rolling update of workers", Event.KILL, Action.LEAVE, "runs on for {next}",

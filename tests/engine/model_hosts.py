@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from airflow_provider_ktrain.core.ending import Event, Successor, Task, task_of
+from airflow_provider_ktrain.core.ending import Action, Event, Situation, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, Reattach
 from airflow_provider_ktrain.core.state.limits import Limit, Limits
@@ -54,8 +54,8 @@ class World:
     informers: dict[tuple[str, str, str], object] | None
     deadline_after: float | None
     faulty: bool = True
-    #: Whether the training of the job with this uid lacks what the task requires.
-    is_unmet: Callable[[str], bool] = lambda uid: False
+    #: What the training of the job with this uid lacks of what the task requires.
+    lack: Callable[[str], Event | None] = lambda uid: None
     processes: list[Process] = field(default_factory=list)
 
 
@@ -306,7 +306,9 @@ class Worker(Process):
         await asyncio.sleep(self.world.rng.choice([0, 0.5]))
         if self.client.is_dead:
             return False
-        if outcome.succeeded and self.world.is_unmet(ref.uid):
+        if outcome.succeeded and (lack := self.world.lack(ref.uid)) is not None:
+            if decide(Situation(lack, successor=self.successor)).action is not Action.FAIL_FOR_GOOD:
+                return False  # the retry reads the logs again
             outcome = replace(outcome, unmet="loss is nan, required finite")
         stored = not (self.world.faulty and self.world.rng.random() < 0.1)
         if stored:

@@ -23,7 +23,7 @@ import pytest
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_divergence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import RULES, Action, Mode, Ownership, Rule, decide
+from airflow_provider_ktrain.core.ending import RULES, Action, Event, Mode, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import adoption
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, kind_of
@@ -110,15 +110,15 @@ class Interleaving:
             rng, self.cluster, self.airflow, self.limits, self.action,
             rng.choice(["always", "always", "if_unchanged"]), cleans_up, make_training, self._judge, self._check_text,
             {} if rng.random() < 0.5 else None, rng.choice([None, None, 8.0, 15.0, 30.0]),
-            faulty=rng.random() < 0.6, is_unmet=self._is_unmet,
+            faulty=rng.random() < 0.6, lack=self._lack,
         )  # fmt: skip
         #: The process, the category, and whether it was stored, of each job that a limit has ended, by the job's uid.
         self.causes: dict[str, tuple[Process, str, bool]] = {}
         self.nobody_to_kill = False  # whether the task was ended while none of its processes ran
 
-    def _is_unmet(self, uid: str) -> bool:
-        """Whether the training of the job with this uid doesn't reach what the task requires."""
-        return self.requires and random.Random(uid).random() < 0.7
+    def _lack(self, uid: str) -> Event | None:
+        """What the training of the job with this uid lacks of what the task requires."""
+        return random.Random(uid).choice([Event.UNMET, Event.UNMET, Event.NOT_PROVED, None]) if self.requires else None
 
     # the invariants: what may be written
 
