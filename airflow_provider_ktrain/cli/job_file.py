@@ -11,8 +11,9 @@ from airflow_provider_ktrain.core.identity.names import Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.job_request import JobRequest
-from airflow_provider_ktrain.core.manifest.loader import Document, parse, templates, text_of, the_job
+from airflow_provider_ktrain.core.manifest.loader import Document, parse, templates, the_job
 from airflow_provider_ktrain.core.prepare import Prepared
+from airflow_provider_ktrain.manifests import text_of
 
 DAG_ID = "ktrain-run"  #: Value of the label ktrain.airflow/dag-id of all jobs of this command.
 

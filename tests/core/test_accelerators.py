@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, gpus_of
+from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.announcement import describe_job
 from airflow_provider_ktrain.core.reporting.lineage import of_manifest, of_outcome
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus, replica_rows
@@ -43,6 +43,7 @@ from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partia
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.pods.usage import Usage, usage
 from airflow_provider_ktrain.engine.release import describe_freed
+from airflow_provider_ktrain.manifests import gpus_of
 from tests.factories import replica_pod
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)

@@ -20,8 +20,8 @@ from airflow_provider_ktrain.core.checks.trainjob_rules import judge_runtime
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
-from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.manifest.schema import published, schema_of
+from airflow_provider_ktrain.manifests import load
 
 from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob, runtime_patch, trainjob
 

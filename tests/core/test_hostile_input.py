@@ -25,13 +25,13 @@ from airflow_provider_ktrain.core.formats import step_of_tries, with_try
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.logs.result import MAX_BYTES, find_result, keep_result_line
 from airflow_provider_ktrain.core.logs.stacks import End, Stack, own_text, read_record
-from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.core.text.output import ends_of, shown
 from airflow_provider_ktrain.core.text.secret_rules import RULES, masked
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.core.text.xcom_values import INTEGERS, storable, transportable
+from airflow_provider_ktrain.manifests import load
 
 JSON_NUMBERS = st.integers(-(10**400), 10**400) | st.floats()
 JSON_VALUES = st.recursive(

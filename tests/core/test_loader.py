@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest.loader import load, load_documents, plain, the_job
+from airflow_provider_ktrain.core.manifest.loader import load_documents, plain, the_job
+from airflow_provider_ktrain.manifests import load
 
 from .manifests import DATA, GUIDES, JSON, pytorchjob
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.manifest.deadline import backstop
-from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
-from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import TTL_MINIMUM, fit, modernize, stamp
+from airflow_provider_ktrain.manifests import gpus_of, load
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
 
 from .manifests import DATA, GUIDES, JSON, container, mpijob, pytorchjob, replica

@@ -13,11 +13,11 @@ from airflow_provider_ktrain.core.kinds import KINDS, TRAINJOB
 from airflow_provider_ktrain.core.kinds.trainjob.patches import ROLES_ANNOTATION
 from airflow_provider_ktrain.core.logs.selection import check_choice
 from airflow_provider_ktrain.core.manifest.deadline import backstop
-from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import fit
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, shown_conditions
+from airflow_provider_ktrain.manifests import gpus_of
 
 from .trainjobs import jobs_status, pod, trainjob
 

@@ -1,4 +1,4 @@
-"""Loads a manifest from what an author writes (a dict, YAML text, a file, an SDK's object) into plain JSON values.
+"""Loads a manifest from what an author writes (a dict, YAML text, an SDK's object) into plain JSON values.
 
 YAML is read as the API server reads it (YAML 1.1 without sexagesimal numbers and dates). Duplicate keys, which kubectl
 refuses and PyYAML ignores, are errors.
@@ -9,17 +9,15 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.core.kinds import KINDS, Manifest, did_you_mean
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import KINDS, did_you_mean
 from airflow_provider_ktrain.core.kinds.strategic_merge import member
 
 TEXT = "manifest"  #: What messages call text that was not read from a file.
@@ -60,18 +58,6 @@ class Document:
         return self.lines.get(path, self.line)
 
 
-def load(source: object) -> Manifest:
-    """The one training job of a source, as a new dict.
-
-    :param source: a mapping; YAML or JSON text (templates already rendered); the path of a .yaml, .yml or .json file;
-        or an object of a Kubernetes SDK (`to_dict()`). Of several documents exactly one must be a training job; the
-        others are ignored (:func:`the_job` names them in `beside`).
-    :raises ManifestError: naming file, line, what was found, what was expected and the remedy.
-    """
-    manifest: Manifest = the_job(load_documents(source)).content
-    return manifest
-
-
 def the_job(documents: Sequence[Document]) -> Document:
     """The one training job among the documents; `beside` names the others, which are not submitted.
 
@@ -103,14 +89,14 @@ def the_job(documents: Sequence[Document]) -> Document:
 
 
 def load_documents(source: object, file: str = TEXT) -> list[Document]:
-    """All documents of a source that are not empty. Other parameters and errors as for :func:`load`.
+    """All documents of a source that are not empty.
 
+    :param source: a mapping; YAML or JSON text; or an object of a Kubernetes SDK (`to_dict()`).
     :param file: the file that text was read from, for messages. Default: `manifest`, the name of the parameter.
+    :raises ManifestError: naming file, line, what was found, what was expected and the remedy.
     """
     if isinstance(source, Mapping):
         return list(_listed(Document(plain(source))))
-    if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
-        return parse(text_of(Path(source)), str(source))
     if isinstance(source, str):
         return parse(source, file)
     if hasattr(source, "to_dict"):
@@ -199,25 +185,6 @@ def unknown(content: Any, path: str = "$") -> Iterator[str]:
 
 UNKNOWN = "ktrain-template"
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}")
-
-
-def _is_path(text: str) -> bool:
-    return "\n" not in text and text.strip().endswith(SUFFIXES) and not text.lstrip().startswith(("{", "---"))
-
-
-def text_of(path: Path) -> str:
-    """The content of a manifest's file.
-
-    :raises ManifestUnreadableError: it can't be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ManifestUnreadableError(
-            f"{path} can't be read: {e.strerror if isinstance(e, OSError) else 'it is not UTF-8'}",
-            expected="a YAML or JSON file",
-            remedy=f"correct the path, which is absolute or relative to {Path.cwd()}, or the file",
-        ) from None
 
 
 def parse(text: str, file: str = TEXT) -> list[Document]:
