@@ -22,8 +22,10 @@ def load(source: object) -> Manifest:
         others are ignored.
     :raises ManifestError: naming file, line, what was found, what was expected and the remedy.
     """
-    is_file = isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source))
-    documents = parse(text_of(Path(source)), str(source)) if is_file else load_documents(source)
+    if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
+        documents = parse(text_of(Path(source)), str(source))
+    else:
+        documents = load_documents(source)
     manifest: Manifest = the_job(documents).content
     return manifest
 

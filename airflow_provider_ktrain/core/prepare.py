@@ -12,13 +12,13 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check
 from airflow_provider_ktrain.core.identity.names import PREFIX, code_hash
-from airflow_provider_ktrain.core.identity.task_variables import UNHASHED_VARIABLES
+from airflow_provider_ktrain.core.identity.task_variables import CHECKPOINT_DIR, UNHASHED_VARIABLES
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.form import POD_OVERRIDE
 from airflow_provider_ktrain.core.kinds.trainjob.patches import DEADLINE, PATCHES
 from airflow_provider_ktrain.core.manifest.deadline import backstops_of
 from airflow_provider_ktrain.core.manifest.loader import Document, plain
-from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, build, overlay
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
 from airflow_provider_ktrain.core.manifest.start import CODE_VOLUMES, without_start
 from airflow_provider_ktrain.core.manifest.transform import modernize
 from airflow_provider_ktrain.core.state.pods.objects import avoids_node

@@ -14,11 +14,11 @@ from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_d
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity.task_variables import PROGRAM
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.logs.result import LEFT_OUT, UNKNOWN
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
-    PROGRAM_VARIABLE,
     TERMINATION_MESSAGE,
     TORCH,
     Definition,
@@ -91,12 +91,12 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         for role, template in self.kind.form.templates(built):
             program = self.kind.form.program(built["spec"], template.get("spec") or {}, role)
             same = (program.get("command"), program.get("args")) == (self.command, [])
-            sent = any(variable.get("name") == PROGRAM_VARIABLE for variable in program.get("env") or ())
+            sent = any(variable.get("name") == PROGRAM for variable in program.get("env") or ())
             if self.kind.runs_program(role) and not (same and sent):
                 raise ManifestError(
                     f"the program of {role} is the function",
                     where="pod_override",
-                    found=f"a change of command, args or {PROGRAM_VARIABLE} of its main container",
+                    found=f"a change of command, args or {PROGRAM} of its main container",
                     expected="other fields",
                     remedy="remove it",
                 )

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity.task_variables import PROGRAM, TERMINATION_LOG
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.logs.result import PART_MARKER, RESULT_MARKER, find_result, keep_result_line
 from airflow_provider_ktrain.core.logs.stacks import FUNCTION_FILE, FUNCTION_OFFSET
 from airflow_provider_ktrain.core.manifest.program import (
     MPI,
     NOT_JSON,
-    PROGRAM_VARIABLE,
     RETURNED,
-    TERMINATION_LOG_VARIABLE,
     Definition,
     cannot_travel,
     command,
@@ -136,7 +135,7 @@ def test_too_large_program_is_refused() -> None:
 
 def test_program_is_passed_base64_encoded() -> None:
     text = program(Definition("def f():\n    return '$$'"), "f", [], {})
-    assert base64.b64decode(program_variable(text)[PROGRAM_VARIABLE]).decode() == text
+    assert base64.b64decode(program_variable(text)[PROGRAM]).decode() == text
     assert json.dumps(command(torchrun=True)).count("torch.distributed.run") == 1
 
 
@@ -144,16 +143,14 @@ def test_program_is_passed_base64_encoded() -> None:
 def test_result_is_written_to_the_termination_log_if_it_fits(tmp_path: Path, length: int, written: bool) -> None:
     log = tmp_path / "termination-log"
     log.touch()
-    output = run(
-        program(Definition("def f(n): return 'x' * n"), "f", [length], {}), **{TERMINATION_LOG_VARIABLE: str(log)}
-    )
+    output = run(program(Definition("def f(n): return 'x' * n"), "f", [length], {}), **{TERMINATION_LOG: str(log)})
     assert output == f'{RESULT_MARKER}"{"x" * length}"\n'
     assert log.read_text() == (output.strip() if written else "")
 
 
 def test_termination_log_is_not_created_outside_of_kubernetes(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
-    run(program(Definition("def f(): return 1"), "f", [], {}), **{TERMINATION_LOG_VARIABLE: str(log)})
+    run(program(Definition("def f(): return 1"), "f", [], {}), **{TERMINATION_LOG: str(log)})
     assert not log.exists()
 
 

@@ -9,13 +9,12 @@ from airflow_provider_ktrain.core.checks.job import Field
 from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.names import PREFIX
+from airflow_provider_ktrain.core.identity.task_variables import VARIABLE_PREFIX
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.form import POD_OVERRIDE, POD_TEMPLATE_FIELDS, override_patches
 from airflow_provider_ktrain.core.kinds.strategic_merge import member, merged
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
-
-RESERVED_VARIABLES = "KTRAIN_"  #: Environment variables with this prefix are set by the task.
 
 
 def check_pod_override(override: Any, kind: Kind) -> None:
@@ -75,8 +74,8 @@ def _problems(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
                 yield _reserved(at.path, key, f"a key without the prefix {PREFIX}/")
     for container in (*root["spec"]["containers"], *root["spec"]["initContainers"]):
         for variable in container["env"]:
-            if variable["name"].text.startswith(RESERVED_VARIABLES):
-                expected = f"a name without the prefix {RESERVED_VARIABLES}"
+            if variable["name"].text.startswith(VARIABLE_PREFIX):
+                expected = f"a name without the prefix {VARIABLE_PREFIX}"
                 yield _reserved(variable.path, variable["name"].text, expected)
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import names
-from airflow_provider_ktrain.core.identity.task_variables import ATTEMPT, task_variables
+from airflow_provider_ktrain.core.identity.task_variables import ATTEMPT, CHECKPOINT_DIR, task_variables
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name
 from airflow_provider_ktrain.core.manifest.deadline import BACKSTOP_SECONDS, backstop
-from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR, JobOptions, overlay
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from airflow_provider_ktrain.core.manifest.start import run_with_code, runs_function
 
 #: An Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is

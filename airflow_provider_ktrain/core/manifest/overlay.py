@@ -16,7 +16,6 @@ from airflow_provider_ktrain.core.state.pods.objects import NODE_NAME
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 HOSTNAME = "kubernetes.io/hostname"
-CHECKPOINT_DIR = "KTRAIN_CHECKPOINT_DIR"
 
 Json = Any
 

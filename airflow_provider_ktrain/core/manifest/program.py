@@ -18,16 +18,14 @@ from types import FunctionType
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity.task_variables import PROGRAM, TERMINATION_LOG, VARIABLE_PREFIX
 from airflow_provider_ktrain.core.logs import result
 from airflow_provider_ktrain.core.logs.result import NOT_RETURNED, PART_BYTES, PART_MARKER, RESULT_MARKER
 from airflow_provider_ktrain.core.logs.stacks import FUNCTION_FILE, FUNCTION_OFFSET
 
-PREFIX = "KTRAIN_"  #: Prefix of our variables.
-PROGRAM_VARIABLE = "KTRAIN_PROGRAM"
-TERMINATION_LOG_VARIABLE = "KTRAIN_TERMINATION_LOG"  #: Path of the file whose content becomes the termination message.
 #: Lets rank 0 write the termination message, at Kubernetes' default for `terminationMessagePath`. The path is in a
 #: variable because the embedded cluster replaces paths in variables.
-TERMINATION_MESSAGE = {TERMINATION_LOG_VARIABLE: "/dev/termination-log"}
+TERMINATION_MESSAGE = {TERMINATION_LOG: "/dev/termination-log"}
 NOT_JSON = f"{NOT_RETURNED}is not JSON: "  #: Follows the marker if the function returned something else.
 RETURNED = "returned"  #: Key of the return value in numbered lines: without it, None could mean that none was read.
 IMAGE_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")  #: Variables that images set for their programs.
@@ -101,7 +99,7 @@ _SEARCH = """\
 _RESULT_LINE = f"""\
         print({RESULT_MARKER!r} + _text, flush=True)
         _message = ({RESULT_MARKER!r} + _text).encode(errors="replace")
-        _path = _os.environ.get({TERMINATION_LOG_VARIABLE!r}, "")
+        _path = _os.environ.get({TERMINATION_LOG!r}, "")
         if len(_message) <= {result.TERMINATION_MESSAGE_BYTES} and _os.path.exists(_path):
             try:
                 with open(_path, "wb") as _file:
@@ -263,7 +261,7 @@ def program(
 def command(*, torchrun: bool) -> list[str]:
     """The command that runs the program: by torchrun, which reads the operator's PET_* variables, or by Python."""
     options = ["-m", "torch.distributed.run"] if torchrun else []
-    return ["python3", "-c", _LAUNCH.format(file=FUNCTION_FILE, variable=PROGRAM_VARIABLE, options=options)]
+    return ["python3", "-c", _LAUNCH.format(file=FUNCTION_FILE, variable=PROGRAM, options=options)]
 
 
 def mpirun_command(forwarded: Sequence[str]) -> list[str]:
@@ -276,9 +274,9 @@ def mpirun_command(forwarded: Sequence[str]) -> list[str]:
         have none of their container's variables.
     """
     names = list(dict.fromkeys([*IMAGE_VARIABLES, *forwarded]))
-    return ["python3", "-c", _MPIRUN.format(forwarded=names, prefix=PREFIX, python=command(torchrun=False))]
+    return ["python3", "-c", _MPIRUN.format(forwarded=names, prefix=VARIABLE_PREFIX, python=command(torchrun=False))]
 
 
 def program_variable(text: str) -> dict[str, str]:
     """The variable that holds the program. It is encoded, as Kubernetes expands `$(...)` in values."""
-    return {PROGRAM_VARIABLE: base64.b64encode(text.encode()).decode()}
+    return {PROGRAM: base64.b64encode(text.encode()).decode()}

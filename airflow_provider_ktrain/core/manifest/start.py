@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity.task_variables import PROGRAM
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.logs.stacks import MARK
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE
 from airflow_provider_ktrain.core.manifest.loader import plain
-from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
 
 ARCHIVE_DIRECTORY = "/ktrain/archive"  #: Directory at which the pods mount the ConfigMap.
 CODE_DIRECTORY = "/ktrain/code"  #: Directory to which the pods unpack the code, and in which the program runs.
@@ -91,7 +91,7 @@ def runs_function(manifest: Mapping[str, Any]) -> bool:
     templates = kind.form.templates(result) if not kind.runtimes else [("", {})]
     programs = [kind.form.program(spec, mapping_at(template, "spec"), role) for role, template in templates]
     return any(
-        isinstance(variable, Mapping) and variable.get("name") == PROGRAM_VARIABLE
+        isinstance(variable, Mapping) and variable.get("name") == PROGRAM
         for program in programs
         for variable in program.get("env") or ()
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
+from airflow_provider_ktrain.core.identity.task_variables import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.reporting.redaction import redacted
 from airflow_provider_ktrain.core.text.output import clean, shown
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
+from airflow_provider_ktrain.core.identity.task_variables import PROGRAM
 from airflow_provider_ktrain.core.manifest.start import is_starter
 from airflow_provider_ktrain.core.text.output import shown
 from airflow_provider_ktrain.core.text.secret_rules import MASK, is_secret_name
@@ -47,7 +47,7 @@ def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -
 
 def _variable(name: str, value: str, hides: Callable[[str], bool]) -> str:
     """The value of an environment variable. A function's program contains its arguments, which may be secrets."""
-    if name == PROGRAM_VARIABLE:
+    if name == PROGRAM:
         return f"<the function and its arguments, {len(value):,} characters>"
     return MASK if value and (is_secret_name(name) or hides(name)) else _text(value)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
+from airflow_provider_ktrain.core.identity.task_variables import VARIABLE_PREFIX
 from airflow_provider_ktrain.core.reporting.redaction import redacted
 from airflow_provider_ktrain.core.text.output import shown
 
@@ -16,7 +17,6 @@ MAX_BYTES = 1536  #: Size of the document's JSON.
 MAX_METRICS = 8
 MAX_PARAMETERS = 12
 CONFIGURATION, CLUSTER = "configuration", "cluster"  #: Categories of causes that no job has: of the task itself.
-OWN_VARIABLES = "KTRAIN_"  #: Prefix of variables that aren't the user's.
 #: Numbers of metrics and parameters, and characters of each text: what is tried in turn until the document fits.
 _LIMITS = ((MAX_METRICS, MAX_PARAMETERS, 160), (MAX_METRICS, MAX_PARAMETERS, 60), (4, 6, 40), (0, 0, 40))
 _SHORT_CHARS = 40  #: Length of a parameter's name or value, and of a metric's name.
@@ -47,7 +47,7 @@ def parameters_of(
         elif name.startswith("--"):
             found[name.lstrip("-")] = "true"
     for name, value in env.items():
-        if not name.startswith(OWN_VARIABLES):
+        if not name.startswith(VARIABLE_PREFIX):
             found[name] = _value(redacted({"name": name, "value": str(value)}, hides=hides)["value"])
     return {_short(name, _SHORT_CHARS): value for name, value in [*found.items()][:MAX_PARAMETERS]}
 
