@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, assert_type
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 
 from airflow_provider_ktrain.operators.job_control import (
     DeleteTrainingJobOperator,
@@ -40,15 +41,73 @@ def test_call_is_an_operator_for_type_checkers() -> None:
         assert_type(PyTorchJobOperator(task_id="train", image="i:1"), PyTorchJobOperator)
 
 
+def values_of(cls: type[Any]) -> dict[str, Any]:
+    """A value for each parameter of the signature."""
+    names = (name for name in inspect.signature(cls).parameters if name != "kwargs")
+    return {name: VALUES.get(name, f"{{{{ params.{name} }}}}") for name in names}
+
+
+def assert_has(operator: Any, values: dict[str, Any]) -> None:
+    """Each value is an attribute. `dry_run` is a method of every operator."""
+    dry_run = "dry_run_only" if isinstance(operator, ReapTrainingJobsOperator) else "server_dry_run"
+    assert {name: getattr(operator, dry_run if name == "dry_run" else name) for name in values} == values
+
+
 @pytest.mark.parametrize("cls", CLASSES)
-def test_default_args_reach_every_parameter_of_the_signature(cls: type[Any]) -> None:
-    names = [name for name in inspect.signature(cls).parameters if name != "kwargs"]
-    values = {name: VALUES.get(name, f"{{{{ params.{name} }}}}") for name in names}
-    with DAG("dag", default_args={**values, "retries": 7}):
+def test_default_args_of_a_dag_reach_every_parameter(cls: type[Any]) -> None:
+    with DAG("dag", default_args={**values_of(cls), "retries": 7}):
         operator = cls(task_id="task")
-    # `dry_run` is a method of every operator
-    attributes = {name: name for name in names} | {"dry_run": "server_dry_run"}
-    if cls is ReapTrainingJobsOperator:
-        attributes["dry_run"] = "dry_run_only"
-    assert {name: getattr(operator, attributes[name]) for name in names} == values
-    assert operator.retries == 7
+    assert_has(operator, values_of(cls) | {"retries": 7})
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_default_args_of_a_task_group_reach_every_parameter(cls: type[Any]) -> None:
+    values: Any = values_of(cls)
+    with DAG("dag", default_args={"retries": 6}), TaskGroup("group", default_args=values):
+        operator = cls(task_id="task")
+    assert_has(operator, values | {"retries": 6})
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_parameter_can_be_partial(cls: type[Any]) -> None:
+    values = values_of(cls)
+    name, value = values.popitem()
+    with DAG("dag", default_args={"retries": 7}):
+        mapped = cls.partial(task_id="task", **values).expand(**{name: [value]})
+        assert_has(mapped.unmap({name: value}), values | {name: value, "retries": 7})
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_parameter_can_be_mapped(cls: type[Any]) -> None:
+    values = values_of(cls)
+    with DAG("dag"):
+        mapped = cls.partial(task_id="task").expand(**{name: [value] for name, value in values.items()})
+        assert_has(mapped.unmap(values), values)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_parameter_can_be_mapped_by_expand_kwargs(cls: type[Any]) -> None:
+    values = values_of(cls)
+    with DAG("dag", default_args={"job_name": "another"}):
+        mapped = cls.partial(task_id="task").expand_kwargs([values])
+        assert_has(mapped.unmap(values), values)
+
+
+MISSPELT = {"kubernetes_con_id": "other"}
+REFUSED: dict[str, Callable[[type[Any]], object]] = {
+    "in a call": lambda cls: cls(task_id="task", **MISSPELT),
+    "by partial": lambda cls: cls.partial(task_id="task", **MISSPELT),
+    "by expand": lambda cls: cls.partial(task_id="task").expand(**{name: [value] for name, value in MISSPELT.items()}),
+    "by expand_kwargs": lambda cls: cls.partial(task_id="task").expand_kwargs([MISSPELT]).unmap(MISSPELT),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Task 'task' was never mapped")
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("how", REFUSED)
+def test_misspelt_parameter_is_refused(how: str, cls: type[Any]) -> None:
+    with (
+        DAG("dag", default_args={"job_name": "job", "workers": 1}),
+        pytest.raises(TypeError, match="kubernetes_con_id"),
+    ):
+        REFUSED[how](cls)
