@@ -115,4 +115,18 @@ def endings() -> str:
     return endings.endings()
 
 
-GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "endings": endings, "messages": messages}
+def parameters() -> str:
+    """The parameters of all training operators by group. Their order and groups are those of the constructor."""
+    source = (ROOT / "airflow_provider_ktrain" / "operators" / "job_parameters.py").read_text()
+    signature = source.partition("def __init__(")[2].partition("**kwargs")[0]
+    _, *groups = re.split(r"\n +# (\w+)\n", signature)
+    names = (", ".join(f"`{name}`" for name in re.findall(r"(?m)^ +(\w+):", group)) for group in groups[1::2])
+    return "\n".join(f"- {group}: {listed}" for group, listed in zip(groups[::2], names, strict=True))
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "endings": endings,
+    "messages": messages,
+    "parameters": parameters,
+}

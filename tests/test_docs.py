@@ -405,6 +405,7 @@ def test_generated_parts_match_the_code() -> None:
     for name, part in (
         ("commands", "usage: ktrain-cluster start"),
         ("endings", "| **follow** | {job} is still followed. |"),
+        ("parameters", "\n- logs: `logs`, `hang_traces`\n- end: `on_finish_action`, "),
         ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),
     ):
         assert part in hook.on_page_markdown(f"<!-- generated: {name} -->")

@@ -39,14 +39,51 @@ class TrainingJobOperator(JobParameters):
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
         default_deferrable` where an environment variable sets it, else True.
-    :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
-        `delete_succeeded_job`. A finished job that is kept loses its running pods. An unfinished job is deleted, and
-        only `keep_job` suspends it instead: a job of a Kueue queue by its Workload, or it is deleted if the right or
-        the time to do this is missing.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
-    :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
-        replica), `all`, `primary`, `none`, or indexes by role: `{"Worker": [0, 1]}`.
+    :param labels: labels added to the job and its pods. Templated. Default: None.
+    :param annotations: annotations added to the job and its pods. Templated. Default: None.
+    :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
+        Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
+        `envFrom`, init containers, sidecars. Templated. Default: None.
+    :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
+        queue, schema, and a dry run on the API server. Default: False.
+    :param image: image of the main container. Templated. Default: the manifest's.
+    :param command: command of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.
+    :param args: arguments of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.
+    :param code: a directory or file that is sent to the pods, at most 700 KiB packed. Files that match a pattern in its
+        `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, and `python3` in the
+        image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the
+        program uses the files of the image.
+    :param env: environment variables of the main containers, by name; they replace the manifest's. A mapping as value
+        becomes `valueFrom`. Templated. Default: None.
+    :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main containers; each
+        replaces a mount at the same path. Templated. Default: none.
+    :param nproc_per_node: processes per replica. Its values depend on the kind. Templated. Default: the manifest's.
+    :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
+        for all tries of one run of the task, and different for each run, each mapped task and, without
+        `resume_on_clear`, each clear. It is a path in the pods or a URL. Templated. Default: None, the variable is
+        not set.
+    :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
+        KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param gpus: GPUs of each replica, as limit and request of `[ktrain] default_accelerator`; 0 removes the manifest's.
+        In an MPIJob those of each Worker. Templated. Default: the manifest's.
+    :param container_resources: other resources of each replica, as limits and requests, such as `{"rdma/hca": 1}`. In
+        an MPIJob those of each Worker. Templated. Default: the manifest's.
+    :param hosts: names of the nodes that may run the replicas (label `kubernetes.io/hostname`). Templated. Default:
+        any node.
+    :param node_selector: labels that a node must have, added to the manifest's. Templated. Default: None.
+    :param tolerations: tolerations of the pods, added to the manifest's. Templated. Default: none.
+    :param affinity: affinity of the pods, in place of the manifest's; `hosts` is added to it. Templated. Default:
+        the manifest's.
+    :param priority_class_name: a PriorityClass of the cluster. Templated. Default: the manifest's.
+    :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
+        parameter.) Templated. Default: the manifest's.
+    :param workload_priority_class: a WorkloadPriorityClass of Kueue, set as a label of the job. It orders the queue;
+        `priority_class_name` orders the pods. Templated. Default: the manifest's.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed
+        because of the infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and
+        newer. Default: False.
     :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
         limit.
     :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta. The
@@ -66,61 +103,24 @@ class TrainingJobOperator(JobParameters):
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
         start, after which the job fails. Failures count once every replica has run, or waits for the Master that
         fails; elastic jobs are exempt. None means no limit. Default: 6.
-    :param image: image of the main container. Templated. Default: the manifest's.
-    :param command: command of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.
-    :param args: arguments of the main container; for an MPIJob the Launcher's. Templated. Default: the manifest's.
-    :param code: a directory or file that is sent to the pods, at most 700 KiB packed. Files that match a pattern in its
-        `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, and `python3` in the
-        image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the
-        program uses the files of the image.
+    :param fail_on_nan: names of metrics (`KTRAIN_METRIC`), or True for all. The training ends early when a container
+        that is followed (`logs`) has reported one of them three times in a row as NaN or infinity, and its log still
+        ends so. It fails as by an exception, and is retried. Default: False.
+    :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
+        replica), `all`, `primary`, `none`, or indexes by role: `{"Worker": [0, 1]}`.
     :param hang_traces: whether a program that is sent as code or as a function prints the stacks of its Python
         processes when its pod is stopped, so that a hang names the replica and the line where it waits. The program
         then isn't process 1 of its container. Default: True.
-    :param env: environment variables of the main containers, by name; they replace the manifest's. A mapping as value
-        becomes `valueFrom`. Templated. Default: None.
-    :param gpus: GPUs of each replica, as limit and request of `[ktrain] default_accelerator`; 0 removes the manifest's.
-        In an MPIJob those of each Worker. Templated. Default: the manifest's.
-    :param container_resources: other resources of each replica, as limits and requests, such as `{"rdma/hca": 1}`. In
-        an MPIJob those of each Worker. Templated. Default: the manifest's.
-    :param nproc_per_node: processes per replica. Its values depend on the kind. Templated. Default: the manifest's.
-    :param hosts: names of the nodes that may run the replicas (label `kubernetes.io/hostname`). Templated. Default:
-        any node.
-    :param node_selector: labels that a node must have, added to the manifest's. Templated. Default: None.
-    :param tolerations: tolerations of the pods, added to the manifest's. Templated. Default: none.
-    :param affinity: affinity of the pods, in place of the manifest's; `hosts` is added to it. Templated. Default:
-        the manifest's.
-    :param priority_class_name: a PriorityClass of the cluster. Templated. Default: the manifest's.
-    :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
-        parameter.) Templated. Default: the manifest's.
-    :param workload_priority_class: a WorkloadPriorityClass of Kueue, set as a label of the job. It orders the queue;
-        `priority_class_name` orders the pods. Templated. Default: the manifest's.
-    :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main containers; each
-        replaces a mount at the same path. Templated. Default: none.
-    :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
-        Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
-        `envFrom`, init containers, sidecars. Templated. Default: None.
-    :param labels: labels added to the job and its pods. Templated. Default: None.
-    :param annotations: annotations added to the job and its pods. Templated. Default: None.
-    :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
-        for all tries of one run of the task, and different for each run, each mapped task and, without
-        `resume_on_clear`, each clear. It is a path in the pods or a URL. Templated. Default: None, the variable is
-        not set.
-    :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
-        KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
-    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed
-        because of the infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and
-        newer. Default: False.
+    :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
+        `delete_succeeded_job`. A finished job that is kept loses its running pods. An unfinished job is deleted, and
+        only `keep_job` suspends it instead: a job of a Kueue queue by its Workload, or it is deleted if the right or
+        the time to do this is missing.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
         skipped instead of failed. The job is released as after a failure. Default: None, no exit code.
     :param require: what a successful training must have reached, by name: a comparison with a number (`>= 0.9`), or
         `finite`. The value of that name is the result's, else the last one of the metric. If it isn't reached, or
         there is none, the task fails for good (`TrainingRequirementError`), without a return value and asset events.
         Each bound is templated, and the one that was rendered before the submission counts. Default: None.
-    :param fail_on_nan: names of metrics (`KTRAIN_METRIC`), or True for all. The training ends early when a container
-        that is followed (`logs`) has reported one of them three times in a row as NaN or infinity, and its log still
-        ends so. It fails as by an exception, and is retried. Default: False.
-    :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
-        queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
         shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and

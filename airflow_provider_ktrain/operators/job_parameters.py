@@ -44,7 +44,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     """The parameters that all kinds of jobs have. An operator documents its own in its docstring.
 
     An operator of another kind adds its parameters in `__init__`, `template_fields` and `_job_options`, and their valid
-    values to `core/checks/parameters.py`. `scripts/signatures.py` copies the parameters of this class for editors.
+    values to `core/checks/parameters.py`. `scripts/signatures.py` copies the parameters of this class for editors, and
+    the reference groups them by the comments in the signature.
     """
 
     kind: ClassVar[Kind]
@@ -66,15 +67,40 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     def __init__(
         self,
         *,
+        # job
         manifest: Mapping[str, Any] | str | None = None,
         name: str | None = None,
         namespace: str | None = None,
         kubernetes_conn_id: str = "kubernetes_default",
         cluster_context: str | None = None,
         deferrable: bool | None = None,
-        on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"] = "delete_job",
         reattach: Reattach = "always",
-        logs: LogChoice = "auto",
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        pod_override: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+        # program
+        image: str | None = None,
+        command: Sequence[str] | None = None,
+        args: Sequence[str] | None = None,
+        code: str | os.PathLike[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        volumes: Sequence[Volume] = (),
+        nproc_per_node: int | str | None = None,
+        checkpoint_dir: str | None = None,
+        resume_on_clear: bool = False,
+        # placement
+        gpus: int | str | None = None,
+        container_resources: Mapping[str, str | int] | None = None,
+        hosts: Sequence[str] = (),
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        affinity: Mapping[str, Any] | None = None,
+        priority_class_name: str | None = None,
+        queue_name: str | None = None,
+        workload_priority_class: str | None = None,
+        avoid_failed_nodes: bool = False,
+        # limits
         queue_timeout: timedelta | float | None = None,
         schedule_timeout: timedelta | float | None = None,
         startup_timeout: timedelta | float | None = timedelta(hours=1),
@@ -83,33 +109,14 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         progress_timeout: timedelta | float | None = None,
         max_restarts: int | None = None,
         crash_loop_limit: int | None = 6,
-        image: str | None = None,
-        command: Sequence[str] | None = None,
-        args: Sequence[str] | None = None,
-        code: str | os.PathLike[str] | None = None,
+        fail_on_nan: bool | str | Collection[str] = False,
+        # logs
+        logs: LogChoice = "auto",
         hang_traces: bool = True,
-        env: Mapping[str, Any] | None = None,
-        gpus: int | str | None = None,
-        container_resources: Mapping[str, str | int] | None = None,
-        nproc_per_node: int | str | None = None,
-        hosts: Sequence[str] = (),
-        node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Mapping[str, Any]] = (),
-        affinity: Mapping[str, Any] | None = None,
-        priority_class_name: str | None = None,
-        queue_name: str | None = None,
-        workload_priority_class: str | None = None,
-        volumes: Sequence[Volume] = (),
-        pod_override: Mapping[str, Any] | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        checkpoint_dir: str | None = None,
-        resume_on_clear: bool = False,
-        avoid_failed_nodes: bool = False,
+        # end
+        on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"] = "delete_job",
         skip_on_exit_code: int | Collection[int] | None = None,
         require: Mapping[str, str] | None = None,
-        fail_on_nan: bool | str | Collection[str] = False,
-        dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -119,9 +126,30 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
         self.deferrable = compat.default_deferrable() if deferrable is None else deferrable
-        self.on_finish_action = on_finish_action
         self.reattach = reattach
-        self.logs = logs
+        self.labels = labels
+        self.annotations = annotations
+        self.pod_override = pod_override
+        self.server_dry_run = dry_run  # `dry_run` is a method of every operator
+        self.image = image
+        self.command = command
+        self.args = args
+        self.code = code
+        self.env = env
+        self.volumes = volumes
+        self.nproc_per_node = nproc_per_node
+        self.checkpoint_dir = checkpoint_dir
+        self.resume_on_clear = resume_on_clear
+        self.gpus = gpus
+        self.container_resources = container_resources
+        self.hosts = hosts
+        self.node_selector = node_selector
+        self.tolerations = tolerations
+        self.affinity = affinity
+        self.priority_class_name = priority_class_name
+        self.queue_name = queue_name
+        self.workload_priority_class = workload_priority_class
+        self.avoid_failed_nodes = avoid_failed_nodes
         self.queue_timeout = queue_timeout
         self.schedule_timeout = schedule_timeout
         self.startup_timeout = startup_timeout
@@ -130,33 +158,12 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.progress_timeout = progress_timeout
         self.max_restarts = max_restarts
         self.crash_loop_limit = crash_loop_limit
-        self.image = image
-        self.command = command
-        self.args = args
-        self.code = code
+        self.fail_on_nan = fail_on_nan
+        self.logs = logs
         self.hang_traces = hang_traces
-        self.env = env
-        self.gpus = gpus
-        self.container_resources = container_resources
-        self.nproc_per_node = nproc_per_node
-        self.hosts = hosts
-        self.node_selector = node_selector
-        self.tolerations = tolerations
-        self.affinity = affinity
-        self.priority_class_name = priority_class_name
-        self.queue_name = queue_name
-        self.workload_priority_class = workload_priority_class
-        self.volumes = volumes
-        self.pod_override = pod_override
-        self.labels = labels
-        self.annotations = annotations
-        self.checkpoint_dir = checkpoint_dir
-        self.resume_on_clear = resume_on_clear
-        self.avoid_failed_nodes = avoid_failed_nodes
+        self.on_finish_action = on_finish_action
         self.skip_on_exit_code = skip_on_exit_code
         self.require = require
-        self.fail_on_nan = fail_on_nan
-        self.server_dry_run = dry_run  # `dry_run` is a method of every operator
 
     # the manifest
 
