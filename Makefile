@@ -6,7 +6,7 @@ REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt s
 # hundreds of processes import the same modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-often waits lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu test-horovod clean
+.PHONY: demo test test-all test-often waits lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu test-horovod test-executors clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -25,7 +25,7 @@ PYTEST = $(BIN)/python -m pytest $(OPTIONS)
 # xdist's loadgroup waits for ever when it replaces a worker that died (pytest-xdist issues 1323, 1327, 1378)
 OPTIONS := -q --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 # these have targets of their own
-SEPARATE := not chaos and not browser and not index and not horovod
+SEPARATE := not chaos and not browser and not index and not horovod and not executors
 
 UNIT := -n 3 -m 'not thorough and $(SEPARATE)'
 
@@ -108,6 +108,10 @@ $(VENV)-gpu/.gpu: $(REQUIREMENTS)
 test-horovod: $(VENV)/.test
 	@image=$$(mktemp -d); trap 'rm -rf "$$image"' EXIT; $(BIN)/python scripts/horovod_image.py "$$image" && \
 		KTRAIN_TEST_HOROVOD=$$image $(PYTEST) -n 0 -m horovod tests/e2e/test_horovod.py
+
+# the CeleryExecutor and the KubernetesExecutor, with PostgreSQL and Redis; skipped where there is no server
+test-executors: $(VENV)/.test $(VENV)/.executors
+	@KTRAIN_TEST_DATABASE=postgresql $(PYTEST) -n 0 -rs -m executors tests/executors
 
 $(VENV)/.%: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV) $*

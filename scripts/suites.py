@@ -19,7 +19,7 @@ from scripts.pages import table  # noqa: E402
 from tests.waiting import LONG, WAITS  # noqa: E402
 
 FEATURES = "tests/e2e/test_features.py"
-SEPARATE = ("chaos", "browser", "horovod")  #: Marks of tests with a target of their own.
+SEPARATE = ("chaos", "browser", "horovod", "executors")  #: Marks of tests with a target of their own.
 #: The fixtures of tests that a conftest.py marks as thorough, by their folder.
 BY_FIXTURE = {
     "embedded_cluster/tests/conformance/": re.compile(r"\bresults\b"),

@@ -71,7 +71,8 @@ class Airflow:
         """
         self.home = home
         self.sql = sql or f"sqlite:///{home}/airflow.db"
-        self.triggerers = ("triggerer",) if self.sql.startswith("sqlite") else ("triggerer", "triggerer-2")
+        one = self.sql.startswith("sqlite") or "TEST_ONE_TRIGGERER" in settings
+        self.triggerers = ("triggerer",) if one else ("triggerer", "triggerer-2")
         self.hosts: dict[str, str] = {}  # a component's name -> its host name
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -143,11 +144,15 @@ class Airflow:
         wait_for("the API server answers", self._healthy)
         wait_for("the execution API answers", self._serves_workers)  # it is loaded at its first request
 
-    def run(self, component: str, name: str | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def run(
+        self, component: str, name: str | None = None, *, module: str = "airflow", **env: str
+    ) -> subprocess.Popen[bytes]:
         """Start a component, named `name` (default: its own name).
 
         Call this from the main thread, because the component ends with the thread that started it.
 
+        :param component: the words of its command line.
+        :param module: the Python module that is run with them.
         :param env: environment variables of this component only.
         """
         name = name or component
@@ -157,7 +162,7 @@ class Airflow:
         host = self.hosts.setdefault(name, f"127.0.1.{len(self.hosts) + 1}")
         with (self.home / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "airflow", component],
+                [sys.executable, "-m", module, *component.split()],
                 env={**self.env, "TEST_HOSTNAME": host, **env}, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
                 start_new_session=True, preexec_fn=database.ends_with_parent(signal.SIGTERM),
             )  # fmt: skip
@@ -166,9 +171,9 @@ class Airflow:
         return process
 
     def log_folder(self, name: str) -> pathlib.Path:
-        """The log folder of a component: its own if logs are stored remotely, else one for all components."""
-        remote = "AIRFLOW__LOGGING__REMOTE_LOGGING" in self.env
-        return self.home / (f"disk-of-{name}" if remote else "logs")
+        """The log folder of a component: its own with remote logs or TEST_OWN_DISKS, else one for all components."""
+        own = self.env.keys() & {"AIRFLOW__LOGGING__REMOTE_LOGGING", "TEST_OWN_DISKS"}
+        return self.home / (f"disk-of-{name}" if own else "logs")
 
     def set_triggerers(self, *names: str) -> None:
         """Restart triggerers. Afterwards exactly these run, and Airflow counts no other one as alive."""
@@ -215,13 +220,13 @@ class Airflow:
 
     def task_processes(self, ti_id: str = "") -> list[int]:
         """The processes that currently run tasks (not their supervisors), or the process of one task instance."""
-        titles = {pid: title(pid) for pid in descendants(self.processes["scheduler"].pid)}
+        among = every_process() if ti_id else descendants(self.processes["scheduler"].pid)
+        titles = {pid: title(pid) for pid in among}
         return [p for p, t in titles.items() if t.startswith(f"airflow worker -- {ti_id}") and "LocalExecutor" not in t]
 
     def _written(self, ti_ids: set[str]) -> bool:
         """Whether no worker runs one of these tries any more. Their logs are complete then."""
-        scheduler = self.processes.get("scheduler")
-        titles = [title(pid) for pid in descendants(scheduler.pid)] if scheduler else []
+        titles = [title(pid) for pid in every_process()]
         return not any(t.startswith("airflow worker") and ti_id in t for t in titles for ti_id in ti_ids)
 
     def kill_worker(self) -> None:
@@ -437,6 +442,10 @@ def _texts(entry: Any) -> Iterator[str]:
     yield entry["event"] if isinstance(entry, dict) else str(entry)
     for error in (entry.get("error_detail") or ()) if isinstance(entry, dict) else ():
         yield f"{error['exc_type']}: {error['exc_value']}"
+
+
+def every_process() -> list[int]:
+    return [int(entry.name) for entry in pathlib.Path("/proc").glob("[0-9]*")]
 
 
 def descendants(pid: int) -> list[int]:

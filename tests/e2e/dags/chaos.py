@@ -88,5 +88,9 @@ dag_of_each_kind("chaos_deferred_retries", retries=1)
 dag_of_each_kind("chaos_deferred_keeps", on_finish_action="keep_job")
 dag("chaos_deadline", execution_timeout=datetime.timedelta(seconds=30))
 dag("chaos_timeout", SoonTimedOut, execution_timeout=datetime.timedelta(seconds=30))
+for queue in os.environ.get("CHAOS_QUEUES", "").split():  # of the workers in tests/executors
+    dag(f"chaos_worker_{queue}", deferrable=False, queue=queue)
+    dag(f"chaos_worker_retries_{queue}", deferrable=False, queue=queue, retries=1)
+    dag(f"chaos_deferred_{queue}", queue=queue)
 with a_dag("chaos_many"):  # jobs that end a second after their tasks have deferred
     PyTorchJobOperator.partial(**JOB).expand(env=[{"NUMBER": str(number)} for number in range(50)])

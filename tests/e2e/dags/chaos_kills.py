@@ -1,4 +1,4 @@
-"""DAGs of `test_chaos_kills.py`: the running task of `chaos.py`, with retries that come later."""
+"""DAGs with retries that come later: the running task of `chaos.py`, and a deferred one for tests/executors."""
 
 import datetime
 import os
@@ -15,7 +15,11 @@ while [ $i -lt {{ dag_run.conf.get("seconds", 20) }} ]; do echo line $i; i=$((i+
 [ $RANK != 0 ] || sleep 4
 """
 
-for name, delay in (("chaos_retry_in_a_minute", 60), ("chaos_retry_in_an_hour", 3600)):
+for name, delay, deferrable in (
+    ("chaos_retry_in_a_minute", 60, False),
+    ("chaos_retry_in_an_hour", 3600, False),
+    ("chaos_deferred_retry_in_a_minute", 60, True),
+):
     with DAG(name, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]):
         PyTorchJobOperator(
             task_id="train",
@@ -23,7 +27,7 @@ for name, delay in (("chaos_retry_in_a_minute", 60), ("chaos_retry_in_an_hour", 
             command=["sh", "-c", COUNT],
             workers=1,
             gpus=1,
-            deferrable=False,
+            deferrable=deferrable,
             retries=1,
             retry_delay=datetime.timedelta(seconds=delay),
         )
