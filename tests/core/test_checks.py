@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from airflow_provider_ktrain.core.kinds.runtimes import Served
 from airflow_provider_ktrain.core.kinds.trainjob.patches import expand
 from airflow_provider_ktrain.core.manifest.schema import published, schema_of
 from airflow_provider_ktrain.manifests import load
+from tests.tables import table
 
 from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob, runtime_patch, trainjob
 
@@ -113,7 +113,7 @@ def test_valid_manifest_has_no_problems(manifest: dict[str, Any]) -> None:
     assert check(manifest, kind=manifest["kind"]) == []
 
 
-MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
+MISTAKES = table(Path(__file__).parent / "mistakes.yaml")
 ROWS = [(job, name, row) for job, rows in MISTAKES.items() for name, row in rows.items()]
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
+from tests.tables import table
 
 from .test_diagnosis import failed, pod
 
@@ -24,7 +24,7 @@ FOUND = 245
 def cases() -> dict[str, dict[str, Any]]:
     found = {}
     for file in sorted(CORPUS.glob("*.yaml")):
-        for number, case in enumerate(yaml.safe_load(file.read_text()), 1):
+        for number, case in enumerate(table(file), 1):
             sources = case["source"] if isinstance(case["source"], list) else [case["source"]]
             found[f"{file.stem} {number}: {', '.join(sources)}"] = case | {"sources": sources}
     return found

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_startup_cause
@@ -15,10 +14,11 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS, find_unstartable_command
 from airflow_provider_ktrain.core.state.pods.pod_groups import MAX_START_RESTARTS
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
+from tests.tables import table
 
 from .test_diagnosis import assert_sentences, failed, pod
 
-GROUPS = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
+GROUPS = table(Path(__file__).parent / "failures.yaml")
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
 ENDED = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-21T10:01:00Z"}
 

@@ -40,14 +40,15 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
     assert sink.notes == []
 
 
-async def test_a_thousand_cut_streams_lose_and_repeat_no_line() -> None:
+@pytest.mark.parametrize("cuts", [150, pytest.param(1000, marks=pytest.mark.thorough)])
+async def test_cut_streams_lose_and_repeat_no_line(cuts: int) -> None:
     kube, sink, rng = PodServer(), Sink(), random.Random(5)
     kube.pod("p", containers="abcd")
     logs = [kube.log("p", container) for container in "abcd"]
     kube.cut_after = cutter(rng, 8000, 1000)
     total = 0
     async with following(kube, sink) as follower, asyncio.timeout(240):
-        while kube.cuts < 1000:
+        while kube.cuts < cuts:
             for log in logs:
                 for n in range(total, total + 20):
                     text = f"line {n} " + "é✓x"[n % 3] * rng.randrange(1, 40)

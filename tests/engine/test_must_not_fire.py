@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,6 +233,10 @@ EXCEEDED: dict[str, Case] = {
 }
 CASES = {**LIMITS, **RULES, **VERDICTS, **EXCEEDED}
 of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+#: `make test` runs each pair of a case and a fault for one kind, and `make test-all` for each kind
+of_pairs = pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["part", "all"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -372,13 +376,21 @@ async def outcome_of_unhealthy(kind: Kind, case: Case, *, fails_once: bool) -> s
         return "" if case.text in str(outcome.cause) else f"another cause: {outcome.cause}"
 
 
+def pairs(cases: Mapping[str, Case], faults: Sequence[Any], kind: Kind, *, every: bool) -> Iterator[tuple[str, Any]]:
+    """Names of cases, each with a fault."""
+    for number, name in enumerate(cases):
+        for fault_number, fault in enumerate(faults):
+            if every or (number + fault_number) % len(KINDS) == KINDS.index(kind):
+                yield name, fault
+
+
 @of_each_kind
+@of_pairs
 @pytest.mark.parametrize("cases", [LIMITS, RULES], ids=["limits", "startup rules"])
-async def test_healthy_job_is_never_ended(kind: Kind, cases: Mapping[str, Case]) -> None:
+async def test_healthy_job_is_never_ended(kind: Kind, every: bool, cases: Mapping[str, Case]) -> None:
     runs = {
-        f"{name}, {fault.__name__}": outcome_of_healthy(kind, case, fault)
-        for name, case in cases.items()
-        for fault in FAULTS
+        f"{name}, {fault.__name__}": outcome_of_healthy(kind, cases[name], fault)
+        for name, fault in pairs(cases, FAULTS, kind, every=every)
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
@@ -400,22 +412,22 @@ async def test_start_that_can_not_be_reported_in_time_is_no_failed_start(kind: K
 
 
 @of_each_kind
-async def test_job_that_kueue_admits_after_all_is_never_ended(kind: Kind) -> None:
+@of_pairs
+async def test_job_that_kueue_admits_after_all_is_never_ended(kind: Kind, every: bool) -> None:
     runs = {
-        f"{name}, {fault.__name__}": outcome_of_healthy(kind, case, fault)
-        for name, case in VERDICTS.items()
-        for fault in (*FAULTS, late_workloads, late_and_no_workload)
+        f"{name}, {fault.__name__}": outcome_of_healthy(kind, VERDICTS[name], fault)
+        for name, fault in pairs(VERDICTS, (*FAULTS, late_workloads, late_and_no_workload), kind, every=every)
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
 
 
 @of_each_kind
-async def test_unhealthy_job_is_ended(kind: Kind) -> None:
+@of_pairs
+async def test_unhealthy_job_is_ended(kind: Kind, every: bool) -> None:
     runs = {
-        f"{name}, {fails}": outcome_of_unhealthy(kind, case, fails_once=fails)
-        for name, case in CASES.items()
-        for fails in (False, True)
+        f"{name}, {fails}": outcome_of_unhealthy(kind, CASES[name], fails_once=fails)
+        for name, fails in pairs(CASES, (False, True), kind, every=every)
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
@@ -521,13 +533,13 @@ async def outcome_of_exceeded(kind: Kind, case: Case, fault: Any) -> str:
         return "" if outcome.succeeded else f"{outcome}\n{training.log}"
 
 
-async def test_success_wins_against_restarts() -> None:
+@of_pairs
+async def test_success_wins_against_restarts(every: bool) -> None:
     """The restart that exceeds the limit is seen when the job has succeeded already."""
     runs = {
-        f"{kind.name}, {name}, {fault.__name__}": outcome_of_exceeded(kind, case, fault)
+        f"{kind.name}, {name}, {fault.__name__}": outcome_of_exceeded(kind, RESTARTS[name], fault)
         for kind in KINDS
-        for name, case in RESTARTS.items()
-        for fault in (late_jobs, late_pods, away, late_and_unread)
+        for name, fault in pairs(RESTARTS, (late_jobs, late_pods, away, late_and_unread), kind, every=every)
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}

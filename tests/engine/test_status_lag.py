@@ -7,7 +7,8 @@ the same time, because they take as long as the longest delay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -30,6 +31,10 @@ LIMIT = 2.0  # seconds from the end of the container at which a limit passes
 RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
 
 Set = Callable[[Kind], Options]
+#: `make test` runs each combination for one kind, and `make test-all` for each kind
+of_combinations = pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["part", "all"]
+)
 
 
 def deadline(kind: Kind) -> Options:
@@ -100,13 +105,19 @@ async def shows_end(training: Staged, following: asyncio.Future[Any], delay: flo
     return "" if f"exit code {code}" in cause and "timeout" not in cause else f"{cause}\n{training.log}"
 
 
-async def test_own_end_is_concluded() -> None:
+def combinations(*values: Sequence[Any], every: bool) -> Iterator[tuple[Any, ...]]:
+    """Kinds, each with a combination of values."""
+    for number, combination in enumerate(itertools.product(*values)):
+        for kind_number, kind in enumerate(KINDS):
+            if every or number % len(KINDS) == kind_number:
+                yield kind, *combination
+
+
+@of_combinations
+async def test_own_end_is_concluded(every: bool) -> None:
     runs = {
         f"{kind.name}, {options.__name__}, {delay} s, exit code {code}": ends_late(kind, options, delay, code)
-        for kind in KINDS
-        for options in ENDS
-        for delay in DELAYS
-        for code in (0, 3)
+        for kind, delay, options, code in combinations(DELAYS, ENDS, (0, 3), every=every)
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}
@@ -137,13 +148,12 @@ async def never_ends(kind: Kind, options: Set, code: int) -> str:
         return "" if right else f"after {waited:.0f} s: {outcome.cause}\n{training.log}"
 
 
-async def test_rule_acts_on_a_job_that_never_shows_its_end() -> None:
+@of_combinations
+async def test_rule_acts_on_a_job_that_never_shows_its_end(every: bool) -> None:
     """Its text contains the exit code."""
     runs = {
         f"{kind.name}, {options.__name__}, exit code {code}": never_ends(kind, options, code)
-        for kind in KINDS
-        for options in ENDS
-        for code in (0, 3)
+        for kind, options, code in combinations(ENDS, (0, 3), every=every)
     }
     found = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
     assert {name: problem for name, problem in found.items() if problem} == {}

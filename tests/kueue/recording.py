@@ -21,6 +21,7 @@ import yaml
 
 from tests.apiserver.messages import Where
 from tests.apiserver.server import merged
+from tests.tables import table
 
 Obj = dict[str, Any]
 About = tuple[str, str]  #: The resource and the name of an object.
@@ -108,7 +109,7 @@ def names() -> list[str]:
 def recording(name: str) -> Recording:
     """The recording with that name; other folders may lack those that some tests need."""
     folder = (FOLDER if (FOLDER / name).exists() else KEPT) / name
-    recorded = yaml.safe_load((folder / "scenario.yaml").read_text())["recorded"]
+    recorded = table(folder / "scenario.yaml")["recorded"]
     setup = tuple(yaml.safe_load_all((folder / "setup.yaml").read_text())) if (folder / "setup.yaml").exists() else ()
     changes = changes_in(folder / "events.jsonl")
     written = dict(_writes(lines(folder / "http.jsonl"), changes))

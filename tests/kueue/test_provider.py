@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import yaml
 
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.engine.tasks import release_job
+from tests.tables import table
 
 from . import recording as recordings
 from .played import Played, by_hand, playing
@@ -24,7 +24,7 @@ from .recording import JOBS, Recording
 from .script import ReplayError, Script
 
 pytestmark = pytest.mark.virtual_time
-EXPECTED = yaml.safe_load((Path(__file__).parent / "expected.yaml").read_text())
+EXPECTED = table(Path(__file__).parent / "expected.yaml")
 
 
 SHORT = (

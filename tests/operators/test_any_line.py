@@ -6,7 +6,7 @@ server receives or a call of Airflow (a push of an XCom, or a write to the task 
 line, in the thread of the event loop, the main thread and all others. In a triggerer, nothing raises into a trigger:
 there the process dies, and another triggerer runs the trigger again.
 Then a retry runs, if Airflow would start one, or else the reaper finds what is left. Moments are drawn by a seed: SEED
-in the environment draws others, SAMPLES so many, and EVERY=1 takes all requests and calls with all kinds of exceptions.
+in the environment draws others, and EVERY=1 takes all requests and calls with all kinds of exceptions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from tests.operators.virtual_instance import VirtualInstance
 
 EVERY = bool(os.environ.get("EVERY"))
 SEED = int(os.environ.get("SEED", "40"))
-SAMPLES = int(os.environ.get("SAMPLES", "24"))  #: Requests and calls; of the more costly lines, a third.
 LONGEST_SECONDS = 180.0  # of a run; each of its trainings takes two seconds, and its longest wait 31 s
 PACKAGE = str(Path(airflow_provider_ktrain.__file__).parent)
 RESULT = {"loss": 0.5}
@@ -341,6 +340,7 @@ class Sweep:
 
 of_retries = pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 of_hosts = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferrable"])
+of_samples = pytest.mark.parametrize("samples", [6, pytest.param(24, marks=pytest.mark.thorough)])
 
 
 @pytest.fixture
@@ -352,16 +352,18 @@ def sweep(
 
 @of_retries
 @of_hosts
-def test_exception_at_any_moment(sweep: Sweep) -> None:
-    found = list(sweep.problems(KINDS, SAMPLES))
+@of_samples
+def test_exception_at_any_moment(sweep: Sweep, samples: int) -> None:
+    found = list(sweep.problems(KINDS, samples))
     assert not found, "\n".join(found)
 
 
 @of_retries
 @of_hosts
-def test_exception_at_any_line(sweep: Sweep) -> None:
-    """It ends no task, callback or thread beside the task's own main thread."""
+@of_samples
+def test_exception_at_any_line(sweep: Sweep, samples: int) -> None:
+    """It ends no task, callback or thread beside the task's own main thread. A line costs more than a request."""
     kinds = [kind for kind in KINDS if kind.error is not None]
     with sweep.moments.traced():
-        found = list(sweep.problems(kinds, SAMPLES // 3))
+        found = list(sweep.problems(kinds, samples // 3))
     assert not found, "\n".join(found)

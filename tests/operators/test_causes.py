@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.exceptions import TrainingJobError
@@ -15,10 +14,11 @@ from tests.clusters import IMAGE
 from tests.core.manifests import replica
 from tests.operators.task_instance import Instance
 from tests.operators.virtual_instance import VirtualInstance
+from tests.tables import table
 
 pytestmark = pytest.mark.embedded("needs the scripted API server")
 
-KINDS = yaml.safe_load((Path(__file__).parent / "causes" / "kinds.yaml").read_text())
+KINDS = table(Path(__file__).parent / "causes" / "kinds.yaml")
 CASES = {f"{kind} {n}": case for kind, cases in KINDS.items() for n, case in enumerate(cases, 1)}
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.tables import table
 
 Obj = dict[str, Any]
 
 HERE = Path(__file__).parent
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # each process of pytest-xdist loads all scenarios
 RUNTIME = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
 KINDS = {"pytorchjob": ("PyTorchJob", "pytorchReplicaSpecs"), "mpijob": ("MPIJob", "mpiReplicaSpecs")}
 RUNTIME_KEYS = ("replicatedJobs", "failurePolicy", "successPolicy", "network", "ttlSecondsAfterFinished")
@@ -61,7 +60,7 @@ class Scenario:
 
 def load(path: Path) -> list[Scenario]:
     found = []
-    for name, data in yaml.load(path.read_text(), LOADER).items():
+    for name, data in table(path).items():
         manifest = tuple(expand(doc) for doc in data.pop("manifest", []))
         steps = tuple(expand_bodies(step) for step in data.pop("steps"))
         differs = tuple(data.pop("differs", ()))
