@@ -35,7 +35,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     add_host_rows,
     configured_rows,
 )
-from airflow_provider_ktrain.core.text.output import add_host_masker, clean, shown, shown_log
+from airflow_provider_ktrain.core.text.output import add_host_masker, clean, masked, masked_log
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class ChecksAfterInit(BaseOperatorMeta):
         operator = super().__call__(*args, **kwargs)  # type: ignore[misc]
         from_mapped = getattr(operator, "_BaseOperator__from_mapped", False)
         if not from_mapped and (problem := operator.parse_problem()):
-            raise ValueError(shown(problem))
+            raise ValueError(masked(problem))
         return cast("_Operator", operator)
 
 
@@ -313,7 +313,7 @@ def is_resolved_later(value: Any) -> bool:
 
 
 class StorableLog:
-    """Mixin of operators, sensors and triggers: what their `log` writes is `shown`, except for lines of containers.
+    """Mixin of operators, sensors and triggers: what their `log` writes is `masked`, except for lines of containers.
 
     In Airflow 3.3, half of a surrogate pair in a traceback ends the triggerer or worker: its log is JSON in UTF-8.
     """
@@ -334,14 +334,14 @@ def hides(name: str) -> bool:
     return bool(masker.should_hide_value_for_key(name))
 
 
-def masked(text: str) -> str:
+def masked_by_airflow(text: str) -> str:
     """The text without the secrets that this process has read from Airflow's connections and variables."""
     from airflow.sdk._shared.secrets_masker import redact
 
     return str(redact(text))
 
 
-add_host_masker(masked)
+add_host_masker(masked_by_airflow)
 
 
 def default_accelerator() -> str:
@@ -353,7 +353,7 @@ def _added_accelerators() -> list[Accelerator]:
     """What the configuration adds to the table of accelerators. An invalid entry costs that entry only."""
 
     def warn(problem: str) -> None:
-        shown_log(__name__).warning(
+        masked_log(__name__).warning(
             f"An entry of [ktrain] accelerators or default_accelerator isn't counted: {problem}"
         )
 
@@ -364,7 +364,7 @@ add_host_rows(_added_accelerators)
 
 
 def storable_log(log: Any, source: str = "", admit: Admit | None = None) -> Any:
-    """A logger that writes to `log` what is `shown`. A traceback becomes part of the text.
+    """A logger that writes to `log` what is `masked`. A traceback becomes part of the text.
 
     It is a structlog wrapper, so that a line's location is still the code that logged it and not this module. Airflow
     takes `logger` and `timestamp` of a record from its keywords, if they are given, in a worker and in a triggerer.
@@ -375,8 +375,8 @@ def storable_log(log: Any, source: str = "", admit: Admit | None = None) -> Any:
     """
 
     def storable_event(_: Any, name: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        text, traceback = shown(event.pop("event")), event.pop("exception", "")
-        text, kw = f"{text}\n{shown(traceback)}" if traceback else text, clean(dict(event))
+        text, traceback = masked(event.pop("event")), event.pop("exception", "")
+        text, kw = f"{text}\n{masked(traceback)}" if traceback else text, clean(dict(event))
         if admit is not None and not admit(getattr(log, name), str(text), kw):
             raise structlog.DropEvent
         return (text,), kw

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.text.output import shown, with_short_first_line
+from airflow_provider_ktrain.core.text.output import masked, with_short_first_line
 
 #: The exception of each category, in the order of their definition; `unknown` has none of its own.
 BY_CATEGORY: dict[Category, type[TrainingJobError]] = {}
@@ -41,7 +41,7 @@ class TrainingJobError(AirflowException):
 
     def __init__(self, *args: object) -> None:
         texts = (with_short_first_line(arg) if isinstance(arg, str) else arg for arg in args)
-        super().__init__(*shown(tuple(texts)))
+        super().__init__(*masked(tuple(texts)))
 
 
 class TrainingUserCodeError(TrainingJobError, category=Category.USER_CODE):
@@ -156,7 +156,7 @@ def as_airflow_errors() -> Iterator[None]:
             raise TrainingKilledError("Airflow has terminated the task") from e
     except Exception as e:
         texts = [part for part in traceback.format_exception(e) if not part.startswith("  File ")]
-        if shown(texts) == texts:
+        if masked(texts) == texts:
             raise
         error = e if isinstance(e, TrainingJobError) else TrainingJobError(f"{type(e).__name__}: {e}")
         error.__cause__ = None

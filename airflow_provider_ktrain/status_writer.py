@@ -28,14 +28,14 @@ from typing import Any, Self
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
-from airflow_provider_ktrain.core.text.output import shown, shown_log
+from airflow_provider_ktrain.core.text.output import masked, masked_log
 from airflow_provider_ktrain.core.text.xcom_values import transportable
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
 
-log = shown_log(__name__)
+log = masked_log(__name__)
 
 Build = Callable[[], Callable[[], Mapping[str, Any]]]
 Write = Callable[[Mapping[str, Any]], object]
@@ -276,12 +276,12 @@ class TaskStatusSink:
         return made
 
     def _write(self, status: Mapping[str, Any]) -> None:
-        """Write it as it is `shown`. A trigger's task instance has no `xcom_push`."""
+        """Write it as it is `masked`. A trigger's task instance has no `xcom_push`."""
         if not self._conclusion and self._began_at > self._written_at + UNSHARED_SECONDS:
             stored = mapping(mapping(self._read()).get(CONCLUSION))
             self._stored = {} if stored == self._retracted else stored
         conclusion = self._conclusion or self._stored
-        value = {**shown(dict(status)), **({CONCLUSION: conclusion} if conclusion else {})}
+        value = {**masked(dict(status)), **({CONCLUSION: conclusion} if conclusion else {})}
         if self.host == WORKER:
             self._ti.xcom_push(key=STATUS_XCOM, value=transportable(value, STATUS_XCOM))
         else:

@@ -30,7 +30,7 @@ NOTES = ("note", "gap")  #: Methods that add a warning to the lines of a contain
 ONLY_LOGGED = "_only_logged"  #: Method that logs its argument as a warning, if there is an error.
 MAX_DEPTH = 7  #: How many variables and functions are replaced one within another.
 #: Functions that return their argument's text.
-PASS_THROUGH = ("first_line", "with_short_first_line", "clipped", "clean", "shown", "str", "_sentence")
+PASS_THROUGH = ("first_line", "with_short_first_line", "clipped", "clean", "masked", "str", "_sentence")
 #: Functions whose result is shown as a placeholder.
 VALUES = ("counted", "format_duration", "clipped", "readable_size")
 BUILTIN_ERRORS = ("ValueError", "AirflowSensorTimeout", "AirflowSkipException")

@@ -60,7 +60,7 @@ QUOTA = {
 #: The expressions that read time, which tests will own: their names are about to change.
 UNSTABLE = ("time.", "utc_now", "_clock", "clock(", "monotonic")
 FENCES = ("uid", "resourceVersion", "preconditions")
-MASKS = ("shown", "masked", "_masked", "redact", "redacted", "storable", "_storable")
+MASKS = ("masked", "without_secrets", "_masked", "redact", "redacted", "storable", "_storable")
 #: Tests that compare generated pages and lists of names with the code.
 PAGES = (
     "tests/test_guarantees.py",

@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.kinds import KINDS, did_you_mean
 from airflow_provider_ktrain.core.manifest.loader import SUFFIXES, parse, the_job, unknown, unrendered
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
-from airflow_provider_ktrain.core.text.output import counted, shown
+from airflow_provider_ktrain.core.text.output import counted, masked
 
 KIND = re.compile(r"""\bkind["']?\s*:\s*["']?(\w+)""")  #: Finds the kind in a file of a directory.
 
@@ -74,12 +74,12 @@ def _check(args: argparse.Namespace) -> int:
     if args.strict:
         found = [(f, n, dataclasses.replace(p, level=ERROR) if p.code == "unknown-field" else p) for f, n, p in found]
     for hint in hints:
-        print(shown(f"hint: {hint}"), file=sys.stderr)
+        print(masked(f"hint: {hint}"), file=sys.stderr)
     if args.output == "json":
-        print(json.dumps(shown([{"file": f, "line": n, **dataclasses.asdict(p)} for f, n, p in found]), indent=2))
+        print(json.dumps(masked([{"file": f, "line": n, **dataclasses.asdict(p)} for f, n, p in found]), indent=2))
     else:
         for file, line, problem in found:
-            print(shown(f"{file}:{line}: {problem}"))
+            print(masked(f"{file}:{line}: {problem}"))
         errors = sum(p.level is ERROR for _, _, p in found)
         totals = ((len(files), "file"), (errors, "error"), (len(found) - errors, "warning"))
         print("{}: {}, {}".format(*(counted(number, noun) for number, noun in totals)))
@@ -88,7 +88,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _fails(why: str) -> int:
     """Say why nothing was checked; returns the exit status."""
-    print(shown(f"ktrain check: {why}"), file=sys.stderr)
+    print(masked(f"ktrain check: {why}"), file=sys.stderr)
     return 2
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any, TextIO
 
 from airflow_provider_ktrain.cli.wording import for_run
-from airflow_provider_ktrain.core.text.output import Verbatim, shown
+from airflow_provider_ktrain.core.text.output import Verbatim, masked
 
 _RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
 
@@ -39,7 +39,7 @@ class Console:
     def _print(self, stream: TextIO, color: str, prefix: str, event: Any, args: tuple[Any, ...]) -> None:
         colored = stream.isatty() and not os.environ.get("NO_COLOR")
         text = str(event) % args if args else event if isinstance(event, str) else str(event)
-        text = shown(text if isinstance(text, Verbatim) else for_run(text))
+        text = masked(text if isinstance(text, Verbatim) else for_run(text))
         first, *rest = text.splitlines() or [""]
         clock = time.strftime("%H:%M:%S")
         head = f"{_DIM}{clock}{_RESET} {color}{prefix}{first}{_RESET}" if colored else f"{clock} {prefix}{first}"

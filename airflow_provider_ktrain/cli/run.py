@@ -29,7 +29,7 @@ from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
 from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE, GPU, accelerator_of, ordered, unit_of
-from airflow_provider_ktrain.core.text.output import counted, shown
+from airflow_provider_ktrain.core.text.output import counted, masked
 from airflow_provider_ktrain.engine.submit.code_directory import read_code
 
 KIND = "PyTorchJob"  #: Kind of a job without a file.
@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return exit_codes.of_signal(signal.SIGINT)
     except InvalidManifest as e:
-        print(shown(for_run(str(e))), file=sys.stderr)
+        print(masked(for_run(str(e))), file=sys.stderr)
         return ExitCode.INVALID
     except KtrainError as e:
         console.error(e)

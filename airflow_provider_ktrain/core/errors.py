@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, SUGGESTION, shown
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, SUGGESTION, masked
 
 
 class KtrainError(Exception):
-    """Base of every error of this project. Its text is `shown`: it may quote a response, and is logged and stored."""
+    """Base of every error of this project. Its text is `masked`: it may quote a response, and is logged and stored."""
 
     final: ClassVar[bool] = False  #: Whether no other try of the same task can succeed: then it is not retried.
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*shown(args))
+        super().__init__(*masked(args))
 
 
 class ManifestError(KtrainError):

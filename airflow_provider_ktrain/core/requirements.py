@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.text.output import clipped, listed, shown
+from airflow_provider_ktrain.core.text.output import clipped, listed, masked
 from airflow_provider_ktrain.core.text.xcom_values import is_number_as_text
 
 FINITE = "finite"
@@ -73,4 +73,4 @@ def _number(value: Any) -> float | None:
 
 def _shown(value: Any) -> str:
     text = str(_number(value)) if is_number_as_text(value) else repr(value)
-    return clipped(shown(text), MAX_CHARS)
+    return clipped(masked(text), MAX_CHARS)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.core.text.output import masked_log
 from airflow_provider_ktrain.engine.api.job_calls import Log
 
-log = shown_log(__name__)
+log = masked_log(__name__)
 
 
 class SafeLog:

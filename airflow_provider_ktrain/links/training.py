@@ -12,13 +12,13 @@ from airflow.sdk import BaseOperatorLink
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.core.text.output import masked_log
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
-log = shown_log(__name__)
+log = masked_log(__name__)
 PREFIX = "/ktrain"  #: Path below which the API server mounts the plugin.
 PAGE_PATH = f"{PREFIX}/training"
 #: Airflow fills in the placeholders, except for MAP_INDEX of a task that isn't mapped.

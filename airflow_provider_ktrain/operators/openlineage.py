@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.reporting import lineage as facts
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import masked
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def lineage(found: Mapping[str, Any], output: tuple[str, str] | None = None) -> 
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import OutputDataset
 
-    facet = _facet_class()(producer=PRODUCER, **shown(dict(found)))
-    namespace, name = shown(output or ("", ""))
+    facet = _facet_class()(producer=PRODUCER, **masked(dict(found)))
+    namespace, name = masked(output or ("", ""))
     outputs = [OutputDataset(namespace=namespace, name=name)] if output else []
     return OperatorLineage(run_facets={FACET: facet}, outputs=outputs)
 

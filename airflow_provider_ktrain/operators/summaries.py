@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.reporting import asset_events
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION, metrics_of, parameters_of, summary
-from airflow_provider_ktrain.core.text.output import first_line, shown
+from airflow_provider_ktrain.core.text.output import first_line, masked
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.exceptions import (
     BY_CATEGORY,
@@ -112,7 +112,7 @@ def _explain(context: Context, raised: Exception) -> None:
     if status.get("cause"):
         return
     error = airflow_error(raised) if isinstance(raised, KtrainError) else raised
-    text = shown(str(error) if isinstance(error, TrainingJobError) else f"{type(error).__name__}: {error}")
+    text = masked(str(error) if isinstance(error, TrainingJobError) else f"{type(error).__name__}: {error}")
     now = round(timing.epoch(), 1)
     head, _, detail = text.partition("\n")
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE
 from airflow_provider_ktrain.core.state.accelerators import GPU, described, read_stored, unit_of
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, TERMINATING
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.text.output import ends_of, format_duration, shown
+from airflow_provider_ktrain.core.text.output import ends_of, format_duration, masked
 from airflow_provider_ktrain.links.training import page_query
 
 LATE_SECONDS = 120.0  #: How long after the next status was due the data of a training counts as old.
@@ -529,8 +529,8 @@ def number(value: Any) -> float | None:
 
 
 def printable(text: str) -> str:
-    """The text as it is `shown`, without terminal control sequences; U+FFFD for what a browser can't show."""
-    return CONTROLS.sub("\ufffd", shown(ESCAPES.sub("", text)))
+    """The text as it is `masked`, without terminal control sequences; U+FFFD for what a browser can't show."""
+    return CONTROLS.sub("\ufffd", masked(ESCAPES.sub("", text)))
 
 
 def _line(value: Any) -> str:

@@ -39,7 +39,7 @@ from airflow_provider_ktrain.core.manifest.loader import Document
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.core.prepare import Prepared, prepare
 from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import masked
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 
 from .manifests import JSON, mpijob, pytorchjob, trainjob
@@ -206,7 +206,7 @@ def of_run(file: Path) -> tuple[Manifest | None, str]:
     try:
         return run.load(args, Console())[0].manifest, ""
     except run.InvalidManifest as e:
-        return None, shown(str(e))
+        return None, masked(str(e))
 
 
 def of_check(file: Path) -> tuple[int, list[tuple[str, Problem]]]:

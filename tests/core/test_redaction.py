@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.text.output import (
     Verbatim,
     clipped,
     first_line,
-    shown,
+    masked,
     with_short_first_line,
 )
 from airflow_provider_ktrain.core.text.secret_rules import RULES
@@ -29,8 +29,8 @@ MESSAGES = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "messages.
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example)
 def test_each_rule_hides_the_secret_of_its_example(rule: Any) -> None:
     assert rule.secret.match(rule.example, rule.before.search(rule.example).end())
-    assert "SECRET" not in shown(rule.example)
-    assert "***" in shown(rule.example)
+    assert "SECRET" not in masked(rule.example)
+    assert "***" in masked(rule.example)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_each_rule_hides_the_secret_of_its_example(rule: Any) -> None:
     ["ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-", "hf_", "sk-", "xoxb-", "eyJhbGciOiJIUzI1NiJ9."],
 )
 def test_tokens_of_each_service_are_hidden(prefix: str) -> None:
-    assert shown(f"login with {prefix}11ABCDEFG0abcdefijklmnop_qrstuv") == f"login with {prefix}***"
+    assert masked(f"login with {prefix}11ABCDEFG0abcdefijklmnop_qrstuv") == f"login with {prefix}***"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_tokens_of_each_service_are_hidden(prefix: str) -> None:
     ],
 )
 def test_secrets_in_texts_are_hidden(text: str, hidden: str) -> None:
-    assert shown(text) == hidden
+    assert masked(text) == hidden
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_secrets_in_texts_are_hidden(text: str, hidden: str) -> None:
     ],
 )
 def test_texts_that_say_why_a_training_failed_are_shown(text: str) -> None:
-    assert shown(text) == text
+    assert masked(text) == text
 
 
 def test_our_own_messages_are_shown() -> None:
     messages = MESSAGES.read_text()
-    assert shown(messages) == messages
+    assert masked(messages) == messages
 
 
 @given(texts_with_a_secret())
@@ -128,7 +128,7 @@ def test_what_shortens_or_raises_a_text_hides_its_secrets(text: str) -> None:
     cause = Cause(Category.USER_CODE, text, text, text, failed_nodes={text: text}, last_lines=(text,))
     long = Cause(Category.USER_CODE, f"{filler}{text}{filler}").with_short_summary()
     for value in (
-        shown(text), shown({text: [text, (text,)]}), clipped(f"{text} {filler}"), clipped(f"{filler} {text}"),
+        masked(text), masked({text: [text, (text,)]}), clipped(f"{text} {filler}"), clipped(f"{filler} {text}"),
         first_line(text), with_short_first_line(f"{text} {filler}"), cause.as_dict(), cause.last_lines, long,
         KtrainError(text), ManifestError(text, where=text, found=text, expected=text, remedy=text),
     ):  # fmt: skip
@@ -151,12 +151,12 @@ def test_no_part_of_a_secret_that_is_cut_is_shown(size: int, length: int) -> Non
 
 @given(texts_with_a_secret())
 def test_hiding_again_changes_nothing(text: str) -> None:
-    assert shown(shown(text)) == shown(text)
+    assert masked(masked(text)) == masked(text)
 
 
 def test_lines_of_the_program_and_manifests_are_not_searched_again() -> None:
-    assert shown(Verbatim("token=abc\0")) == "token=abc\ufffd"
-    assert type(shown(Verbatim("x"))) is str
+    assert masked(Verbatim("token=abc\0")) == "token=abc\ufffd"
+    assert type(masked(Verbatim("x"))) is str
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_no_form_of_a_text_takes_long(text: str) -> None:
     """The time is proportional to the length: in each 100 KB, the same text takes below a second on a slow machine."""
     long = text * (100_000 // len(text))
     began = time.process_time()
-    shown(long)
+    masked(long)
     assert time.process_time() - began < 5
 
 

@@ -20,7 +20,7 @@ import yaml
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import masked
 from airflow_provider_ktrain.hooks import kubeconfig
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests.hooks.certificates import CERTIFICATE, KEY
@@ -286,7 +286,7 @@ async def test_token_in_the_output_of_an_exec_plugin_is_hidden(home: Path, monke
     define({"kube_config_path": PATH, "cluster_context": "plugin"}, home, monkeypatch)
     with pytest.raises(AccessError) as raised:
         await ours()
-    assert "aHR0cHM6" not in shown(str(raised.value))
+    assert "aHR0cHM6" not in masked(str(raised.value))
 
 
 async def test_error_of_an_exec_plugin_quotes_its_output(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_asynchronous_storage_gets_one_request_with_a_timeout(async_storage: tup
 
 def test_password_in_the_url_is_hidden() -> None:
     description = CheckpointListing(f"unknown://me:{SECRET}@host/c").describe()
-    assert text.shown(description).startswith("Checkpoints: unknown://me:***@host/c can't be listed")
+    assert text.masked(description).startswith("Checkpoints: unknown://me:***@host/c can't be listed")
 
 
 def test_path_in_the_pods_is_not_listed() -> None:

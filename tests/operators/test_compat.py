@@ -329,7 +329,9 @@ def test_a_record_keeps_its_source_and_time() -> None:
 
 def test_secrets_of_connections_are_masked() -> None:
     mask_secret("s3cret-of-a-connection")
-    assert compat.masked("args: s3cret-of-a-connection") == "args: ***", "the log shows secrets of the manifest"
+    assert compat.masked_by_airflow("args: s3cret-of-a-connection") == "args: ***", (
+        "the log shows secrets of the manifest"
+    )
     assert compat.hides("my_password"), "the log shows variables that Airflow hides"
     assert not compat.hides("epochs")
 

@@ -32,7 +32,7 @@ from airflow_provider_ktrain.core.formats import OUTCOME_STATE, STATUS_XCOM, TRI
 from airflow_provider_ktrain.core.reporting.asset_events import event_extra
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
-from airflow_provider_ktrain.core.text.output import Verbatim, clean, shown_log
+from airflow_provider_ktrain.core.text.output import Verbatim, clean, masked_log
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
 from airflow_provider_ktrain.operators import openlineage, task_store
@@ -102,7 +102,7 @@ def test_log_and_terminal_show_no_secrets(text: str) -> None:
             raise OSError(text)
         except OSError:
             log.exception("Failed")
-    of_no_task, out, console = shown_log("airflow_provider_ktrain.a_module"), io.StringIO(), Console()
+    of_no_task, out, console = masked_log("airflow_provider_ktrain.a_module"), io.StringIO(), Console()
     handler = logging.StreamHandler(out)
     of_no_task.addHandler(handler)
     try:
@@ -151,7 +151,7 @@ def test_lines_of_containers_are_not_searched_for_secrets() -> None:
         finally:
             sys.setprofile(None)
     assert clean.__name__ in called
-    assert compat.masked.__name__ not in called
+    assert compat.masked_by_airflow.__name__ not in called
 
 
 @given(texts_with_a_secret())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, shortened, shown
+from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, masked, shortened
 
 MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text.
 
@@ -44,7 +44,7 @@ class Category(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job failed. Its texts, which may quote logs, are limited in length and `shown`.
+    """Why a job failed. Its texts, which may quote logs, are limited in length and `masked`.
 
     :param category: see :class:`Category`.
     :param summary: one line: the replica, what happened to it, and the program's own message if there is one.
@@ -68,10 +68,10 @@ class Cause:
 
     def __post_init__(self) -> None:
         for name in ("resolution", "failed_nodes", "last_lines"):
-            object.__setattr__(self, name, shown(getattr(self, name)))
-        object.__setattr__(self, "unquoted", clipped(shown(self.unquoted or self.summary)))
-        object.__setattr__(self, "summary", clipped(shown(self.summary)))
-        object.__setattr__(self, "detail", clipped(shown(self.detail), MAX_DETAIL_CHARS))
+            object.__setattr__(self, name, masked(getattr(self, name)))
+        object.__setattr__(self, "unquoted", clipped(masked(self.unquoted or self.summary)))
+        object.__setattr__(self, "summary", clipped(masked(self.summary)))
+        object.__setattr__(self, "detail", clipped(masked(self.detail), MAX_DETAIL_CHARS))
 
     def __str__(self) -> str:
         return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)

@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.text.output import clipped, ends_of, shown
+from airflow_provider_ktrain.core.text.output import clipped, ends_of, masked
 from airflow_provider_ktrain.core.text.xcom_values import MAX_DEPTH, storable
 
 MARKER_PREFIX = "KTRAIN_RESULT"  #: The beginning of both markers.
@@ -167,7 +167,7 @@ def _parsed(text: str, where: str) -> tuple[Any, str]:
     except RecursionError:
         return None, f"{LEFT_OUT}{where} is nested more than {MAX_DEPTH} deep"
     except ValueError as e:
-        return None, f"{LEFT_OUT}{where} is not valid JSON ({e}): {clipped(shown(ends_of(text)), 200)!r}"
+        return None, f"{LEFT_OUT}{where} is not valid JSON ({e}): {clipped(masked(ends_of(text)), 200)!r}"
     return value, "\n".join(f"{CHANGED}{warning}" for warning in warnings)
 
 

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
 from airflow_provider_ktrain.core.identity.task_variables import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.reporting.redaction import redacted
-from airflow_provider_ktrain.core.text.output import clean, shown
+from airflow_provider_ktrain.core.text.output import clean, masked
 
 MODEL_URI = "model_uri"  #: Key of the result under which a program reports where its model is.
 MAX_URI_CHARS = 1500  #: Airflow rejects longer URIs of assets.
@@ -33,7 +33,7 @@ def model_uri(result: Any) -> str:
         raise ValueError(f"{MODEL_URI} is of type {type(uri).__name__}, expected text")
     if len(uri) > MAX_URI_CHARS:
         raise ValueError(f"{MODEL_URI} has more than {MAX_URI_CHARS:,} characters")
-    if shown(uri) != clean(uri):
+    if masked(uri) != clean(uri):
         raise ValueError(f"{MODEL_URI} contains a secret")
     return uri
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, json_size, known_fields, mapping
 from airflow_provider_ktrain.core.identity.names import JobRef
-from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, shown
+from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, masked
 
 MAX_BYTES = 4 * 1024  #: Size of a conclusion's JSON, with other characters than ASCII escaped.
 OF_CAUSE = ("category", "summary", "resolution", "replica", "failed_nodes")  #: Fields that say why.
@@ -40,13 +40,13 @@ class Conclusion:
         return all(getattr(self, name) == getattr(ref, name) for name in IDENTITY)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types of at most MAX_BYTES, with texts as they are `shown`, except for the identifiers of IDENTITY.
+        """As JSON types of at most MAX_BYTES, with texts as they are `masked`, except for the identifiers of IDENTITY.
 
         If it is larger, the longest texts are shortened to the same number of characters. Nodes are left out, the
         earliest first, only if names alone take more than half of MAX_BYTES. The identifiers, which Kubernetes and
         Airflow limit, are never shortened.
         """
-        document = {"version": VERSION, **shown(asdict(self)), **{name: getattr(self, name) for name in IDENTITY}}
+        document = {"version": VERSION, **masked(asdict(self)), **{name: getattr(self, name) for name in IDENTITY}}
         nodes = list(document["failed_nodes"].items())[-MAX_FAILED_NODES:]
         while nodes and json_size(_shortened(document | {"failed_nodes": dict(nodes)}, 0)) > MAX_BYTES // 2:
             nodes.pop(0)

@@ -1,7 +1,7 @@
 """Hides secrets in a manifest, or in another nested value, so that it can be shown.
 
-In a nested value, the key of a text may say that it is a secret; `core.text.output.shown` knows only the text. A secret
-in a Kubernetes Secret is only a reference in a manifest.
+In a nested value, the key of a text may say that it is a secret; `core.text.output.masked` knows only the text. A
+secret in a Kubernetes Secret is only a reference in a manifest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity.task_variables import PROGRAM
 from airflow_provider_ktrain.core.manifest.start import is_starter
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import masked
 from airflow_provider_ktrain.core.text.secret_rules import MASK, is_secret_name
 
 MAX_VALUE_CHARS = 4096  #: Length of one text. Longer ones are cut.
@@ -37,7 +37,7 @@ def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -
             others = redacted({key: item for key, item in value.items() if key != "value"}, hides=hides)
             return {**value, **others, "value": _variable(value["name"], value["value"], hides)}
         return {
-            shown(key): _masked(item, str(key)) if _is_secret(str(key), item) else redacted(item, hides=hides)
+            masked(key): _masked(item, str(key)) if _is_secret(str(key), item) else redacted(item, hides=hides)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -58,8 +58,8 @@ def _word(before: Sequence[object], word: Any, hides: Callable[[str], bool]) -> 
     is_operand = bool(words) and (_FLAG.fullmatch(words[-1]) or words[-2:-1] == ["set"]) and words[-1] is before[-1]
     if not (is_operand and isinstance(word, str)):
         return redacted(word, hides=hides)
-    clear = f"{shown(' '.join(words))} "
-    hidden = shown(f"{' '.join(words)} {word}")
+    clear = f"{masked(' '.join(words))} "
+    hidden = masked(f"{' '.join(words)} {word}")
     if not hidden.startswith(clear):
         return redacted(word, hides=hides)
     hidden = hidden.removeprefix(clear)
@@ -71,8 +71,8 @@ def _text(text: str) -> str:
         return f"<ktrain's starter, {len(text):,} characters>"
     if len(text) > MAX_VALUE_CHARS:
         kept = text[:MAX_VALUE_CHARS].rpartition(" ")[0]  # a word that is cut might be a secret
-        return f"{shown(kept)} <{len(text) - len(kept):,} more characters>"
-    return shown(text)
+        return f"{masked(kept)} <{len(text) - len(kept):,} more characters>"
+    return masked(text)
 
 
 def _is_secret(key: str, item: object) -> bool:
@@ -88,7 +88,7 @@ def _masked(value: Any, key: str) -> Any:
     Shown are empty texts, booleans, None, and numbers under a key of tokens, which are counts.
     """
     if isinstance(value, Mapping):
-        return {shown(name): _masked(item, key) for name, item in value.items()}
+        return {masked(name): _masked(item, key) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_masked(item, key) for item in value]
     if isinstance(value, str):

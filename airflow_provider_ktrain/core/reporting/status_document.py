@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import created, name_of, node_of, restarts_of
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.steps.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import masked
 
 Pod = Mapping[str, Any]
 MAX_BYTES = 16 * 1024  #: Size of the document's JSON.
@@ -87,8 +87,8 @@ class TrainingStatus:
         phase, since = self.phases[-1] if self.phases else ("", self.written_at)
         states = Counter[str]()
         for state, count in Counter(str(row[-2]) for row in self.rows).items():
-            states[shown(state)[:MAX_STATE_CHARS]] += count
-        return shown(
+            states[masked(state)[:MAX_STATE_CHARS]] += count
+        return masked(
             {
                 "version": VERSION,
                 "try_number": self.try_number,
@@ -104,13 +104,15 @@ class TrainingStatus:
                     "states": dict(states.most_common(MAX_STATES)),
                     "rows": self._listed_rows()[:replicas],
                 },
-                "last_lines": {name: shown(line)[:MAX_LINE_CHARS] for name, line in [*self.last_lines.items()][:lines]},
+                "last_lines": {
+                    name: masked(line)[:MAX_LINE_CHARS] for name, line in [*self.last_lines.items()][:lines]
+                },
                 "metrics": self.metrics.summary() if with_metrics else {},
                 "series": self.metrics.points(points) if points else {},
                 "usage": dict(self.usage),
                 "limits": [dict(limit) for limit in self.limits],
-                "queue": shown(self.queue)[:chars],
-                "notice": shown(self.notice)[:chars],
+                "queue": masked(self.queue)[:chars],
+                "notice": masked(self.notice)[:chars],
                 **{f"requested_{name}": value for name, value in stored(self.requested).items()},
                 "ended": self.ended,
                 "cause": None if self.cause is None else _short_cause(self.cause, chars),

@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
 from airflow_provider_ktrain.core.identity.task_variables import VARIABLE_PREFIX
 from airflow_provider_ktrain.core.reporting.redaction import redacted
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import masked
 
 MAX_BYTES = 1536  #: Size of the document's JSON.
 MAX_METRICS = 8
@@ -35,7 +35,7 @@ def parameters_of(
     :param arguments: of a function, by name.
     :param hides: whether Airflow hides the value of a variable, by its name.
     """
-    found = {name: _value(redacted({name: value})[shown(name)]) for name, value in arguments.items()}
+    found = {name: _value(redacted({name: value})[masked(name)]) for name, value in arguments.items()}
     shown_words = [str(word) for word in redacted(list(words), hides=hides)]
     for at, word in enumerate(shown_words):
         name, given, value = word.partition("=")
@@ -64,7 +64,7 @@ def metrics_of(training_metrics: Any) -> dict[str, list[Any]]:
     """The last and best value of the first metrics of a status or an outcome."""
     named = [*mapping(training_metrics).items()][:MAX_METRICS]
     return {
-        _short(shown(str(name)), _SHORT_CHARS): [mapping(one).get("last"), mapping(one).get("best")]
+        _short(masked(str(name)), _SHORT_CHARS): [mapping(one).get("last"), mapping(one).get("best")]
         for name, one in named
     }
 
@@ -77,7 +77,7 @@ def summary(before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     :param before: the summary that this one replaces.
     :param changes: its fields that have other values now.
     """
-    whole = shown({**before, "version": VERSION, **changes})
+    whole = masked({**before, "version": VERSION, **changes})
     for metrics, parameters, chars in _LIMITS:
         document = {name: _short(value, chars) if isinstance(value, str) else value for name, value in whole.items()}
         document["metrics"] = dict([*mapping(whole.get("metrics")).items()][:metrics])

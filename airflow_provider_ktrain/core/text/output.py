@@ -1,6 +1,6 @@
 """The doors of all text that leaves this package.
 
-`clean` is for the user's own values: it replaces what databases reject. `shown` is for what we compose or quote: it
+`clean` is for the user's own values: it replaces what databases reject. `masked` is for what we compose or quote: it
 hides secrets as well. What shortens a text hides its secrets first: a part of a secret would not be recognized.
 """
 
@@ -27,7 +27,7 @@ _host_maskers: list[Callable[[str], str]] = []
 
 
 class Verbatim(str):
-    """A text that `shown` only cleans: a line of the user's program, or a manifest that `redacted` has masked."""
+    """A text that `masked` only cleans: a line of the user's program, or a manifest that `redacted` has masked."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ def clean(value: T) -> T:
     return cast("T", _each_text(value, _storable))
 
 
-def shown(value: T) -> T:
+def masked(value: T) -> T:
     """The same nested value as `clean` returns, without the secrets in its strings and keys."""
     return cast("T", _each_text(value, _presentable))
 
@@ -47,8 +47,8 @@ def add_host_masker(masker: Callable[[str], str]) -> None:
     _host_maskers.append(masker)
 
 
-def shown_log(name: str) -> logging.Logger:
-    """A logger of this process whose records are `shown`, for what belongs to no task. Tracebacks become text."""
+def masked_log(name: str) -> logging.Logger:
+    """A logger of this process whose records are `masked`, for what belongs to no task. Tracebacks become text."""
     log = logging.getLogger(name)
     log.addFilter(_show)
     return log
@@ -56,7 +56,7 @@ def shown_log(name: str) -> logging.Logger:
 
 def _show(record: logging.LogRecord) -> bool:
     traceback = f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
-    record.msg, record.args, record.exc_info = shown(f"{record.getMessage()}{traceback}"), (), None
+    record.msg, record.args, record.exc_info = masked(f"{record.getMessage()}{traceback}"), (), None
     return True
 
 
@@ -67,11 +67,11 @@ def _storable(text: str) -> str:
 def _presentable(text: str) -> str:
     if isinstance(text, Verbatim):
         return _storable(str(text))
-    from airflow_provider_ktrain.core.text.secret_rules import masked  # not loaded when a DAG file is parsed
+    from airflow_provider_ktrain.core.text.secret_rules import without_secrets  # not loaded when a DAG file is parsed
 
     for masker in _host_maskers:
         text = masker(text)
-    return _storable(masked(text))
+    return _storable(without_secrets(text))
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
@@ -117,7 +117,7 @@ def format_duration(seconds: float) -> str:
 
 
 def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
-    """The text if it fits, else its head and tail, `shown`, with the number of characters left out between them.
+    """The text if it fits, else its head and tail, `masked`, with the number of characters left out between them.
 
     :param size: maximum length of the result in characters. Default: MAX_LINE_CHARS.
     """
@@ -126,13 +126,13 @@ def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
     half = (size - 40) // 2  # the note between them is shorter than 40 characters
     searched = max(2 * size, MIN_SEARCHED_CHARS)
     if len(text) <= 2 * searched:
-        head = tail = shown(str(text))
+        head = tail = masked(str(text))
         if len(head) <= size:
             return head
     else:
         # a secret that is cut: an @ shows the end of one in a URL, and what is left of a word may be the end of one
-        head = shown(f"{text[:searched]}@")
-        tail = shown("".join(_WORD_END.split(text[-searched:], maxsplit=1)[1:]))
+        head = masked(f"{text[:searched]}@")
+        tail = masked("".join(_WORD_END.split(text[-searched:], maxsplit=1)[1:]))
     head, tail = head[:half], tail[-half:]
     return f"{head} [... {len(text) - len(head) - len(tail):,} characters ...] {tail}"
 
@@ -150,11 +150,11 @@ def ends_of(text: str, size: int = MAX_LINE_CHARS) -> str:
 
 
 def with_short_first_line(text: str) -> str:
-    """The message as it is `shown`, with a short copy of its first line if that has over MAX_FIRST_LINE_CHARS.
+    """The message as it is `masked`, with a short copy of its first line if that has over MAX_FIRST_LINE_CHARS.
 
     Messages quote programs and the API server, whose texts have any length.
     """
-    text = shown(text)
+    text = masked(text)
     line = text.partition("\n")[0]
     return text if len(line) <= MAX_FIRST_LINE_CHARS else f"{shortened(line)}\n{text}"
 
@@ -175,7 +175,7 @@ def ends_of_chain(text: str, most: int) -> str:
 
     :param most: characters.
     """
-    line = shown(text.strip().partition("\n")[0])
+    line = masked(text.strip().partition("\n")[0])
     if len(line) <= most:
         return line
     parts = line.split(": ")
@@ -185,5 +185,5 @@ def ends_of_chain(text: str, most: int) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a message as it is `shown`, at most 300 characters."""
-    return shortened(shown(text.strip().partition("\n")[0]), 300)
+    """The first line of a message as it is `masked`, at most 300 characters."""
+    return shortened(masked(text.strip().partition("\n")[0]), 300)

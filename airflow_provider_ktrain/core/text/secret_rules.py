@@ -1,4 +1,4 @@
-"""Finds secrets in text by the names before them and by their form. `core.text.output.shown` applies the rules.
+"""Finds secrets in text by the names before them and by their form. `core.text.output.masked` applies the rules.
 
 The rules prefer to hide too much: the word after `password:` is hidden, whatever it is. But the beginning of a sentence
 after `token:` is shown, and so is what follows the name of an exception: they say why a training failed.
@@ -158,7 +158,7 @@ RULES = (
 _HINTS = frozenset(rule.hints for rule in RULES)
 
 
-def masked(text: str) -> str:
+def without_secrets(text: str) -> str:
     """The text with MASK in the place of each secret that RULES find."""
     folded = text.replace("\u0130", "i").replace("\u0131", "i").casefold()  # re.IGNORECASE takes both for an i
     found = {hints for hints in _HINTS if any(hint in folded for hint in hints)}

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, TypeVar, cast
 
-from airflow_provider_ktrain.core.text.output import clean, clipped, shown_log
+from airflow_provider_ktrain.core.text.output import clean, clipped, masked_log
 
 T = TypeVar("T")
-log = shown_log(__name__)
+log = masked_log(__name__)
 
 MAX_PATH_CHARS = 64  #: Length of the place in the result that a warning names.
 MAX_DEPTH = 64  #: Depth of lists and objects in one another: encoders walk them by recursion.

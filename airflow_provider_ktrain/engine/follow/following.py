@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
 from airflow_provider_ktrain.core.state.limits import Clock, Limit, clocks
 from airflow_provider_ktrain.core.state.pods.pod_changes import MAX_CLOCK_SKEW_SECONDS
 from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
-from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.core.text.output import masked_log
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
@@ -42,7 +42,7 @@ from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_label, by_name, by_uid
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
-log = shown_log(__name__)
+log = masked_log(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: How long to wait for the first lists of job and pods before a limit may pass without them.
 RETRY_SECONDS = 1.0  #: Pause before the API server is asked again after a failed request.
 MAX_WAIT_SECONDS = 3600.0  #: How long to wait when nothing changes and no limit is due.

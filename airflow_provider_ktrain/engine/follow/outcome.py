@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
-from airflow_provider_ktrain.core.text.output import shown
+from airflow_provider_ktrain.core.text.output import masked
 from airflow_provider_ktrain.core.text.xcom_values import transportable
 
 #: Cause of a failed outcome without one.
@@ -17,7 +17,7 @@ UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outc
 
 @dataclass(frozen=True)
 class Outcome:
-    """How following ended; the trigger's event. Its texts are `shown`; the user's own values are as they were reported.
+    """How following ended; the trigger's event. Its texts are `masked`; the user's own values are as reported.
 
     docs/reference/formats.md describes its fields.
     """
@@ -45,7 +45,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         for name in ("cause", "released", "release_error", "result_error", "status", "unmet"):
-            object.__setattr__(self, name, shown(getattr(self, name)))
+            object.__setattr__(self, name, masked(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without what Airflow's processes or its database reject."""
@@ -74,7 +74,7 @@ def cause_of(outcome: Outcome) -> Cause:
 
 def event_of(ended: Outcome | str) -> dict[str, Any]:
     """The event with which a trigger ends: the outcome, or why the trigger can't follow the job any more."""
-    content = {"error": shown(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
+    content = {"error": masked(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
     return {"version": VERSION, **content}
 
 

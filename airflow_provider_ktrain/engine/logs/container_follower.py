@@ -31,7 +31,7 @@ from dataclasses import replace
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
-from airflow_provider_ktrain.core.text.output import clipped, shown_log
+from airflow_provider_ktrain.core.text.output import clipped, masked_log
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import AbsentError, ApiStatusError, ApiUnavailable, pause_after
@@ -47,7 +47,7 @@ from airflow_provider_ktrain.engine.logs.reader import (
     time_of_line,
 )
 
-log = shown_log(__name__)
+log = masked_log(__name__)
 
 MAX_MISMATCHED_READS = 3  #: Responses without the last known lines before we assume that these are gone from the log.
 MAX_UNREADABLE = 6  #: Responses in a row with an error of the kubelet until the rest of a run's log is given up.

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, normal_time
 from airflow_provider_ktrain.core.logs.exec_trace import KnownJob
-from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.core.text.output import masked_log
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.logs.backlog_lines import BacklogLines
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
@@ -30,7 +30,7 @@ from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.logs.reader import JobLogs
 from airflow_provider_ktrain.engine.logs.stream_budget import process_budget
 
-log = shown_log(__name__)
+log = masked_log(__name__)
 
 WHOLE = Tally(complete=True)  #: The tally of a job without containers. All jobs share this object.
 COUNT_SECONDS = 5.0  #: How long lines are only inspected and counted at the end of a drain, at most.

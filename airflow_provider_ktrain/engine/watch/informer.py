@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_ktrain.core.text.output import shown_log
+from airflow_provider_ktrain.core.text.output import masked_log
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object, pause_after
 from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
@@ -37,7 +37,7 @@ from airflow_provider_ktrain.engine.watch.wakeup import Wakeup
 if TYPE_CHECKING:
     import aiohttp
 
-log = shown_log(__name__)
+log = masked_log(__name__)
 
 PAGE_SIZE = 100  #: Objects per list request: parsing a page must not block the event loop.
 RESYNC_SECONDS = 600.0  #: Interval of the lists that check the watch.
