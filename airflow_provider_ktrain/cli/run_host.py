@@ -33,7 +33,7 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
@@ -122,7 +122,7 @@ class RunHost:
 
     # what is submitted
 
-    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting) -> Submitted:
         """Create the job."""
         request, kind = self._request, self._request.kind
         self._version = await served_version(api, kind, patience=DISCOVERY_SECONDS)
@@ -136,7 +136,7 @@ class RunHost:
 
         return await submit(
             api, kind, self._version, stamped, request.owner, request.first_try,
-            code=request.code, has_submitted=False, posting=posting, end_job=end_job, log=log,
+            code=request.code, has_submitted=False, posting=posting, log=log,
         )  # fmt: skip
 
     async def find(self, api: Api) -> Submitted | None:

@@ -32,7 +32,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     set_suspended,
 )
 from airflow_provider_ktrain.engine.api.request_errors import explain, retry_transient
-from airflow_provider_ktrain.engine.release import Released, release_others
+from airflow_provider_ktrain.engine.release import DecisionOnRead, Released, release
 from airflow_provider_ktrain.engine.submit.deletion_waiter import pods_before_resumption
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
             )
         return Mode.DELETE
 
-    released = await release_others(api, ref, decide, timeout=timeout)
+    released = await release(api, ref, DecisionOnRead(decide), timeout=timeout)
     assert released is not None  # `decide` never returns None
     return released
 

@@ -38,6 +38,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     JobChanged,
     JobRead,
     Log,
+    Observed,
     annotate,
     check_cluster,
     if_not_served,
@@ -49,13 +50,14 @@ from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.release import (
+    DecidedEnd,
+    DecisionOnRead,
+    HurriedKill,
     Released,
     ReleaseError,
     release,
-    release_now,
-    release_others,
 )
-from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted
 
 FRESH_SECONDS = 120.0  #: How long after its creation a job has made no progress worth keeping.
 SUSPEND_SECONDS = 10.0  #: Time to suspend a failed job that would train again.
@@ -76,7 +78,7 @@ Result = tuple[Released | None, str]
 class Submission(Protocol):
     """What is submitted."""
 
-    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting) -> Submitted:
         """Create or adopt the job."""
 
     async def find(self, api: Api) -> Submitted | None:
@@ -129,6 +131,11 @@ class OwnedJob:
         if self.ref is None:
             raise KtrainError("the job is not known")
         return self.ref
+
+    @property
+    def observed(self) -> Observed | None:
+        """What was seen of it last; None if it was not seen yet."""
+        return None if self.last_seen is None else Observed(self.last_seen, self.workload)
 
     async def api(self) -> Api:
         """The client, which stays open until `close`.
@@ -213,19 +220,20 @@ class OwnedJob:
 
     # what the rules say
 
-    def situation(self, event: Event, read: JobRead | None, *, seen: Seen | None = None) -> Situation:
+    def situation(self, event: Event, evidence: JobRead | Observed | None, *, seen: Seen | None = None) -> Situation:
         """What is known, for the rules.
 
-        :param read: job and pods as they were read for this decision; None if they were not read.
+        :param evidence: job and pods as they were read for this decision; None if they were not read. Of a kill that
+            has seconds, what was seen last.
         :param seen: what the read shows, if the following has observed it. Default: None, the read alone.
         """
-        if seen is None:
-            seen = Seen.NOTHING if read is None else seen_in(read.job, read.pods)
-        job = {} if read is None or read.job is ABSENT else read.job
+        if seen is None and evidence is not None:
+            seen = seen_in(evidence.job, evidence.pods if isinstance(evidence, JobRead) else ())
+        job = {} if evidence is None or evidence.job is ABSENT else evidence.job
         return Situation(
             event,
-            seen,
-            owner=self._owner_in(read),
+            seen or Seen.NOTHING,
+            owner=self._owner_in(evidence),
             successor=self._host.successor,
             hurried=self._host.seconds is not None and event in HURRIED,
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
@@ -233,12 +241,12 @@ class OwnedJob:
             restarts=seen is Seen.FAILED and kind_of(self.known_ref.kind).behavior.restarts_failed_jobs,
         )
 
-    def _owner_in(self, read: JobRead | None) -> Ownership:
+    def _owner_in(self, evidence: JobRead | Observed | None) -> Ownership:
         if not self.options.release or (self.ref is not None and not self.ref.owner):
             return Ownership.FOREIGN
-        if self.ref is None or read is None or read.job is ABSENT:
+        if self.ref is None or evidence is None or evidence.job is ABSENT:
             return Ownership.MINE
-        owner = Owner.of(read.job)  # another try would have written its own: without one, the uid decides
+        owner = Owner.of(evidence.job)  # another try would have written its own: without one, the uid decides
         if owner is Unreadable.OWNER:
             return Ownership.UNREADABLE
         return Ownership.MINE if owner is None or owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
@@ -266,9 +274,11 @@ class OwnedJob:
         """Read the job and its pods, in another version if that of the reference isn't served any more."""
         return await self._in_served_version(read_training)
 
-    async def read_job(self) -> JobRead:
-        """Read the job only."""
-        return JobRead(await self._in_served_version(read_job), [])
+    async def read_job(self) -> Observed:
+        """Read the job without its pods."""
+        job = await self._in_served_version(read_job)
+        self.last_seen = None if job is ABSENT else job
+        return Observed(job)
 
     async def _in_served_version(self, ask: Callable[[Api, JobRef], Awaitable[T]]) -> T:
         api = await self.api()
@@ -292,11 +302,7 @@ class OwnedJob:
         :raises JobChanged: the job has changed since.
         """
         mode = self.mode(rule, read.job)
-        if mode is None:
-            return None, ""
-        return await self._released(
-            release(await self.api(), self.known_ref, mode, read, verify=verify, say=self._log.info)
-        )
+        return (None, "") if mode is None else await self._release(DecidedEnd(mode, read, verify))
 
     async def release_by_rule(
         self,
@@ -319,9 +325,7 @@ class OwnedJob:
             rule = decide(replace(self.situation(event, read), task=task, holds=holds(read), may_wait=False))
             return self.mode(rule, read.job)
 
-        result = await self._released(
-            release_others(await self.api(), self.known_ref, mode, timeout=timeout, say=self._log.info)
-        )
+        result = await self._release(DecisionOnRead(mode), timeout)
         released, error = result
         if released is not None:
             self._log.info(released.text)
@@ -329,11 +333,12 @@ class OwnedJob:
             self._log.info(self.text(rule, event))
         return result
 
-    async def _released(self, releasing: Awaitable[Released | None]) -> Result:
-        """The result of a release, which nothing may cut off."""
+    async def _release(self, request: DecidedEnd | DecisionOnRead, timeout: float = 90) -> Result:
+        """Carry out a release, which nothing may cut off."""
+        api = await self.api()
         self.is_changing = True
         try:
-            return await releasing, ""
+            return await release(api, self.known_ref, request, timeout=timeout, say=self._log.info), ""
         except ReleaseError as e:
             self._log.warning(str(e))
             return None, str(e)
@@ -346,18 +351,17 @@ class OwnedJob:
         :raises JobChanged: it has changed since, or was never seen.
         :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
         """
-        if self.last_seen is None:
+        seen = self.observed
+        if seen is None:
             raise JobChanged("the job was not seen yet")
-        mode = self.mode(rule, self.last_seen) or Mode.DELETE
-        return await release_now(
-            await self.api(), self.known_ref, mode, self.last_seen, timeout=seconds, workload=self.workload
-        )
+        kill = HurriedKill(self.mode(rule, seen.job) or Mode.DELETE, seen)
+        return await release(await self.api(), self.known_ref, kill, timeout=seconds)
 
     async def keep_from_restarting(self, read: JobRead) -> None:
         """Suspend a failed job before its logs are read, which may take minutes. Its finished pods stay."""
         ref = self.known_ref
         try:
-            await release(await self.api(), ref, Mode.SUSPEND, read, verify=False, timeout=SUSPEND_SECONDS)
+            await release(await self.api(), ref, DecidedEnd(Mode.SUSPEND, read, False), timeout=SUSPEND_SECONDS)
         except (ReleaseError, JobChanged) as e:  # the release after the logs tries again
             self._log.warning(f"{ref} has failed, but could not be suspended and may train again.\n{e}")
 
@@ -383,10 +387,3 @@ class OwnedJob:
                 return read, str(e)
             return read, str(error)
         return read, ""
-
-    async def end_existing(self, ref: JobRef, read: JobRead) -> None:
-        """Release a job of an earlier try, which `core.identity.adoption.decide` replaces.
-
-        :raises JobChanged: the job has changed since it was read.
-        """
-        self._log.info((await release(await self.api(), ref, Mode.DELETE, read, say=self._log.info)).text)

@@ -1,10 +1,11 @@
 """Release the accelerators of a job, by one decision that was made on one read of the job and its pods.
 
-The caller reads (`read_training`), decides and calls `release`, which sends the write with the uid and resourceVersion
-of that read. If the job has changed in between, the API server answers 409, nothing is done, and the caller reads and
-decides again (`JobChanged`). So a release may run any number of times, in several processes at once, and while the next
-try adopts the job. It ends with a list of pods which shows that none runs: after a deletion in the foreground the job
-is gone last, after one in the background (TrainJob) its pods are.
+`release` is the one function that releases a job. A request names what it is decided by: a read of the caller
+(`DecidedEnd`), what was seen last (`HurriedKill`), or a read that the release makes (`DecisionOnRead`). The write has
+the uid and resourceVersion of that. If the job has changed in between, the API server answers 409, nothing is done
+(`JobChanged`), and it is read and decided again. So a release may run any number of times, in several processes at
+once, and while the next try adopts the job. It ends with a list of pods which shows that none runs: after a deletion in
+the foreground the job is gone last, after one in the background (TrainJob) its pods are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
@@ -42,6 +43,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     ConflictPauses,
     JobChanged,
     JobRead,
+    Observed,
     annotate,
     delete_fenced,
     if_not_served,
@@ -116,95 +118,90 @@ def _recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any]) -> bool:
     return recreates and not (job.get("status") or {}).get("completionTime")
 
 
+@dataclass(frozen=True)
+class DecidedEnd:
+    """An end that was decided on a read of the job and its pods.
+
+    :param mode: what was decided; carried out as `fitting_mode`.
+    :param read: its uid and resourceVersion fence the write. If the job is gone, the pods that are left are deleted.
+    :param verify: wait until the job is gone, if it is deleted, and a list shows that no pod runs. False: only until
+        the API server has accepted. Default: True.
+    """
+
+    mode: Mode
+    read: JobRead
+    verify: bool = True
+
+
+@dataclass(frozen=True)
+class HurriedKill:
+    """A kill by a process that has seconds: one request, and no pod is read, counted or waited for.
+
+    An unfinished job of a Kueue queue takes two: the mark by which the next try activates the Workload, and the
+    deactivation. If they aren't answered within half of the time, the job is deleted.
+
+    A job that had ended already and is to be kept is left as it is: a `DecidedEnd` deletes its running pods.
+
+    :param mode: what was decided; carried out as `fitting_mode`.
+    :param seen: may be out of date: the job's uid and resourceVersion fence the request. A job of a Kueue queue whose
+        Workload isn't known is deleted.
+    """
+
+    mode: Mode
+    seen: Observed
+
+
+@dataclass(frozen=True)
+class DecisionOnRead:
+    """An end that is decided on a read which the release makes, again if the job has changed in between.
+
+    :param decide: returns how to release the job, or None to leave it as it is. It may raise.
+    """
+
+    decide: Callable[[JobRead], Mode | None]
+
+
+@overload
+async def release(
+    api: Api, ref: JobRef, request: DecidedEnd | HurriedKill, *, timeout: float = 90, say: Say | None = None
+) -> Released: ...
+@overload
+async def release(
+    api: Api, ref: JobRef, request: DecisionOnRead, *, timeout: float = 90, say: Say | None = None
+) -> Released | None: ...
 async def release(
     api: Api,
     ref: JobRef,
-    mode: Mode,
-    read: JobRead,
+    request: DecidedEnd | HurriedKill | DecisionOnRead,
     *,
     timeout: float = 90,
-    verify: bool = True,
     say: Say | None = None,
-) -> Released:
-    """Release the job's accelerators as decided on `read`, and wait until its pods are gone.
-
-    :param mode: what was decided; carried out as `fitting_mode`.
-    :param read: the job and its pods on which that was decided; its uid and resourceVersion fence the write. If the job
-        is gone, the pods that are left are deleted.
-    :param timeout: limit for everything, in seconds; requests to an unreachable API server are repeated until then, and
-        refused ones (401, 403) for 15 s. With `verify`, it is at least the longest terminationGracePeriodSeconds of the
-        pods plus 30 s. Default: 90.
-    :param verify: wait until the job is gone, if it is deleted, and a list shows that no pod runs. False: return when
-        the API server has accepted. Default: True.
-    :param say: logs why the release waits. Default: None, nobody does.
-    :raises JobChanged: the job has changed since it was read. Nothing was done.
-    :raises ReleaseError: pods are still there at the timeout, or the API server rejects a request.
-    """
-    releasing = _Release(api, ref, read, timeout, say)
-    done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
-    left, gone = await releasing.wait(done) if verify else ([], True)
-    seconds = timing.now() - releasing.began
-    pods = list(releasing.seen.values())
-    if left:
-        names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
-        silent = (f"\n{describe_silence(*one, deleted=True)}" for one in silent_nodes(left).items())
-        gpus = _held_by(left)
-        raise ReleaseError(
-            f"{ref}: {counted(len(left), 'pod')} with {gpus} still present "
-            f"{seconds:.0f} s after the deletion was requested.\n"
-            f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`" + "".join(silent)
-        )
-    ended = bool(pods) and all(map(has_ended, pods))
-    freed = "" if ended else _freed(pods, verify, seconds)
-    notes = filter(None, (why, "" if gone else STILL_DELETED))
-    text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
-    return Released(round(seconds, 3), text, freed)
-
-
-async def release_now(
-    api: Api, ref: JobRef, mode: Mode, job: Object, *, timeout: float, workload: Object | None = None
-) -> Released:
-    """Release a job after a kill, when seconds are left: one request, and no pod is read, counted or waited for.
-
-    An unfinished job of a Kueue queue takes two: the mark by which the next try activates the Workload, and the
-    deactivation. If they aren't answered within half of `timeout`, the job is deleted.
-
-    A job that had ended already and is to be kept is left as it is: `release` deletes its running pods.
-
-    :param mode: what was decided; carried out as `fitting_mode`.
-    :param job: its last known state, which may be out of date: its uid and resourceVersion fence the request.
-    :param workload: the Workload of a job of a Kueue queue. Default: None, it isn't known, and the job is deleted.
-    :raises JobChanged: the job has changed since. Nothing was done.
-    :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
-    """
-    releasing = _Release(api, ref, JobRead(job, []), timeout)
-    fitting = fitting_mode(ref, job, mode)
-    if fitting is Mode.DELETE_PODS:
-        return Released(0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
-    pauses = fitting is Mode.SUSPEND and _is_queued(job)
-    _, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
-    text = f"{ref} {what}. Its pods are being terminated.\n{why}".rstrip()
-    return Released(round(timing.now() - releasing.began, 3), text)
-
-
-async def release_others(
-    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode | None], *, timeout: float = 90, say: Say | None = None
 ) -> Released | None:
-    """Release a job that isn't the caller's own: read it, decide, release, and start over if it has changed.
+    """Release the job's accelerators, and wait until its pods are gone, as the request says.
 
-    :param decide: called with each read; returns how to release the job, or None to leave it as it is. It may raise.
-    :param timeout: limit for everything, in seconds; see `release`. Default: 90.
-    :raises ReleaseError: as `release`; or the job changed before each write.
+    :param timeout: limit for everything, in seconds; requests to an unreachable API server are repeated until then, and
+        refused ones (401, 403) for 15 s. A release that waits for pods has at least the longest
+        terminationGracePeriodSeconds of the pods plus 30 s. Default: 90.
+    :param say: logs why the release waits. Default: None, nobody does.
+    :return: None: it was decided on a read that the job is left as it is.
+    :raises JobChanged: the job has changed since it was read or seen. Nothing was done.
+    :raises ReleaseError: pods are still there at the timeout, the API server rejects a request or doesn't answer in
+        time, or the job changed before each write.
     """
+    match request:
+        case DecidedEnd(mode, read, verify):
+            return await _Release(api, ref, read, timeout, say).end(mode, verify=verify)
+        case HurriedKill(mode, seen):
+            return await _Release(api, ref, seen, timeout).kill(mode, seen.workload)
     began, reading = timing.now(), functools.partial(read_training, api)
     end, pauses = began + timeout, ConflictPauses()  # usually one write of the operator lies between read and write
     while True:
         ref, read = await _ask(ref, functools.partial(in_served_version, api, ref, reading), began, end)
-        mode = decide(read)
-        if mode is None:
+        decided = request.decide(read)
+        if decided is None:
             return None
         try:
-            return await release(api, ref, mode, read, timeout=max(0.0, end - timing.now()), say=say)
+            return await _Release(api, ref, read, max(0.0, end - timing.now()), say).end(decided, verify=True)
         except JobChanged as e:
             if timing.now() + pauses.next > end:
                 why = f"{ref} could not be released, because it kept changing. To delete it, run: {ref.delete_command}"
@@ -252,21 +249,61 @@ class _Release:
     :ivar seen: the pods by uid; each as it was when it was seen holding devices, or else as it was first seen.
     """
 
-    def __init__(self, api: Api, ref: JobRef, read: JobRead, timeout: float, say: Say | None = None) -> None:
+    def __init__(
+        self, api: Api, ref: JobRef, evidence: JobRead | Observed, timeout: float, say: Say | None = None
+    ) -> None:
         self.began = timing.now()
         self._say, self._says_at = say, self.began + WAIT_NOTICE_SECONDS
         self.seen: dict[str, Object] = {}
-        self._api, self._ref, self._job, self._pods = api, ref, read.job, read.pods
-        self._left: Sequence[Object] = read.pods  # as last listed
-        self._exists = read.job is not ABSENT
+        self._api, self._ref, self._job = api, ref, evidence.job
+        self._pods = evidence.pods if isinstance(evidence, JobRead) else []
+        self._left: Sequence[Object] = self._pods  # as last listed
+        self._exists = self._job is not ABSENT
         self._end = self.began + timeout
         self._proved: set[str] = set()  # uids of pods that were read by name and are gone
         self._deletes_pods_from = math.inf  # timing.now() from which nobody else deletes running pods
-        self._note(read.pods)
+        self._note(self._pods)
+
+    # the requests
+
+    async def end(self, mode: Mode, *, verify: bool) -> Released:
+        """Carry out what was decided on a read; see `DecidedEnd`."""
+        ref = self._ref
+        done, what, why = await self._write(fitting_mode(ref, self._job, mode), verify=verify)
+        left, gone = await self.wait(done) if verify else ([], True)
+        seconds = timing.now() - self.began
+        pods = list(self.seen.values())
+        if left:
+            names = listed([p["metadata"]["name"] for p in left], NAMED_PODS)
+            silent = (f"\n{describe_silence(*one, deleted=True)}" for one in silent_nodes(left).items())
+            gpus = _held_by(left)
+            raise ReleaseError(
+                f"{ref}: {counted(len(left), 'pod')} with {gpus} still present "
+                f"{seconds:.0f} s after the deletion was requested.\n"
+                f"These are {names}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`" + "".join(silent)
+            )
+        ended = bool(pods) and all(map(has_ended, pods))
+        freed = "" if ended else _freed(pods, verify, seconds)
+        notes = filter(None, (why, "" if gone else STILL_DELETED))
+        text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
+        return Released(round(seconds, 3), text, freed)
+
+    async def kill(self, mode: Mode, workload: Object | None) -> Released:
+        """Send the request of a kill; see `HurriedKill`."""
+        ref, job = self._ref, self._job
+        fitting = fitting_mode(ref, job, mode)
+        if fitting is Mode.DELETE_PODS:
+            return Released(0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
+        if isinstance(job, dict) and fitting is Mode.SUSPEND and _is_queued(job):
+            _, what, why = await self._pause_now(job, workload)
+        else:
+            _, what, why = await self._write(fitting, verify=False)
+        text = f"{ref} {what}. Its pods are being terminated.\n{why}".rstrip()
+        return Released(round(timing.now() - self.began, 3), text)
 
     # the write
 
-    async def write(self, mode: Mode, *, verify: bool) -> tuple[Mode, str, str]:
+    async def _write(self, mode: Mode, *, verify: bool) -> tuple[Mode, str, str]:
         """Send the request that the mode requires.
 
         :param verify: whether `wait` follows: then the operator has time to delete the pods that it cleans up itself.
@@ -286,7 +323,7 @@ class _Release:
             return mode, "kept without running pods", ""
         return await (self._suspend(job) if mode is Mode.SUSPEND else self._delete(job))
 
-    async def pause_now(self, job: Object, workload: Object | None) -> tuple[Mode, str, str]:
+    async def _pause_now(self, job: Object, workload: Object | None) -> tuple[Mode, str, str]:
         """Pause an unfinished job of a queue by its Workload within half of the time, or else delete it.
 
         The Workload may have changed since it was seen: that the job is still ours is proved by the mark on it.

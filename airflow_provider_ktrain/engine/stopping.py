@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
-from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Situation, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Log, Observed
 from airflow_provider_ktrain.engine.api.request_errors import is_canceled, retry_any
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
@@ -111,6 +110,7 @@ class Stopping:
         if job.ref is None:
             known = ENDED_JOB if job.is_followed else NO_JOB
             return (known if job.submission is None else UNKNOWN_JOB), ""
+        read: JobRead | Observed | None
         read, conflicts = self._as_seen() if event is Event.KILL else await self._last_read(end), 0
         while True:
             situation = replace(job.situation(event, read), task=task, may_wait=False)
@@ -166,19 +166,15 @@ class Stopping:
         looks_again = decide(replace(situation, may_wait=True)).action is Action.LOOK_AGAIN
         return situation.seen is Seen.PRIMARY_ENDED and looks_again
 
-    def _as_seen(self) -> JobRead | None:
+    def _as_seen(self) -> Observed | None:
         """The job as it was seen last, which fences the one request: an end and another owner are final."""
-        job = self._job.last_seen
-        return None if job is None else JobRead(job, [])
+        return self._job.observed
 
-    async def _read_job(self, end: float) -> JobRead | None:
+    async def _read_job(self, end: float) -> Observed | None:
         """The job as it is now, after a conflict; None if it can't be read."""
-        job = self._job
         with _errors_suppressed():
             async with asyncio.timeout(max(end - timing.now(), 0.5)):
-                read = await job.read_job()
-                job.last_seen = None if read.job is ABSENT else read.job
-                return read
+                return await self._job.read_job()
         return None
 
     async def _last_read(self, end: float) -> JobRead | None:

@@ -125,7 +125,7 @@ class Training:
     async def _submit(self, api: Api, submission: Submission) -> Submitted:
         job = self.job
         try:
-            submitted = await submission.carry_out(api, self._log, posting=job.posting, end_job=job.end_existing)
+            submitted = await submission.carry_out(api, self._log, posting=job.posting)
         except CodeRefusedError as refused:
             job.take(api, refused.submitted)
             return await self._without_code(refused)

@@ -252,7 +252,7 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
 
     A finished job whose operator recreates its pods is deleted all the same.
     """
-    from airflow_provider_ktrain.engine.release import fitting_mode, release_others
+    from airflow_provider_ktrain.engine.release import DecisionOnRead, fitting_mode, release
 
     def decide(read: JobRead) -> Mode | None:
         owner = None if read.job is ABSENT else _owner(read.job)
@@ -262,5 +262,5 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
         keeps = kept and fitting_mode(ref, read.job, Mode.DELETE_PODS) is Mode.DELETE_PODS
         return Mode.DELETE_PODS if keeps else Mode.DELETE
 
-    released = await release_others(api, ref, decide)
+    released = await release(api, ref, DecisionOnRead(decide))
     return released.text if released else f"{ref} belongs to another try now. Nothing was released."

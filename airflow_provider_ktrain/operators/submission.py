@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.text.output import Verbatim, counted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import Log, check_cluster, served_version
-from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.submit.preflight import preflight
 from airflow_provider_ktrain.engine.submit.runtimes import read_served
 from airflow_provider_ktrain.operators import task_store
@@ -140,7 +140,7 @@ class Submission:
         """The number of this submission since the task was last cleared, from 1: KTRAIN_ATTEMPT."""
         return self._previous + 1
 
-    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting) -> Submitted:
         """Discover the served API version, then create or adopt the job."""
         request = self._request
         kind, owner = request.kind, request.owner
@@ -153,7 +153,7 @@ class Submission:
                 api, kind, self.version, lambda submission: self._stamped(fitted, submission, served), owner,
                 request.first_try, reattach=request.reattach, patience=patience,
                 quota_patience=request.schedule_seconds or 0, code=request.code,
-                has_submitted=self._has_submitted, posting=posting, end_job=end_job, log=log,
+                has_submitted=self._has_submitted, posting=posting, log=log,
             )  # fmt: skip
         except ManifestError as invalid:
             if not self.is_retry:
@@ -163,7 +163,7 @@ class Submission:
             return await submit(
                 api, kind, self.version, lambda _: {"metadata": metadata}, owner, request.first_try,
                 reattach=request.reattach, patience=patience, invalid=invalid, has_submitted=self._has_submitted,
-                posting=posting, end_job=end_job, log=log,
+                posting=posting, log=log,
             )  # fmt: skip
         if submitted.created:
             self._log_avoided_nodes(served, log)

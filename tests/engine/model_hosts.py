@@ -25,7 +25,7 @@ from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host, StatusSink
-from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.engine.model_airflow import OVER, Airflow, Deferral, Sink, Try
@@ -84,13 +84,13 @@ class JobSubmission:
     world: World
     me: Try
 
-    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting) -> Submitted:
         world, kind = self.world, self.world.cluster.kind
         changed = world.reattach == "if_unchanged"
         return await submit(
             api, kind, kind.versions[0],
             lambda submission: manifest(self.me.owner, submission, changed, cleans_up=world.cleans_up),
-            self.me.owner, self.me.first, reattach=world.reattach, posting=posting, end_job=end_job, log=log,
+            self.me.owner, self.me.first, reattach=world.reattach, posting=posting, log=log,
         )  # fmt: skip
 
     @property

@@ -40,9 +40,9 @@ from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host, StatusSink
-from airflow_provider_ktrain.engine.release import Released, release
+from airflow_provider_ktrain.engine.release import DecidedEnd, Released, release
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
-from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted
 from airflow_provider_ktrain.engine.training import Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests import clusters
@@ -143,7 +143,7 @@ async def release_job(api: Api, ref: JobRef, mode: Mode = Mode.DELETE, **how: An
     """Release the job in this mode, whatever a read of it says; again while the operator changes it."""
     while True:
         with contextlib.suppress(JobChanged):
-            return await release(api, ref, mode, await read_training(api, ref), **how)
+            return await release(api, ref, DecidedEnd(mode, await read_training(api, ref)), **how)
 
 
 class Sink:
@@ -204,8 +204,8 @@ class Call:
 
     work: Callable[..., Awaitable[Submitted]]
 
-    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
-        return await self.work(api, log=log, posting=posting, end_job=end_job)
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting) -> Submitted:
+        return await self.work(api, log=log, posting=posting)
 
     @property
     def delete_command(self) -> str:

@@ -28,8 +28,8 @@ from airflow_provider_ktrain.engine.api.threads import LoopThread, in_thread
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.release import ReleaseError, release, release_others
-from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted, find_own, submit
+from airflow_provider_ktrain.engine.release import DecidedEnd, DecisionOnRead, ReleaseError, release
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.apiserver import (
@@ -155,7 +155,7 @@ class Posted:
         self.kind, self.version = kind, kind.versions[0]
         self.owner = Owner(TaskKey("tests", "dag", "train", "run"), try_number, f"ti-{try_number}")
 
-    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting) -> Submitted:
         def build(submission: str) -> Object:
             metadata = {
                 "name": NAME, "namespace": NAMESPACE, "labels": self.owner.key.labels(submission),
@@ -164,9 +164,7 @@ class Posted:
             skeleton = self.kind.skeleton(f"{self.kind.group}/{self.version}", self.kind.primaries[:1])
             return {**skeleton, "metadata": metadata}
 
-        return await submit(
-            api, self.kind, self.version, build, self.owner, 1, posting=posting, end_job=end_job, log=log
-        )
+        return await submit(api, self.kind, self.version, build, self.owner, 1, posting=posting, log=log)
 
     @property
     def delete_command(self) -> str:
@@ -276,7 +274,7 @@ async def test_pod_whose_fields_cannot_be_read_stops_no_release(stays: bool) -> 
             training.api.change("pods", pod, lambda pod: pod["metadata"].update(finalizers=["test"]))
         problem = pytest.raises(ReleaseError, match="1 pod with accelerators still present")
         with problem if stays else contextlib.nullcontext():
-            await release(api, training.ref, Mode.DELETE, await read_training(api, training.ref))
+            await release(api, training.ref, DecidedEnd(Mode.DELETE, await read_training(api, training.ref)))
         assert training.exists is stays
 
 
@@ -333,7 +331,7 @@ async def test_pod_that_a_list_lacks_is_read_by_its_name() -> None:
         training.condition("Succeeded")
         read = await read_training(api, training.ref)
         training.api.replace("GET", r"/pods\?", lacking, math.inf)
-        await release(api, training.ref, Mode.DELETE_PODS, read)
+        await release(api, training.ref, DecidedEnd(Mode.DELETE_PODS, read))
         assert not training.holding
 
 
@@ -450,7 +448,7 @@ async def test_job_of_others_is_released_in_another_version() -> None:
     async with staged(MPIJOB) as training, connected(training.url) as api:
         training.start(grace=2)
         unserve(training, "kubeflow.org/v2beta1", versions="v1")
-        await release_others(api, training.ref, lambda read: Mode.DELETE)
+        await release(api, training.ref, DecisionOnRead(lambda read: Mode.DELETE))
         assert not training.exists
         assert not training.holding
 
@@ -484,7 +482,7 @@ async def test_version_may_end_during_a_release() -> None:
         training.start(grace=2)
         read = await read_training(api, training.ref)
         training.after(1, lambda: unserve(training, "kubeflow.org/v2beta1", versions="v1"))
-        await release(api, training.ref, Mode.DELETE, read)
+        await release(api, training.ref, DecidedEnd(Mode.DELETE, read))
         assert not training.exists
 
 
@@ -493,7 +491,7 @@ async def test_trainjob_is_released_although_jobsets_are_not_served() -> None:
     async with staged(TRAINJOB) as training, connected(training.url) as api:
         training.start(grace=2)
         unserve(training, "/apis/jobset", group="jobset.x-k8s.io")
-        await release(api, training.ref, Mode.DELETE, await read_training(api, training.ref))
+        await release(api, training.ref, DecidedEnd(Mode.DELETE, await read_training(api, training.ref)))
         assert not training.holding
 
 

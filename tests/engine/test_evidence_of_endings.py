@@ -25,11 +25,11 @@ from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Seen
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, read_training
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, Observed, read_training
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.release import release, release_now
+from airflow_provider_ktrain.engine.release import DecidedEnd, HurriedKill, release
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted, find_own
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from tests.apiserver import Lost, Request, Response, connected, stamp
@@ -350,9 +350,10 @@ async def test_queued_job_that_another_try_has_adopted_is_not_paused(in_seconds:
         assert read.job is not ABSENT
         (workload,) = training.api.objects["workloads"].values()
         another_try(training)
-        late = release_now(api, training.ref, Mode.SUSPEND, read.job, timeout=60.0, workload=workload)
+        kill = HurriedKill(Mode.SUSPEND, Observed(read.job, workload))
+        late = release(api, training.ref, kill, timeout=60.0)
         with pytest.raises(JobChanged):
-            await (late if in_seconds else release(api, training.ref, Mode.SUSPEND, read))
+            await (late if in_seconds else release(api, training.ref, DecidedEnd(Mode.SUSPEND, read)))
         late.close()
         assert [one["spec"]["active"] for one in training.api.objects["workloads"].values()] == [True]
         (job,) = training.api.objects[training.kind.plural].values()

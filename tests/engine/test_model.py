@@ -44,7 +44,7 @@ from airflow_provider_ktrain.engine.follow.divergence import DivergenceProbe
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
-from airflow_provider_ktrain.engine.release import release_others
+from airflow_provider_ktrain.engine.release import DecisionOnRead, release
 from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
@@ -546,7 +546,7 @@ class Interleaving:
         ref = JobRef(kind.name, kind.versions[0], "ns", NAME, job["metadata"]["uid"], owner.ti_id, "prod",
                      job["metadata"]["labels"]["ktrain.airflow/submission"])  # fmt: skip
         client = Client(self.cluster, REAPER)
-        reaping = asyncio.ensure_future(release_others(cast(Api, client), ref, lambda read: Mode.DELETE))
+        reaping = asyncio.ensure_future(release(cast(Api, client), ref, DecisionOnRead(lambda read: Mode.DELETE)))
         for _ in range(200):
             for gate in list(self.cluster.gates):
                 gate.open()

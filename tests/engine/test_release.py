@@ -20,13 +20,14 @@ from airflow_provider_ktrain.engine import release as releasing
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import job_calls
 from airflow_provider_ktrain.engine.api.client import Api
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, job_pods, read_training
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Observed, job_pods, read_training
 from airflow_provider_ktrain.engine.release import (
+    DecidedEnd,
+    DecisionOnRead,
+    HurriedKill,
     ReleaseError,
     fitting_mode,
     release,
-    release_now,
-    release_others,
 )
 from tests.apiserver import Lost, Request, Response, connected, stamp
 from tests.engine.staged import NAME, Staged, of_each_kind, staged
@@ -263,9 +264,9 @@ async def test_job_that_another_try_has_adopted_since_the_read_is_not_released(k
         read = await read_training(api, training.ref)
         adopt(training)
         with pytest.raises(JobChanged, match="has changed since it was read"):
-            await release(api, training.ref, mode, read)
+            await release(api, training.ref, DecidedEnd(mode, read))
         with pytest.raises(JobChanged):
-            await release_now(api, training.ref, mode, present(read), timeout=5)
+            await release(api, training.ref, HurriedKill(mode, Observed(present(read))), timeout=5)
         assert training.holding
         assert not is_released(training)
 
@@ -277,13 +278,13 @@ async def test_job_that_has_vanished_since_the_read_is_read_again(mode: Mode) ->
         read = await read_training(api, training.ref)
         training.api.remove(training.kind.plural, NAME)
         with pytest.raises(JobChanged):
-            await release(api, training.ref, mode, read)
+            await release(api, training.ref, DecidedEnd(mode, read))
 
 
 async def test_job_of_others_is_left_if_that_is_decided() -> None:
     async with reached() as (training, api):
         training.start()
-        assert await release_others(api, training.ref, lambda _: None) is None
+        assert await release(api, training.ref, DecisionOnRead(lambda _: None)) is None
         assert not training.api.writes()
 
 
@@ -315,7 +316,7 @@ async def test_release_of_others_decides_again_after_a_concurrent_write(kind: Ki
 
     async with reached(kind) as (training, api):
         training.start()
-        done = await release_others(api, training.ref, decide)
+        done = await release(api, training.ref, DecisionOnRead(decide))
         assert done is not None
         assert ("suspended." if mode is Mode.SUSPEND else "deleted.") in done.text
         assert len(reads) == 4
@@ -361,9 +362,8 @@ async def test_release_waits_for_the_grace_period_and_says_so() -> None:
     async with reached() as (training, api):
         training.start(grace=30)
         said = list[str]()
-        done = await release(
-            api, training.ref, Mode.DELETE, await read_training(api, training.ref), timeout=1, say=said.append
-        )
+        end = DecidedEnd(Mode.DELETE, await read_training(api, training.ref))
+        done = await release(api, training.ref, end, timeout=1, say=said.append)
         assert "1 GPU released, 1 pod deleted." in done.text
         assert 30.0 <= done.seconds < 31.5
         assert len(said) == 2, "after 3 s, and every 15 s"
@@ -386,7 +386,7 @@ async def test_release_retries_while_the_api_server_refuses_requests(kind: Kind,
     async with reached(kind) as (training, api):
         training.start()
         training.api.fail(".*", kind.plural, status, 3)
-        await release_others(api, training.ref, lambda _: Mode.DELETE)
+        await release(api, training.ref, DecisionOnRead(lambda _: Mode.DELETE))
         assert not training.exists
 
 
@@ -399,12 +399,12 @@ async def test_release_fails_at_the_timeout_if_the_api_server_stays_unreachable(
         began = timing.now()
         away = r"within 30 s: the API server can't be reached\."
         with pytest.raises(ReleaseError, match=rf"{away}\n.+\n.*kubectl delete -n"):
-            await release_others(api, training.ref, lambda _: Mode.DELETE, timeout=30)
+            await release(api, training.ref, DecisionOnRead(lambda _: Mode.DELETE), timeout=30)
         with pytest.raises(ReleaseError, match=away):
-            await release(api, training.ref, Mode.DELETE, read, timeout=30)
+            await release(api, training.ref, DecidedEnd(Mode.DELETE, read), timeout=30)
         assert timing.now() - began < 61, "nothing waits for pods that cannot be asked for"
         training.after(60.0, setattr, training.api, "away", False)
-        done = await release_others(api, training.ref, lambda _: Mode.DELETE, timeout=120)
+        done = await release(api, training.ref, DecisionOnRead(lambda _: Mode.DELETE), timeout=120)
         assert done is not None
         assert "1 GPU released" in done.text
 
@@ -414,7 +414,7 @@ async def test_error_of_a_release_without_any_response_has_its_reason() -> None:
         training.api.pause("before GET")
         away = r"within 10 s: the API server can't be reached\.\nIt did not respond\.\nIts pods"
         with pytest.raises(ReleaseError, match=away):
-            await release_others(api, training.ref, lambda _: Mode.DELETE, timeout=10)
+            await release(api, training.ref, DecisionOnRead(lambda _: Mode.DELETE), timeout=10)
 
 
 @of_each_mode
@@ -425,7 +425,7 @@ async def test_release_pauses_between_conflicts_and_ends_with_an_error(mode: Mod
         with pytest.raises(
             ReleaseError, match=r"because it kept changing\. .*\n.*\n409 Conflict.*: the object has been"
         ):
-            await release_others(api, training.ref, lambda _: mode, timeout=6)
+            await release(api, training.ref, DecisionOnRead(lambda _: mode), timeout=6)
         assert len(training.api.writes()) == 9, "pauses of 0, and then from 0.05 to 1.6 and 2 seconds"
 
 
@@ -435,7 +435,7 @@ async def test_missing_right_is_an_error() -> None:
         with pytest.raises(
             ReleaseError, match=r"could not be released\. To delete it, run: kubectl delete .*\n401 Unauthorized"
         ):
-            await release_others(api, training.ref, lambda _: Mode.DELETE)
+            await release(api, training.ref, DecisionOnRead(lambda _: Mode.DELETE))
 
 
 # requests
@@ -446,7 +446,7 @@ async def test_requests_of_a_deletion(phase: str) -> None:
     async with reached() as (training, api):
         training.pod(0, phase)
         training.ended()
-        done = await release(api, training.ref, Mode.DELETE, await read_of(training, api))
+        done = await release(api, training.ref, DecidedEnd(Mode.DELETE, await read_of(training, api)))
         by_name = ["GET pods"] * (phase == "Running")  # a list may lack a pod that runs
         assert made(training) == ["DELETE job", "GET job", "GET pods", *by_name]
         assert ("1 GPU released, 1 pod deleted." in done.text) is (phase == "Running")
@@ -456,7 +456,7 @@ async def test_delete_carries_uid_and_version_of_the_job_that_was_read() -> None
     async with reached() as (training, api):
         training.start()
         read = await read_of(training, api)
-        await release(api, training.ref, Mode.DELETE, read)
+        await release(api, training.ref, DecidedEnd(Mode.DELETE, read))
         ((_, body),) = training.sent
         meta = present(read)["metadata"]
         assert body["preconditions"] == {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
@@ -466,7 +466,7 @@ async def test_kept_job_without_running_pods_takes_one_list() -> None:
     async with reached() as (training, api):
         training.pod(1, "Failed")
         training.end()
-        done = await release(api, training.ref, Mode.DELETE_PODS, await read_of(training, api))
+        done = await release(api, training.ref, DecidedEnd(Mode.DELETE_PODS, await read_of(training, api)))
         assert made(training) == ["GET pods"]
         assert done.text.endswith("kept without running pods.")
 
@@ -478,7 +478,10 @@ async def test_job_that_is_being_deleted_is_not_deleted_again() -> None:
         training.api.change(training.kind.plural, NAME, lambda job: job["metadata"].update(deleting))
         read = await read_of(training, api)
         training.api.remove(training.kind.plural, NAME)
-        assert "deleted. 1 GPU released, 1 pod deleted." in (await release(api, training.ref, Mode.DELETE, read)).text
+        assert (
+            "deleted. 1 GPU released, 1 pod deleted."
+            in (await release(api, training.ref, DecidedEnd(Mode.DELETE, read))).text
+        )
         assert made(training) == ["GET job", "GET pods", "GET pods"], "the list, and the pod by its name"
 
 
@@ -491,7 +494,7 @@ async def test_pod_that_appears_after_the_read_is_deleted_and_counted() -> None:
         read = await read_of(training, api)
         training.api.remove("pods", training.pod_name(0, "Worker"))
         training.pod(0, role="Worker")
-        done = await release(api, training.ref, Mode.DELETE_PODS, read)
+        done = await release(api, training.ref, DecidedEnd(Mode.DELETE_PODS, read))
         assert list(training.api.pods) == [training.pod_name()]
         assert "1 GPU released, 1 pod deleted." in done.text
 
@@ -504,7 +507,7 @@ async def test_pods_that_the_operator_cleans_up_are_left_to_it_for_two_seconds(i
         training.end()
         if in_time:
             training.after(1.5, training.api.remove, "pods", training.pod_name(0, "Worker"))
-        done = await release(api, training.ref, Mode.DELETE_PODS, await read_of(training, api))
+        done = await release(api, training.ref, DecidedEnd(Mode.DELETE_PODS, await read_of(training, api)))
         assert "1 GPU released" in done.text
         assert made(training).count("DELETE pods") == (0 if in_time else 1)
 
@@ -520,7 +523,9 @@ async def test_pods_that_are_replaced_until_the_timeout_are_named(
         training.ended()
         training.api.on_request = lambda line: training.after(0.01, training.pod) if "DELETE" in line else None
         with pytest.raises(ReleaseError, match="1 pod with 1 GPU still present"):
-            await release(api, training.ref, Mode.DELETE_PODS, await read_of(training, api), timeout=timeout)
+            await release(
+                api, training.ref, DecidedEnd(Mode.DELETE_PODS, await read_of(training, api)), timeout=timeout
+            )
 
 
 # kills
@@ -542,7 +547,7 @@ async def test_release_after_a_kill_takes_one_request(
         training.start(grace=20)
         training.condition(condition)
         read = await read_of(training, api)
-        done = await release_now(api, training.ref, mode, present(read), timeout=5)
+        done = await release(api, training.ref, HurriedKill(mode, Observed(present(read))), timeout=5)
         assert done.text == f"{training.ref} {text}"
         assert made(training) == requests
         assert training.holding
@@ -602,7 +607,8 @@ async def test_job_of_a_queue_is_paused_or_deleted_after_a_kill(
         if fault is finished:
             seen = training.api.objects["workloads"][f"job-{NAME}"]
         read, began = await read_of(training, api), timing.now()
-        done = await release_now(api, training.ref, Mode.SUSPEND, present(read), timeout=3.5, workload=seen)
+        kill = HurriedKill(Mode.SUSPEND, Observed(present(read), seen))
+        done = await release(api, training.ref, kill, timeout=3.5)
         assert timing.now() - began <= 3.5 / 2
         what = text if requests[-1] != "DELETE job" else "deleted"
         assert done.text.startswith(f"{training.ref} {what}. Its pods are being terminated.")
@@ -619,7 +625,7 @@ async def test_kill_that_is_not_answered_is_an_error() -> None:
         read = await read_of(training, api)
         training.api.pause("before DELETE")
         with pytest.raises(ReleaseError, match="could not be released within 3 s"):
-            await release_now(api, training.ref, Mode.DELETE, present(read), timeout=3)
+            await release(api, training.ref, HurriedKill(Mode.DELETE, Observed(present(read))), timeout=3)
 
 
 # pods that wait for their Master

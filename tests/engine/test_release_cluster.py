@@ -7,8 +7,8 @@ import pytest
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION
 from airflow_provider_ktrain.core.state.status import wants_suspension
-from airflow_provider_ktrain.engine.api.job_calls import read_training
-from airflow_provider_ktrain.engine.release import release_now
+from airflow_provider_ktrain.engine.api.job_calls import Observed, read_training
+from airflow_provider_ktrain.engine.release import HurriedKill, release
 from tests.engine.tasks import STUBBORN, Task, of_each_kind, present, release_job, until
 
 pytestmark = pytest.mark.thorough
@@ -78,6 +78,6 @@ async def test_release_after_a_kill_takes_one_request(task: Task) -> None:
     submitted = await task.submit(1, STUBBORN, grace=20)
     await task.started(submitted.ref)
     read = await read_training(task.api, submitted.ref)
-    done = await release_now(task.api, submitted.ref, Mode.DELETE, present(read), timeout=5)
+    done = await release(task.api, submitted.ref, HurriedKill(Mode.DELETE, Observed(present(read))), timeout=5)
     assert done.text == f"{submitted.ref} deleted. Its pods are being terminated."
     assert "deletionTimestamp" in (await task.job() or {})["metadata"]

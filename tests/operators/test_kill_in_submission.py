@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowTaskTerminated, TaskDeferred
 
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
-from airflow_provider_ktrain.engine.submit.create_or_adopt import EndJob, Posting, Submitted
+from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.worker_host import WorkerHost
@@ -37,7 +37,7 @@ class FailingSubmission:
     host: WorkerHost
     searched = False
 
-    async def carry_out(self, api: Any, log: Any, *, posting: Posting, end_job: EndJob) -> Submitted:
+    async def carry_out(self, api: Any, log: Any, *, posting: Posting) -> Submitted:
         self.host.kill("the task received SIGTERM")
         raise ClusterError("the API server can't create the job now")
 

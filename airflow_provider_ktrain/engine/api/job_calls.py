@@ -184,6 +184,19 @@ class JobRead:
     pods: list[Object]
 
 
+@dataclass(frozen=True)
+class Observed:
+    """A job as it was seen last: by a watch, in the answer to a write, or by a read without its pods.
+
+    It says when to look. Only a kill that has seconds acts on it.
+
+    :param workload: Kueue's, if its watch has shown one. Default: None.
+    """
+
+    job: Object | Absent
+    workload: Object | None = None
+
+
 async def read_training(api: Api, ref: JobRef) -> JobRead:
     """Read the job, then list its pods: in this order, no pod of a job that has ended is missing."""
     job = await read_job(api, ref)

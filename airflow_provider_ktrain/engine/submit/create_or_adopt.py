@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
+from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.adoption import Action, Decision, decide, may_have_begun
 from airflow_provider_ktrain.core.identity.existing_job import describe_existing, what_differs
@@ -59,6 +60,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     read_training,
 )
 from airflow_provider_ktrain.engine.api.request_errors import QuotaWait, explain
+from airflow_provider_ktrain.engine.release import DecidedEnd, release
 from airflow_provider_ktrain.engine.submit import code_delivery
 from airflow_provider_ktrain.engine.submit.deletion_waiter import DeletionWaiter
 
@@ -89,10 +91,6 @@ class Submitted:
     ref: JobRef
     job: Object
     created: bool
-
-
-#: Releases a job as it was read. Raises JobChanged if it has changed since.
-EndJob = Callable[[JobRef, JobRead], Awaitable[None]]
 
 
 class Posting:
@@ -158,7 +156,6 @@ class _Claim:
     reattach: Reattach
     patience: float
     waiter: DeletionWaiter
-    end_job: EndJob
     log: Log
     posting: Posting
     code: Code | None
@@ -247,7 +244,7 @@ class _Claim:
         read = JobRead(created.job, pods)
         while read.job is not ABSENT and Owner.of(read.job) == self.me:
             try:
-                await self.end_job(created.ref, read)
+                await self._release(created.ref, read)
                 break
             except JobChanged:  # the operator writes the status of a new job
                 await self.pause()
@@ -351,7 +348,10 @@ class _Claim:
         assert isinstance(owner, Owner)  # another job is refused
         ref = JobRef.of(self.kind, self.version, found, owner, await self.api.cluster())
         with contextlib.suppress(JobChanged):
-            await self.end_job(ref, JobRead(found, await job_pods(self.api, ref)))
+            await self._release(ref, JobRead(found, await job_pods(self.api, ref)))
+
+    async def _release(self, ref: JobRef, read: JobRead) -> None:
+        self.log.info((await release(self.api, ref, DecidedEnd(Mode.DELETE, read), say=self.log.info)).text)
 
     async def own(self, found: Object, *, suspended: bool) -> Submitted | None:
         """Adopt the job: make this try its owner, and resume it. None: something has changed since it was read.
@@ -410,7 +410,6 @@ async def submit(
     invalid: ManifestError | None = None,
     has_submitted: bool = True,
     posting: Posting,
-    end_job: EndJob,
     log: Log,
 ) -> Submitted:
     """Create the job, or adopt, replace or wait for the job that has its name.
@@ -436,7 +435,7 @@ async def submit(
     posting.may_have_job = has_submitted or me.try_number > 1
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     claim = _Claim(
-        api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, end_job, log,
+        api, kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, patience, waiter, log,
         posting, code, invalid, has_submitted,
     )  # fmt: skip
     waits = QuotaWait(quota_patience, str(claim.target), log.warning)
