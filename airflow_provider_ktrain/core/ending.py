@@ -129,11 +129,17 @@ class Mode(enum.Enum):
     DELETE_PODS = "delete pods"  #: Keep a finished job and its finished pods; delete running pods.
 
 
-#: The actions that end pods or the job.
-ACTS = frozenset(Action) - {
-    Action.FOLLOW, Action.LOOK_AGAIN, Action.HAND_OVER, Action.NOTE, Action.LET_GO, Action.LEAVE, Action.REPORT,
-    Action.FAIL_FOR_GOOD,
-}  # fmt: skip
+#: The actions that end pods or the job, and how. None: as `on_finish_action` says.
+ACTS: dict[Action, Mode | None] = {
+    Action.CONCLUDE: Mode.DELETE_PODS,
+    Action.CONCLUDE_SUSPENDED: Mode.DELETE_PODS,
+    Action.CONCLUDE_INCOMPLETE: Mode.DELETE_PODS,
+    Action.CONCLUDE_STORED: None,
+    Action.FREE_PODS: Mode.DELETE_PODS,
+    Action.RELEASE: None,
+    Action.RELEASE_NOW: None,
+    Action.DELETE_ENDED: Mode.DELETE,
+}
 ENDED = frozenset({Seen.SUCCEEDED, Seen.INCOMPLETE, Seen.FAILED})
 ALIVE = frozenset({Seen.RUNNING, Seen.PRIMARY_ENDED})
 #: Limits, and rules with a grace period: a read must show that they still hold.
@@ -438,6 +444,13 @@ def deletes(action: OnFinishAction, seen: Seen) -> bool:
     if seen in ENDED:
         return action.deletes(succeeded=seen is Seen.SUCCEEDED)
     return action is not OnFinishAction.KEEP_JOB
+
+
+def mode_of(action: Action, on_finish_action: OnFinishAction, seen: Seen) -> Mode | None:
+    """How an action releases the job; None if it doesn't."""
+    if action not in ACTS:
+        return None
+    return ACTS[action] or (Mode.DELETE if deletes(on_finish_action, seen) else Mode.SUSPEND)
 
 
 _TASKS = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Event, Ownership, Rule, decide
+from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Event, Ownership, Rule
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
@@ -31,9 +29,9 @@ class Decisions:
     async def decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
         """The rule that applies, and the read by which it was found; None if nothing was read."""
         event, job = noticed.event, self._job
-        unread = job.situation(event, None)
-        if unread.owner is Ownership.FOREIGN or event in NEEDS_NO_READ:
-            return decide(unread), None
+        unread = job.rule(event, None)
+        if job.owner_in(None) is Ownership.FOREIGN or event in NEEDS_NO_READ:
+            return unread, None
         asked = timing.epoch()
         try:
             read = await job.read()
@@ -42,18 +40,17 @@ class Decisions:
         except (ApiStatusError, ApiUnavailable) as e:
             following.note_unread(asked)
             self._log_unread(noticed, e)
-            return decide(unread), None
+            return unread, None
         self._unread_logged = False
         if holds is None:
-            return decide(unread), None
-        may_wait = self._may_wait(event, following)
-        situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=may_wait)
-        if situation.owner is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
-            known = event is Event.RELEASE_FAILED or await self._store.find(job.known_ref)
-            if known is None:
-                return decide(unread), None
-            situation = replace(situation, cause_stored=known)
-        return decide(situation), read
+            return unread, None
+        may_wait, stored = self._may_wait(event, following), False
+        if job.owner_in(read) is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
+            found = event is Event.RELEASE_FAILED or await self._store.find(job.known_ref)
+            if found is None:
+                return unread, None
+            stored = found
+        return job.rule(event, read, seen=seen, holds=holds, may_wait=may_wait, cause_stored=stored), read
 
     def _may_wait(self, event: Event, following: Following) -> bool:
         """Whether there is time to look again: a job's status shows its end some seconds after its program's."""

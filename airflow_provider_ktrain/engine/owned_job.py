@@ -11,12 +11,11 @@ import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.ending import (
     HURRIED,
-    Action,
     Event,
     Mode,
     Ownership,
@@ -24,7 +23,7 @@ from airflow_provider_ktrain.core.ending import (
     Situation,
     Task,
     decide,
-    deletes,
+    mode_of,
     why_ended,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
@@ -63,13 +62,6 @@ FRESH_SECONDS = 120.0  #: How long after its creation a job has made no progress
 SUSPEND_SECONDS = 10.0  #: Time to suspend a failed job that would train again.
 CONFLICT_PAUSE_SECONDS = 0.5  #: Pause before annotations are written again after a conflict.
 FIND_INTERVAL = 0.2  #: Seconds between two looks for a job whose create request is on its way.
-MODES = {
-    Action.FREE_PODS: Mode.DELETE_PODS,
-    Action.CONCLUDE: Mode.DELETE_PODS,
-    Action.CONCLUDE_SUSPENDED: Mode.DELETE_PODS,
-    Action.CONCLUDE_INCOMPLETE: Mode.DELETE_PODS,
-    Action.DELETE_ENDED: Mode.DELETE,
-}
 T = TypeVar("T")
 #: What was released, and why that failed; at most one of them is set.
 Result = tuple[Released | None, str]
@@ -220,12 +212,23 @@ class OwnedJob:
 
     # what the rules say
 
-    def situation(self, event: Event, evidence: JobRead | Observed | None, *, seen: Seen | None = None) -> Situation:
+    def rule(self, event: Event, evidence: JobRead | Observed | None, **known: Any) -> Rule:
+        """The rule that applies.
+
+        :param evidence: see `situation`.
+        :param known: further fields of the `Situation`.
+        """
+        return decide(self.situation(event, evidence, **known))
+
+    def situation(
+        self, event: Event, evidence: JobRead | Observed | None, *, seen: Seen | None = None, **known: Any
+    ) -> Situation:
         """What is known, for the rules.
 
         :param evidence: job and pods as they were read for this decision; None if they were not read. Of a kill that
             has seconds, what was seen last.
         :param seen: what the read shows, if the following has observed it. Default: None, the read alone.
+        :param known: further fields of the `Situation`.
         """
         if seen is None and evidence is not None:
             seen = seen_in(evidence.job, evidence.pods if isinstance(evidence, JobRead) else ())
@@ -233,15 +236,17 @@ class OwnedJob:
         return Situation(
             event,
             seen or Seen.NOTHING,
-            owner=self._owner_in(evidence),
+            owner=self.owner_in(evidence),
             successor=self._host.successor,
             hurried=self._host.seconds is not None and event in HURRIED,
             fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
             suspended=self.ref is not None and self.ref.has_suspended(job) and wants_suspension(job),
             restarts=seen is Seen.FAILED and kind_of(self.known_ref.kind).behavior.restarts_failed_jobs,
+            **known,
         )
 
-    def _owner_in(self, evidence: JobRead | Observed | None) -> Ownership:
+    def owner_in(self, evidence: JobRead | Observed | None) -> Ownership:
+        """Whose job it is."""
         if not self.options.release or (self.ref is not None and not self.ref.owner):
             return Ownership.FOREIGN
         if self.ref is None or evidence is None or evidence.job is ABSENT:
@@ -253,9 +258,7 @@ class OwnedJob:
 
     def mode(self, rule: Rule, job: Object | Absent) -> Mode | None:
         """How the rule releases the job; None if it doesn't."""
-        if rule.action in (Action.RELEASE, Action.RELEASE_NOW, Action.CONCLUDE_STORED):
-            return Mode.DELETE if deletes(self.options.on_finish_action, seen_in(job, ())) else Mode.SUSPEND
-        return MODES.get(rule.action)
+        return mode_of(rule.action, self.options.on_finish_action, seen_in(job, ()))
 
     def text(self, rule: Rule, event: Event, state: str = "") -> str:
         """The sentence of a rule about this job.
@@ -322,7 +325,7 @@ class OwnedJob:
 
         def mode(read: JobRead) -> Mode | None:
             nonlocal rule
-            rule = decide(replace(self.situation(event, read), task=task, holds=holds(read), may_wait=False))
+            rule = self.rule(event, read, task=task, holds=holds(read), may_wait=False)
             return self.mode(rule, read.job)
 
         result = await self._release(DecisionOnRead(mode), timeout)
@@ -380,7 +383,7 @@ class OwnedJob:
                 if (e.status == 409 or isinstance(e, AbsentError)) and timing.now() < end:
                     with contextlib.suppress(ApiStatusError, ApiUnavailable):
                         read = await self.read()
-                        if self._owner_in(read) is Ownership.MINE:
+                        if self.owner_in(read) is Ownership.MINE:
                             await asyncio.sleep(CONFLICT_PAUSE_SECONDS)
                             continue
             except Exception as e:  # as where the client can't be built: a note stops no release

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 
-from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Situation, Successor, Task, decide, task_of
+from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Successor, Task, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Seen
@@ -67,9 +66,9 @@ class Stopping:
         :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT, KILL or WAIT_EXPIRED.
         """
         job = self._job
-        unread = job.situation(event, None)
-        if job.is_mine and decide(unread).action is not Action.LET_GO:
-            await (self._in_seconds(event) if unread.hurried else self._after_error(event))
+        if job.is_mine and job.rule(event, None).action is not Action.LET_GO:
+            hurried = job.situation(event, None).hurried
+            await (self._in_seconds(event) if hurried else self._after_error(event))
         job.let_go()
 
     async def _after_error(self, event: Event) -> None:
@@ -81,7 +80,7 @@ class Stopping:
             return
         nobody = self._host.successor is Successor.NOBODY
         read = await self._last_read(timing.now() + (LATE_SECONDS if nobody else LAST_READ_SECONDS))
-        rule = decide(replace(job.situation(event, read), may_wait=False))
+        rule = job.rule(event, read, may_wait=False)
         self._log.warning(job.text(rule, event))
         if read is not None and job.mode(rule, read.job) is not None:
             await self._release(event, Task.NOT_ASKED, AFTER_ERROR_SECONDS)
@@ -113,16 +112,15 @@ class Stopping:
         read: JobRead | Observed | None
         read, conflicts = self._as_seen() if event is Event.KILL else await self._last_read(end), 0
         while True:
-            situation = replace(job.situation(event, read), task=task, may_wait=False)
-            if self._end_is_near(situation) and timing.now() + READ_INTERVAL + DELETE_SECONDS < end:
+            if self._end_is_near(event, read, task) and timing.now() + READ_INTERVAL + DELETE_SECONDS < end:
                 await asyncio.sleep(READ_INTERVAL)
                 read = await self._last_read(end - DELETE_SECONDS) or read
                 continue
-            rule = decide(situation)
+            rule = job.rule(event, read, task=task, may_wait=False)
             text, error = job.text(rule, event, state), ""
             try:
                 async with asyncio.timeout(max(end - timing.now(), 0.5)):
-                    text = f"{text}\n{await self._carry_out(rule, situation, end)}".rstrip()
+                    text = f"{text}\n{await self._carry_out(rule, event, task, end)}".rstrip()
             except JobChanged:
                 changed, conflicts = await self._read_job(end), conflicts + 1
                 read = changed or read
@@ -145,7 +143,7 @@ class Stopping:
             if unread:
                 read = await self._last_read(late)
 
-    async def _carry_out(self, rule: Rule, situation: Situation, end: float) -> str:
+    async def _carry_out(self, rule: Rule, event: Event, task: Task, end: float) -> str:
         """Carry out a rule by one request; returns what was done."""
         job = self._job
         if rule.action is Action.RELEASE_NOW:
@@ -153,18 +151,16 @@ class Stopping:
         if rule.action not in ACTS:
             return ""
         read = await job.read()  # the job has ended, but pods of it may run
-        now = job.situation(situation.event, read)
-        rule = decide(replace(situation, seen=now.seen, owner=now.owner))
+        rule = job.rule(event, read, task=task, may_wait=False)
         released, error = await job.write(rule, read, verify=False)
         if error:
             raise KtrainError(error)
         return released.text if released is not None else ""
 
-    @staticmethod
-    def _end_is_near(situation: Situation) -> bool:
+    def _end_is_near(self, event: Event, read: JobRead | Observed | None, task: Task) -> bool:
         """Whether the program has ended, so that the job's status shows its end some seconds later."""
-        looks_again = decide(replace(situation, may_wait=True)).action is Action.LOOK_AGAIN
-        return situation.seen is Seen.PRIMARY_ENDED and looks_again
+        looks_again = self._job.rule(event, read, task=task).action is Action.LOOK_AGAIN
+        return looks_again and self._job.situation(event, read).seen is Seen.PRIMARY_ENDED
 
     def _as_seen(self) -> Observed | None:
         """The job as it was seen last, which fences the one request: an end and another owner are final."""
@@ -248,7 +244,7 @@ class Stopping:
         while True:
             task, state = await self._ask(max(end - timing.now(), STATE_SECONDS))
             may_wait = timing.now() < end or task not in UNDECIDED
-            rule = decide(replace(self._job.situation(event, None), task=task, may_wait=may_wait))
+            rule = self._job.rule(event, None, task=task, may_wait=may_wait)
             if rule.action is not Action.LOOK_AGAIN or task not in UNDECIDED:
                 return rule, task, state
             if state != before:

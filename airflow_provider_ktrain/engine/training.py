@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import LIMITS, Action, Event, Rule, decide, deletes
+from airflow_provider_ktrain.core.ending import LIMITS, Action, Event, Rule, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.adoption import may_have_begun
 from airflow_provider_ktrain.core.identity.names import JobRef
@@ -89,7 +90,6 @@ class Training:
         self._concluded: JobRead | None = None  # the read by which an ended job was concluded
         self._store = ConclusionStore(host.status_sink, log)
         self._decisions = Decisions(self.job, self._store, log)
-        self._looks_again = False  # whether the last decision was to look again
 
     def _positions(self) -> Cursor:
         if self.cursor is None:
@@ -169,11 +169,14 @@ class Training:
         """
         job = self.job
         job.ref, job.options, job.is_followed = ref, options, True
-        give_up: float | None = None
+        noticed, began, give_up = first, timing.now(), None
         while True:
-            began = timing.now()
             try:
-                return await self._unless_stopped(self._follow(until, first))
+                step = await self._unless_stopped(self._follow(until, noticed))
+                if not isinstance(step, _Next):
+                    return step
+                noticed = None  # it was decided on
+                continue
             except _StopRequested:
                 return await self.stop()
             except Exception as e:
@@ -189,6 +192,7 @@ class Training:
                 await asyncio.sleep(RETRY_SECONDS)
             elif await self._stop.wait(RETRY_SECONDS):
                 return await self.stop()
+            noticed, began = first, timing.now()
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
         """Do something, and cancel it when the process is asked to stop, unless it is changing the job."""
@@ -208,73 +212,67 @@ class Training:
             stopped.cancel()
             await asyncio.gather(working, stopped, return_exceptions=True)
 
-    async def _follow(self, until: float | None, first: Noticed | None) -> Outcome | Handover:
-        """Follow the job, from the handover again each time a decision has ended the reading of its logs."""
+    async def _follow(self, until: float | None, first: Noticed | None) -> Outcome | Handover | _Next:
+        """Follow the job from the handover on, until it is over or the reading of its logs begins again."""
+        async with self._following() as following:
+            noticed, give_up = first, timing.now() + UNREAD_PATIENCE_SECONDS
+            while True:
+                if noticed is None:
+                    noticed = await following.next(until)
+                step = await self._settle(following, noticed)
+                if not isinstance(step, _Next) or step is _Next.START_OVER:
+                    return step
+                if step is _Next.FOLLOW_ON or noticed is not first:
+                    noticed = None
+                elif timing.now() > give_up:
+                    ref = self.job.known_ref
+                    # The API server answered no read of the job for as long as an end of this process may wait.
+                    raise ClusterError(f"{ref} can't be read. To delete it, run: {ref.delete_command}")
+                else:
+                    await asyncio.sleep(REST_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _following(self) -> AsyncIterator[Following]:
+        """The following of the job, from the handover on."""
         job = self.job
+        state = JobState(job.known_ref, self.handover)
+        state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
+        # a job that this process has just created is not followed through an outage of rights
+        fail_fast = job.is_created or not job.options.release
         api = await job.api()
-        while True:
-            state = JobState(job.known_ref, self.handover)
-            state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
-            # a job that this process has just created is not followed through an outage of rights
-            fail_fast = job.is_created or not job.options.release
-            context = FollowContext(api, state, self._log, job.options, self._host, fail_fast, self._positions())
-            async with self._open_sink(), Following(context) as following:
-                try:
-                    result = await self._follow_to_the_end(following, until, first)
-                except Exception:
-                    self.handover = await following.closing.hand_over()
-                    raise
-                finally:
-                    job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
-                    if job.ref is not None:  # the job was not let go of
-                        job.ref = replace(following.state.ref, version=job.ref.version)
-            if not isinstance(result, _StartOver):
-                return result
-            first = None
+        context = FollowContext(api, state, self._log, job.options, self._host, fail_fast, self._positions())
+        sink = self._host.status_sink  # when it is left, it publishes nothing more: no status replaces a later one
+        left = sink if isinstance(sink, contextlib.AbstractAsyncContextManager) else contextlib.nullcontext()
+        async with left, Following(context) as following:
+            try:
+                yield following
+            except Exception:
+                self.handover = await following.closing.hand_over()
+                raise
+            finally:
+                job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
+                if job.ref is not None:  # the job was not let go of
+                    job.ref = replace(following.state.ref, version=job.ref.version)
 
-    def _open_sink(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """The sink of this life, which publishes nothing more when it is left: no status replaces a later one."""
-        sink = self._host.status_sink
-        return sink if isinstance(sink, contextlib.AbstractAsyncContextManager) else contextlib.nullcontext()
-
-    async def _follow_to_the_end(
-        self, following: Following, until: float | None, first: Noticed | None
-    ) -> Outcome | Handover | _StartOver:
-        noticed, give_up = first, timing.now() + UNREAD_PATIENCE_SECONDS
-        while True:
-            if noticed is None:
-                noticed = await following.next(until)
-            if (ended := await self._settle(following, noticed)) is not None:
-                return ended
-            if noticed is not first or not self._looks_again:
-                noticed = None
-            elif timing.now() > give_up:
-                ref = self.job.known_ref
-                # The API server answered no read of the job for as long as an end of this process may wait.
-                raise ClusterError(f"{ref} can't be read. To delete it, run: {ref.delete_command}")
-            else:
-                await asyncio.sleep(REST_SECONDS)
-
-    async def _settle(self, following: Following, noticed: Noticed) -> Outcome | Handover | _StartOver | None:
-        """Decide on what was noticed, and carry it out. None: the job is followed on."""
+    async def _settle(self, following: Following, noticed: Noticed) -> Outcome | Handover | _Next:
+        """Decide on what was noticed, and carry it out."""
         rule, read = await self._decisions.decide(following, noticed)
         return await self._carry_out(rule, read, following, noticed)
 
     async def _carry_out(
         self, rule: Rule, read: JobRead | None, following: Following, noticed: Noticed
-    ) -> Outcome | Handover | _StartOver | None:
-        self._looks_again = rule.action is Action.LOOK_AGAIN
+    ) -> Outcome | Handover | _Next:
         match rule.action:
-            case Action.FOLLOW if noticed.event is Event.BEING_DELETED:
-                following.rest(noticed, DELETION_REST_SECONDS)
-                return None
             case Action.FOLLOW | Action.LOOK_AGAIN:
-                following.rest(noticed, UNREAD_REST_SECONDS if read is None else REST_SECONDS)
-                return None
+                rests = UNREAD_REST_SECONDS if read is None else REST_SECONDS
+                if rule.action is Action.FOLLOW and noticed.event is Event.BEING_DELETED:
+                    rests = DELETION_REST_SECONDS
+                following.rest(noticed, rests)
+                return _Next.LOOK_AGAIN if rule.action is Action.LOOK_AGAIN else _Next.FOLLOW_ON
             case Action.NOTE:
                 if not await self._notes.note(following):
                     following.rest(noticed, UNREAD_REST_SECONDS)
-                return None
+                return _Next.FOLLOW_ON
             case Action.HAND_OVER:
                 return await following.closing.hand_over()
             case Action.LET_GO:
@@ -361,22 +359,21 @@ class Training:
 
     async def _conclude_stored(
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
-    ) -> Outcome | Handover | _StartOver | None:
+    ) -> Outcome | _Next:
         """An earlier process of this try has released the job, or has begun to: complete that."""
         job = self.job
         cause = noticed.cause or self._store.found or Cause(Category.UNKNOWN, job.text(rule, noticed.event))
         try:
             result = await job.write(rule, read)
         except JobChanged:
-            self._looks_again = True
             following.rest(noticed, REST_SECONDS)
-            return None
+            return _Next.LOOK_AGAIN
         following.closing.report_failure(cause)
         outcome = await following.closing.outcome(cause, released=_text(result))
         job.let_go()
         return _with_release(outcome, result)
 
-    async def _release_running(self, following: Following, noticed: Noticed) -> Outcome | Handover | _StartOver:
+    async def _release_running(self, following: Following, noticed: Noticed) -> Outcome | Handover | _Next:
         """A rule ends a job that has not ended: find the cause, read again, store the cause, release the job."""
         job, closing = self.job, following.closing
         cause = await following.cause_of(noticed)  # the logs are read, which takes seconds
@@ -408,10 +405,11 @@ class Training:
         is_kept = read is not None and read.job is not ABSENT and not following.state.is_being_released
         if stored and is_kept:
             self._store.retract()
-        if (ended := await self._carry_out(rule, read, following, noticed)) is not None:
-            return ended
+        step = await self._carry_out(rule, read, following, noticed)
+        if not isinstance(step, _Next):
+            return step
         self.handover = await closing.hand_over()  # the reading of logs has ended: begin again where it stopped
-        return _StartOver()
+        return _Next.START_OVER
 
     async def _write_and_explain(
         self, rule: Rule, read: JobRead, closing: Closing, stacks: StackReader, noticed: Noticed, cause: Cause
@@ -484,7 +482,7 @@ class Training:
         try:
             if read is not None and read.job is not ABSENT and read.job["metadata"]["uid"] == ref.uid:
                 with contextlib.suppress(JobChanged):
-                    return (await job.write(decide(job.situation(event, read)), read))[1]
+                    return (await job.write(job.rule(event, read), read))[1]
             return (await job.release_by_rule(event))[1]
         finally:
             job.let_go()
@@ -494,8 +492,12 @@ class _StopRequested(Exception):
     """The process was asked to stop."""
 
 
-class _StartOver:
-    """The job is followed on, from the handover."""
+class _Next(enum.Enum):
+    """What follows a decision that has not ended this process' part in the training."""
+
+    FOLLOW_ON = enum.auto()
+    LOOK_AGAIN = enum.auto()  #: at the job: nothing was decided
+    START_OVER = enum.auto()  #: with the reading of logs, from the handover on
 
 
 def _text(result: Result) -> str:

@@ -33,9 +33,8 @@ from airflow_provider_ktrain.core.state.pods.objects import is_being_deleted
 from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
-from airflow_provider_ktrain.engine import decisions, owned_job, stopping
+from airflow_provider_ktrain.engine import owned_job
 from airflow_provider_ktrain.engine import release as releasing
-from airflow_provider_ktrain.engine import training as owning
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead
@@ -662,8 +661,7 @@ MUTATED_RULES = {
 @pytest.mark.parametrize("name", MUTATED_RULES)
 def test_a_mutation_of_the_rules_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutated = functools.partial(decide, rules=MUTATED_RULES[name])
-    for module in (owning, decisions, owned_job, stopping):
-        monkeypatch.setattr(module, "decide", mutated)
+    monkeypatch.setattr(owned_job, "decide", mutated)
     assert find_broken(_seeds(name))
 
 
@@ -673,7 +671,7 @@ class WatchDecisions(Decisions):
     async def decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
         state = following.state
         read = JobRead(ABSENT if state.gone or state.job is None else state.job, [dict(pod) for pod in state.pods.live])
-        return decide(self._job.situation(noticed.event, read, seen=state.seen)), read
+        return self._job.rule(noticed.event, read, seen=state.seen), read
 
 
 class DecidesOnTheWatch(Training):
@@ -802,7 +800,7 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
     ),
     "a kill ignores what was seen last": ((Stopping, "_as_seen", _not_seen),),
     "a release doesn't wait": ((releasing._Release, "wait", _no_wait),),
-    "the owner is ignored": ((OwnedJob, "_owner_in", _always_mine),),
+    "the owner is ignored": ((OwnedJob, "owner_in", _always_mine),),
     "a retry adopts each job": ((submitting, "decide", _adopt_always),),
     "a retry replaces each job": ((submitting, "decide", _replace_always),),
     "fail_on_nan doesn't read the log again": ((DivergenceProbe, "confirms", _confirmed),),
