@@ -139,13 +139,11 @@ async def until(look: Callable[[], Awaitable[T]], seconds: float = 240) -> T:
     return found
 
 
-async def release_job(
-    api: Api, ref: JobRef, mode: Mode = Mode.DELETE, *, verify: bool = True, timeout: float = 90
-) -> Released:
+async def release_job(api: Api, ref: JobRef, mode: Mode = Mode.DELETE, *, verify: bool = True, **how: Any) -> Released:
     """Release the job in this mode, whatever a read of it says; again while the operator changes it."""
     while True:
         with contextlib.suppress(JobChanged):
-            return await release(api, ref, DecidedEnd(mode, await read_training(api, ref), verify), timeout=timeout)
+            return await release(api, ref, DecidedEnd(mode, await read_training(api, ref), verify), **how)
 
 
 class Sink:
