@@ -78,7 +78,7 @@ async def test_condition_from_before_the_job_is_no_cause() -> None:
 
 async def look(reporter: DisruptionReporter) -> None:
     await asyncio.sleep(1.0)
-    await reporter.read_node()
+    await reporter.observe()
 
 
 async def test_unhealthy_node_of_a_running_job_is_logged_once_and_shown() -> None:

@@ -48,7 +48,7 @@ async def test_a_large_job_that_starts_logs_few_lines() -> None:
     reporter = reporter_of(state, log)
     for running in range(REPLICAS + 1):
         observe(state, running)
-        reporter.update()
+        await reporter.observe()
     assert len(log.messages) == 2
     assert (log.messages[0], log.messages[-1]) == ("0/256 Running · 256 Pending", "256/256 Running")
     assert reporter.due is None
@@ -58,9 +58,9 @@ async def test_a_large_job_that_starts_logs_few_lines() -> None:
 async def test_a_change_is_logged_when_its_time_has_come() -> None:
     state, log = observed(0), Lines()
     reporter = reporter_of(state, log)
-    reporter.update()
+    await reporter.observe()
     observe(state, 3)
-    reporter.update()
+    await reporter.observe()
     assert len(log.messages) == 1
     assert reporter.due is not None
     assert reporter.due == timing.now() + MIN_INTERVAL_SECONDS
@@ -69,12 +69,12 @@ async def test_a_change_is_logged_when_its_time_has_come() -> None:
 @pytest.mark.parametrize(("running", "lines"), [(REPLICAS, 0), (3, 1)])
 async def test_a_triggerer_does_not_repeat_that_all_replicas_run(running: int, lines: int) -> None:
     state, log = observed(running, Phase.RUNNING, Handover(handed_over_at=1.0)), Lines()
-    reporter_of(state, log).update()
+    await reporter_of(state, log).observe()
     assert len(log.messages) == lines
 
 
 @pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.SUCCEEDED, Phase.FAILED])
 async def test_nothing_is_logged_of_a_job_that_waits_in_a_queue_or_has_ended(phase: Phase) -> None:
     state, log = observed(1, phase), Lines()
-    reporter_of(state, log).update()
+    await reporter_of(state, log).observe()
     assert log.messages == []

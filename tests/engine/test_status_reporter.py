@@ -145,8 +145,8 @@ async def test_status_is_offered_again_after_the_seconds_of_the_host() -> None:
             self.offers.append(urgent)
 
     reporter, _, _ = reporter_of_a_large_job(Sink())
-    reporter.update()
+    await reporter.observe()
     assert reporter.due is not None
     assert 9.0 < reporter.due - timing.now() <= 10.0
-    reporter.update()
+    await reporter.observe()
     assert Sink.offers == [True], "nothing has changed"

@@ -58,7 +58,7 @@ async def test_the_place_in_the_queue_is_shown_where_it_may_be_read(readable: bo
 
         try:
             await until(lambda: shows(2 if readable else None))
-            assert (follower.wakes_at is not None) is readable
+            assert (follower.due is not None) is readable
             if readable:
                 waiting.remove("other")
                 await until(lambda: shows(1))

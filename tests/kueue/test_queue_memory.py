@@ -154,7 +154,7 @@ async def test_workloads_are_watched_as_soon_as_the_right_is_granted(server: Api
     async with follower_of(task.api, state, task) as follower:
         await until(lambda: _refused(follower, task))
         assert follower.status is None
-        assert follower.wakes_at is not None
+        assert follower.due is not None
         server.clear_failures()
         began = timing.now()
         await until(lambda: _sees(follower), 1000)
@@ -168,7 +168,7 @@ async def test_missing_right_is_logged_by_the_first_process(server: ApiServer, t
     async with follower_of(task.api, state, task) as follower:
         for _ in range(20):
             await _step(follower)
-        assert follower.wakes_at is not None
+        assert follower.due is not None
     assert not any("Can't read Kueue's Workloads" in line for line in task.log.messages)
 
 
@@ -331,7 +331,7 @@ async def test_a_job_that_runs_although_it_names_a_queue_is_reported(task: Task)
     async with follower_of(task.api, state, task) as follower:
         await until(lambda: _reports(follower, task, "names a queue"))
         await follower.update()
-        assert follower.wakes_at is None
+        assert follower.due is None
     assert sum("names a queue, but Kueue doesn't manage it" in line for line in task.log.messages) == 1
 
 
@@ -344,7 +344,7 @@ async def test_a_workload_that_was_just_deleted_is_not_reported(task: Task) -> N
         path = requests.workloads_path("v1beta2", task.namespace, workload_name(task))
         await task.api.request("DELETE", path)
         await until(lambda: _forgets(follower))
-        assert follower.wakes_at is not None
+        assert follower.due is not None
     assert not any("no Workload" in line for line in task.log.messages)
 
 

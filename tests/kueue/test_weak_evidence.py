@@ -59,11 +59,11 @@ async def test_a_deleted_workload_does_not_fail_its_job(queued: Task) -> None:
     await write_workload(api, job, [NEVER_FITS])
     async with _follower(queued, await _state(queued)) as follower:
         await until(lambda: _phase_is(follower, QueuePhase.NEVER_FITS))
-        assert follower.due is not None
+        assert follower.fails_at is not None
         path = requests.workloads_path("v1beta2", queued.namespace, workload_name(queued))
         await api.request("DELETE", path)
         await until(lambda: _phase_is(follower, None))
-        assert follower.due is None
+        assert follower.fails_at is None
 
 
 async def test_the_queue_does_not_fail_a_job_that_runs(queued: Task) -> None:
@@ -72,7 +72,7 @@ async def test_the_queue_does_not_fail_a_job_that_runs(queued: Task) -> None:
     async with _follower(queued, state) as follower:
         await until(lambda: _phase_is(follower, QueuePhase.NEVER_FITS))
         state.enter(Phase.RUNNING)
-        assert follower.due is None
+        assert follower.fails_at is None
 
 
 async def test_the_workload_of_a_job_that_left_its_queue_is_ignored(queued: Task) -> None:
@@ -83,7 +83,7 @@ async def test_the_workload_of_a_job_that_left_its_queue_is_ignored(queued: Task
         assert state.job is not None
         state.job["metadata"]["labels"].pop("kueue.x-k8s.io/queue-name")
         await follower.update()
-        assert (follower.status, follower.due, follower.wakes_at) == (None, None, None)
+        assert (follower.status, follower.fails_at, follower.due) == (None, None, None)
         assert follower.phase(Phase.SUSPENDED) is Phase.SUSPENDED
 
 
@@ -92,10 +92,10 @@ async def test_a_job_that_was_admitted_before_its_workload_was_replaced_does_not
     state = await _state(queued)
     async with _follower(queued, state) as follower:
         await until(lambda: _phase_is(follower, QueuePhase.NEVER_FITS))
-        assert follower.due is not None
+        assert follower.fails_at is not None
         meta = {"name": "p", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
         state.pods.update({"p-1": {"metadata": meta, "spec": {}, "status": {"phase": "Running"}}}, (), timing.utc_now())
-        assert follower.due is None
+        assert follower.fails_at is None
 
 
 @contextlib.asynccontextmanager

@@ -33,3 +33,18 @@ class FollowContext:
     fail_fast: bool = False
     cursor: Cursor = field(default_factory=Cursor)
     news: Wakeup = field(default_factory=Wakeup)
+
+
+class Part:
+    """One of the parts that follow a job: it observes, says when it is due, and closes."""
+
+    @property
+    def due(self) -> float | None:
+        """When to look again although nothing has changed, by `timing.now`; None: not at all."""
+        return None
+
+    async def observe(self) -> None:
+        """Look at the job as it is now, and log or publish what is new."""
+
+    async def close(self) -> None:
+        """Give up what is open."""

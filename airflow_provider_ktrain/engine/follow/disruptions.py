@@ -14,12 +14,12 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, get
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 
 READ_TIMEOUT_SECONDS = 5.0  #: Timeout of the read of a node.
 
 
-class DisruptionReporter:
+class DisruptionReporter(Part):
     """Logs a warning for each disruption, once.
 
     While the job runs, one of its nodes is read every `node_seconds`, in turn. A process without the right to get nodes
@@ -41,7 +41,12 @@ class DisruptionReporter:
         """When to read the next node, by `timing.now`; None: not at all."""
         return self._read_next if self._state.phase is Phase.RUNNING and self._read_next < math.inf else None
 
-    async def read_node(self) -> None:
+    async def observe(self) -> None:
+        """Read a node if one is due, look at the pods that have changed, and log what is new."""
+        await self._read_node()
+        self._look_at_pods()
+
+    async def _read_node(self) -> None:
         """Read the node that wasn't read for the longest time, if one is due, and log what is new there."""
         if self.due is None or timing.now() < self.due:
             return
@@ -67,8 +72,7 @@ class DisruptionReporter:
                 break
         self._unhealthy = known
 
-    def update(self) -> None:
-        """Look at the pods that have changed, and log what is new."""
+    def _look_at_pods(self) -> None:
         state, pods = self._state, self._state.pods
         if state.phase is None or state.ended:
             return

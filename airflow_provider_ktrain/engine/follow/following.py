@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobRead
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
@@ -69,7 +69,7 @@ class Following:
         self._context, self._options, self._host = context, context.options, context.host
         self.state = context.state
         self._output = JobOutput(context)
-        self._broken: list[Callable[[], None]] = []  # reports that have raised an error
+        self._broken: list[Part] = []  # whose reports have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
         self._suspension_noticed = False
         self._noted = 0, 0  # versions of the pods of which the job's annotation is complete
@@ -86,21 +86,28 @@ class Following:
                 for informer, key in watches
             ]
             self._queue = QueueFollower(context)
-            stack.push_async_callback(self._queue.close)
-            stack.push_async_callback(output.evidence.events.close)
             self._observer = Observer(context, output, self._queue, [informer for informer, _ in watches], jobs, pods)
-            self._disruptions = DisruptionReporter(context)
-            self._reporter = StatusReporter(context, output, self._queue, self._disruptions, self._running_clocks)
+            disruptions = DisruptionReporter(context)
+            reporter = StatusReporter(context, output, self._queue, disruptions, self._running_clocks)
             self._startup = StartupChecks(context, output.evidence.events, self._observer.seconds_away_since)
-            self._partial = PartialStartWarning(context)
             self._probe = ActivityProbe(context, output)
             self._replicas = ReplicaReporter(context)
-            self.closing = Closing(context, output, self._observer, self._reporter)
+            self._parts = (
+                self._queue, self._observer, self._startup, output.restarts, PartialStartWarning(context),
+                self._replicas, disruptions, reporter,
+            )  # fmt: skip
+            stack.push_async_callback(self._close_parts)
+            self.closing = Closing(context, output, self._observer, reporter)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
+
+    async def _close_parts(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:  # of a job that waits, a stack would need 1 KiB
+            for part in self._parts:
+                stack.push_async_callback(part.close)
 
     # what is noticed
 
@@ -117,8 +124,7 @@ class Following:
                 self._startup.phase_changed()
             if (noticed := await self._notice()) is not None:
                 return noticed
-            await self._disruptions.read_node()
-            self._report()  # a first status would replace the cause that an earlier process has stored
+            await self._report()  # a first status would replace the cause that an earlier process has stored
             if until is not None and timing.now() >= until:
                 return Noticed(Event.HAND_OVER)
             await self._observer.wait(max(self._seconds_to_wait(until), 0.01))
@@ -326,15 +332,15 @@ class Following:
 
     # reports
 
-    def _report(self) -> None:
+    async def _report(self) -> None:
         """Log and publish what has changed. An error must not end the following of the job: it is logged once."""
-        for update in (self._partial.update, self._replicas.update, self._disruptions.update, self._reporter.update):
+        for part in self._parts:
             try:
-                update()
+                await part.observe()
             except Exception:
-                if update not in self._broken:
+                if part not in self._broken:
                     log.exception("The state of %s can't be reported completely.", self.state.ref)
-                    self._broken.append(update)
+                    self._broken.append(part)
 
     def _seconds_to_wait(self, until: float | None) -> float:
         now, state = timing.now(), self.state
@@ -347,12 +353,8 @@ class Following:
         for rests_until in self._not_before.values():
             if (rest := rests_until - timing.epoch()) > 0:
                 seconds = min(seconds, rest)
-        reporters = (
-            self._observer.due, self._replicas.due, self._output.restarts.due, self._reporter.due,
-            self._disruptions.due,
-        )  # fmt: skip
-        queue_due = None if self._rests(Event.QUEUE_VERDICT) else self._queue.wakes_at
-        for due in (until, self._startup.due, self._partial.due, queue_due, *reporters):
+        resting = self._queue if self._rests(Event.QUEUE_VERDICT) else None
+        for due in (until, *(part.due for part in self._parts if part is not resting)):
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds

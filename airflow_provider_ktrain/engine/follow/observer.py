@@ -24,7 +24,7 @@ from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, list_objects, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.api.request_errors import explain
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.watch.informer import Outages, SharedInformer, Subscription, events_of
@@ -44,7 +44,7 @@ UNREAD_GAP_SECONDS = 60.0  #: Longest time between two failed reads of one outag
 SLICE_PODS = 50  #: How many pods' changes are processed before the event loop may do something else.
 
 
-class Observer:
+class Observer(Part):
     """Brings the job's state and output up to date with the watches. Phases, and watches that fail, are logged.
 
     :param informers: the watches of the job and of its pods, to which `jobs` and `pods` subscribe.

@@ -29,7 +29,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import kueue
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import by_owner
 
@@ -46,7 +46,7 @@ _RESOLUTIONS = {
 _USE_ONE_CLUSTER = "Use a LocalQueue whose ClusterQueue has no admission check of MultiKueue, and set no `managedBy`."
 
 
-class QueueFollower:
+class QueueFollower(Part):
     """What the queue does with one job.
 
     A process before this one has counted and logged the evictions until the handover, as far as it saw them, and has
@@ -229,14 +229,14 @@ class QueueFollower:
         return Phase.QUEUED if phase is Phase.SUSPENDED and waits else phase
 
     @property
-    def wakes_at(self) -> float | None:
+    def due(self) -> float | None:
         """When to look at the queue again if nothing changes, by `timing.now`; None if there is no such time."""
         look_at = self._look_at if self._in_queue else None
         again = self._place_at if self.status is not None else None
-        return min((at for at in (self.due, self._no_workload_at, look_at, again) if at is not None), default=None)
+        return min((at for at in (self.fails_at, self._no_workload_at, look_at, again) if at is not None), default=None)
 
     @property
-    def due(self) -> float | None:
+    def fails_at(self) -> float | None:
         """When the task may fail if the queue's state doesn't change, by `timing.now`; None if it doesn't."""
         status = self.status
         seconds = kueue_status.FAILS_AFTER_SECONDS.get(status.phase) if status is not None and self._may_fail else None
@@ -263,7 +263,7 @@ class QueueFollower:
         if self._may_fail and kueue_status.runs_elsewhere(self._state.known_job):
             summary = f"{self._state.ref} can't be followed: MultiKueue runs it in another cluster"
             return Cause(Category.QUEUE, summary, resolution=_USE_ONE_CLUSTER)
-        if self.status is None or self.due is None or timing.now() < self.due:
+        if self.status is None or self.fails_at is None or timing.now() < self.fails_at:
             return None
         status = await self._read_status()
         if status is None or status.phase is not self.status.phase:

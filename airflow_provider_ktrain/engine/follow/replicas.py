@@ -7,7 +7,7 @@ from airflow_provider_ktrain.core.state.pods.pod_groups import partial_start_sin
 from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.state import phase_of_pod
 
 MIN_INTERVAL_SECONDS = 10.0  #: Shortest time between two lines, unless all replicas run.
@@ -15,7 +15,7 @@ MAX_LOOKED_AT_ALWAYS = 64  #: Pods of a job that are looked at after each change
 _SHOWN_PHASES = (Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
-class ReplicaReporter:
+class ReplicaReporter(Part):
     """Logs how many replicas run and what the others wait for, at a bounded rate.
 
     :param context: of the job. A process that followed it before has logged that all replicas run.
@@ -40,7 +40,7 @@ class ReplicaReporter:
         state, pods = self._state, self._state.pods.groups
         return replica_status(state.kind, state.known_job, pods, timing.utc_now()).line if pods.pods else ""
 
-    def update(self) -> None:
+    async def observe(self) -> None:
         """Log the state of the replicas if it has changed since the last line."""
         state, pods = self._state, self._state.pods.groups
         if state.phase not in _SHOWN_PHASES or not pods.pods:
@@ -73,7 +73,7 @@ class ReplicaReporter:
         return all(phase_of_pod(pod) in ("Running", "Succeeded") for pod in self._state.pods.groups.examples())
 
 
-class PartialStartWarning:
+class PartialStartWarning(Part):
     """Logs one warning for each partial start: see `core/state/pods/partial_start.py`.
 
     :param context: of the job. One that isn't released by the task gets no warning.
@@ -85,7 +85,7 @@ class PartialStartWarning:
         self._since: float | None = None  # in epoch seconds
         self._warned_since: float | None = None  # `since` of the one that was warned about
 
-    def update(self) -> None:
+    async def observe(self) -> None:
         """Look at the pods, and log the warning if it is due."""
         state = self._state
         idle = state.phase is None or state.ended or state.phase in (Phase.QUEUED, Phase.SUSPENDED)

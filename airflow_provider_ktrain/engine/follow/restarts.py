@@ -9,14 +9,14 @@ from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop, Restart
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 
 LOG_DELAY_SECONDS = 2.0  # before a restart is reported: the failed run's log may still arrive with the reason
 MAX_LOG_DELAY_SECONDS = 30.0  # if no line of the run has arrived: it may have written none
 
 
-class RestartReporter:
+class RestartReporter(Part):
     """Logs a warning for each restart of a container."""
 
     def __init__(self, context: FollowContext, evidence: EvidenceCollector) -> None:

@@ -36,7 +36,7 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, Object, get
 from airflow_provider_ktrain.engine.api.job_calls import list_objects
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.job_events import JobEvents
 
 FIRST_INTERVAL_SECONDS = 15.0  #: Time between the first checks of a job's events in a phase.
@@ -79,7 +79,7 @@ async def read_nodes(api: Api, *, fresh: bool = False) -> tuple[Node, ...] | Non
         return read.nodes
 
 
-class StartupChecks:
+class StartupChecks(Part):
     """Checks the events of a job while it hasn't started.
 
     :param events: watched from the first check until the job has started.
@@ -100,6 +100,10 @@ class StartupChecks:
     def phase_changed(self) -> None:
         """Begin with short intervals again."""
         self._interval = FIRST_INTERVAL_SECONDS
+
+    async def close(self) -> None:
+        """Give up the watch of the events."""
+        await self._events.close()
 
     @property
     def due(self) -> float | None:
@@ -123,7 +127,7 @@ class StartupChecks:
         ):
             return cause
         if self.due is None:
-            await self._events.close()
+            await self.close()
             return None
         if timing.now() < self.due and not at_once:
             return None

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.follow.context import FollowContext
+from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
@@ -26,7 +26,7 @@ from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 
 
-class StatusReporter:
+class StatusReporter(Part):
     """Notices changes of one job's status, which the host's `status_sink` takes."""
 
     def __init__(
@@ -50,7 +50,7 @@ class StatusReporter:
         active = self._sink is not None and self._state.phase in _ACTIVE
         return self._offered_at + self._refresh_seconds() if active else None
 
-    def update(self) -> None:
+    async def observe(self) -> None:
         """Offer a status if there is something new to show."""
         if self._sink is None or self._state.phase is None:
             return
