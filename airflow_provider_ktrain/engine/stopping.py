@@ -110,7 +110,8 @@ class Stopping:
             known = ENDED_JOB if job.is_followed else NO_JOB
             return (known if job.submission is None else UNKNOWN_JOB), ""
         read: JobRead | Observed | None
-        read, conflicts = self._as_seen() if event is Event.KILL else await self._last_read(end), 0
+        # what was seen last fences the one request of a kill: an end and another owner are final
+        read, conflicts = job.observed if event is Event.KILL else await self._last_read(end), 0
         while True:
             if self._end_is_near(event, read, task) and timing.now() + READ_INTERVAL + DELETE_SECONDS < end:
                 await asyncio.sleep(READ_INTERVAL)
@@ -161,10 +162,6 @@ class Stopping:
         """Whether the program has ended, so that the job's status shows its end some seconds later."""
         looks_again = self._job.rule(event, read, task=task).action is Action.LOOK_AGAIN
         return looks_again and self._job.situation(event, read).seen is Seen.PRIMARY_ENDED
-
-    def _as_seen(self) -> Observed | None:
-        """The job as it was seen last, which fences the one request: an end and another owner are final."""
-        return self._job.observed
 
     async def _read_job(self, end: float) -> Observed | None:
         """The job as it is now, after a conflict; None if it can't be read."""

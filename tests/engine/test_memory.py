@@ -54,7 +54,7 @@ async def test_memory_does_not_grow_with_launcher_pods() -> None:
     state.job, pods = JOB, state.pods
     context = FollowContext(Api(nobody), state, Lines())
     evidence = EvidenceCollector(context)
-    restarts = RestartReporter(context, evidence)
+    restarts = RestartReporter(context, evidence.lines_of_run)
     sizes, recorders = [], []
     for number in range(600):
         pod = launcher(number)

@@ -44,7 +44,6 @@ from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 from airflow_provider_ktrain.engine.release import DecisionOnRead, release
-from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
 from airflow_provider_ktrain.engine.training import Training
@@ -750,11 +749,6 @@ async def _no_pods(claim: object) -> bool:
     return True
 
 
-def _not_seen(self: Stopping) -> JobRead | None:
-    """A kill that ignores what was seen last."""
-    return None
-
-
 async def _no_wait(self: object, mode: Mode) -> tuple[list[Object], bool]:
     """A release that doesn't wait for the pods."""
     return [], True
@@ -798,7 +792,7 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
         (submitting._Claim, "without_pods", _no_pods),
         (submitting._Claim, "undone", _not_undone),
     ),
-    "a kill ignores what was seen last": ((Stopping, "_as_seen", _not_seen),),
+    "a kill ignores what was seen last": ((OwnedJob, "observed", None),),
     "a release doesn't wait": ((releasing._Release, "wait", _no_wait),),
     "the owner is ignored": ((OwnedJob, "owner_in", _always_mine),),
     "a retry adopts each job": ((submitting, "decide", _adopt_always),),

@@ -47,7 +47,7 @@ class Followed:
         state.job = JOB
         context = FollowContext(Api(nobody), state, self.log)
         self.evidence = EvidenceCollector(context)
-        self.restarts = RestartReporter(context, self.evidence)
+        self.restarts = RestartReporter(context, self.evidence.lines_of_run)
 
     def write(self, uid: str, run: int, text: str, second: int) -> None:
         source = LogLine("p-master-0", "pytorch", "Master", 0, 0, "", "", pod_uid=uid)

@@ -49,7 +49,7 @@ class JobOutput:
         self._starts = RunStarts()
         self._failed_inspectors: set[str] = set()  # whose first error was logged
         self.evidence = EvidenceCollector(context)
-        self.restarts = RestartReporter(context, self.evidence)
+        self.restarts = RestartReporter(context, self.evidence.lines_of_run)
         #: Epoch seconds of the takeover. None: no other triggerer followed the job.
         self.taken_over_at = self._taken_over_at()
         self._warn_about_repeated_lines()

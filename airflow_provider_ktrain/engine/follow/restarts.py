@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop, Restart, RestartHistory
@@ -10,17 +10,19 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
-from airflow_provider_ktrain.engine.follow.evidence_collector import EvidenceCollector
 
 LOG_DELAY_SECONDS = 2.0  # before a restart is reported: the failed run's log may still arrive with the reason
 MAX_LOG_DELAY_SECONDS = 30.0  # if no line of the run has arrived: it may have written none
 
 
 class RestartReporter(Part):
-    """Logs a warning for each restart of a container."""
+    """Logs a warning for each restart of a container.
 
-    def __init__(self, context: FollowContext, evidence: EvidenceCollector) -> None:
-        self._state, self._log, self._evidence = context.state, context.log, evidence
+    :param lines_of_run: the last lines of a run that has failed; None if its log is not followed.
+    """
+
+    def __init__(self, context: FollowContext, lines_of_run: Callable[[Restart], list[str] | None]) -> None:
+        self._state, self._log, self._lines_of_run = context.state, context.log, lines_of_run
         before = self._state.handover.pod_history
         self._history = RestartHistory(
             self._state.kind, mapping(before.get("crashes")), earlier_pods=bool(before.get("restarts"))
@@ -42,7 +44,7 @@ class RestartReporter(Part):
         now = timing.now()
         while self._unreported and (at_once or (self.due or 0.0) <= now):
             restart, seen = self._unreported[0]
-            lines = self._evidence.lines_of_run(restart)
+            lines = self._lines_of_run(restart)
             if lines == [] and not at_once and now < seen + MAX_LOG_DELAY_SECONDS:
                 self._next = now + LOG_DELAY_SECONDS
                 return
