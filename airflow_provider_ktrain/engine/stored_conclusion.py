@@ -10,7 +10,6 @@ from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import StatusSink
 
 CONCLUSION_PATIENCE_SECONDS = 60.0  #: How long Airflow is asked again for a stored cause.
@@ -27,12 +26,8 @@ class ConclusionStore:
 
     async def put(self, ref: JobRef, noticed: Noticed, cause: Cause) -> None:
         """Store why the job is released. GPUs come first: the wait is short."""
-        conclusion = Conclusion(
-            ref.uid, ref.owner, ref.submission, event=noticed.event.name.lower(), category=str(cause.category),
-            summary=cause.unquoted, resolution=cause.resolution, replica=cause.replica,
-            limit=str(noticed.limit or ""), failed_nodes=cause.failed_nodes,
-        )  # fmt: skip
-        self._put = conclusion.to_dict()
+        event, limit = noticed.event.name.lower(), str(noticed.limit or "")
+        self._put = Conclusion(ref.uid, ref.owner, ref.submission, cause, event, limit).to_dict()
         if self._sink is not None and not await self._sink.conclude(self._put):
             self._log.warning(
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
@@ -56,5 +51,5 @@ class ConclusionStore:
         self._unanswered_since = None
         stored = Conclusion.from_dict(document)
         ours = stored is not None and stored.belongs_to(ref)
-        self.found = cause_of(Outcome("Gone", False, cause=stored.cause())) if stored and ours else None
+        self.found = stored.cause if stored is not None and ours else None
         return ours

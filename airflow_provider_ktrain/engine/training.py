@@ -219,7 +219,8 @@ class Training:
             while True:
                 if noticed is None:
                     noticed = await following.next(until)
-                step = await self._settle(following, noticed)
+                rule, read = await self._decisions.decide(following, noticed)
+                step = await self._carry_out(rule, read, following, noticed)
                 if not isinstance(step, _Next) or step is _Next.START_OVER:
                     return step
                 if step is _Next.FOLLOW_ON or noticed is not first:
@@ -253,11 +254,6 @@ class Training:
                 job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
                 if job.ref is not None:  # the job was not let go of
                     job.ref = replace(following.state.ref, version=job.ref.version)
-
-    async def _settle(self, following: Following, noticed: Noticed) -> Outcome | Handover | _Next:
-        """Decide on what was noticed, and carry it out."""
-        rule, read = await self._decisions.decide(following, noticed)
-        return await self._carry_out(rule, read, following, noticed)
 
     async def _carry_out(
         self, rule: Rule, read: JobRead | None, following: Following, noticed: Noticed

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.reporting.conclusion import IDENTITY, MAX_BYTES, Conclusion
 from airflow_provider_ktrain.exceptions import TrainingTimeoutError, failure
@@ -18,24 +19,25 @@ CONCLUSION = Conclusion(
     "uid",
     "ti-1",
     "s1",
+    Cause(
+        Category.TIMEOUT,
+        "the job was not scheduled",
+        resolution="ask for fewer GPUs",
+        replica="Worker 1",
+        failed_nodes={"node": "Xid 79"},
+    ),
     event="limit",
-    category="timeout",
-    summary="the job was not scheduled",
-    resolution="ask for fewer GPUs",
-    replica="Worker 1",
     limit="schedule_timeout",
-    failed_nodes={"node": "Xid 79"},
 )
 texts = st.text(max_size=3000) | st.sampled_from(["x" * 2048, "\u0451" * 2048, "\U0001f600" * 2048, "\ud800\0" * 1024])
 names = st.text("abc-.", max_size=253) | texts
 
 
-@given(st.lists(texts, min_size=6, max_size=6), st.dictionaries(names, texts, max_size=20))
+@given(st.lists(texts, min_size=5, max_size=5), st.dictionaries(names, texts, max_size=20))
 def test_size_is_limited_and_the_job_stays_identified(given_texts: list[str], nodes: dict[str, str]) -> None:
-    fields: dict[str, Any] = dict(
-        zip(("event", "category", "summary", "resolution", "replica", "limit"), given_texts, strict=True)
-    )
-    written = Conclusion("u" * 36, "o" * 36, "s" * 63, **fields, failed_nodes=nodes).to_dict()
+    event, limit, summary, resolution, replica = given_texts
+    cause = Cause(Category.UNKNOWN, summary, resolution=resolution, replica=replica, failed_nodes=nodes)
+    written = Conclusion("u" * 36, "o" * 36, "s" * 63, cause, event, limit).to_dict()
     stored = json.dumps(written)
     assert len(stored) <= MAX_BYTES
     read = Conclusion.from_dict(json.loads(stored))
@@ -44,8 +46,8 @@ def test_size_is_limited_and_the_job_stays_identified(given_texts: list[str], no
 
 
 def test_only_long_texts_are_shortened() -> None:
-    long = Conclusion("uid", "ti-1", "s1", summary="\u0451" * 2048, resolution="\u0451" * 2000, limit="queue_timeout")
-    written = long.to_dict()
+    cause = Cause(Category.QUEUE, "\u0451" * 2048, resolution="\u0451" * 2000)
+    written = Conclusion("uid", "ti-1", "s1", cause, limit="queue_timeout").to_dict()
     assert written["limit"] == "queue_timeout"
     assert len(written["summary"]) == len(written["resolution"]) > 250
     assert written["summary"].endswith("\u0451...")
@@ -57,13 +59,13 @@ def test_it_is_read_as_it_was_written() -> None:
 
 def test_texts_are_masked_before_they_are_shortened() -> None:
     text = f"token={'secret' * 400}"
-    conclusion = Conclusion("uid", "ti-1", "s1", summary=text, resolution="\u0451" * 2048, failed_nodes={"n": text})
-    written = conclusion.to_dict()
+    cause = Cause(Category.HANG, text, resolution="\u0451" * 2048, failed_nodes={"n": text})
+    written = Conclusion("uid", "ti-1", "s1", cause).to_dict()
     assert (written["summary"], written["failed_nodes"]) == ("token=***", {"n": "token=***"})
 
 
 def test_identifiers_are_not_masked() -> None:
-    written = Conclusion("token=1", "token=2", "token=3").to_dict()
+    written = Conclusion("token=1", "token=2", "token=3", Cause(Category.UNKNOWN, "")).to_dict()
     assert [written[name] for name in IDENTITY] == ["token=1", "token=2", "token=3"]
 
 
@@ -82,10 +84,10 @@ def test_without_a_job_it_is_no_conclusion(nothing: Any) -> None:
 def test_other_types_are_read_as_defaults(other: Any) -> None:
     names = ("owner", "submission", "event", "category", "summary", "resolution", "replica", "limit")
     data = {"uid": "uid", **dict.fromkeys(names, other), "failed_nodes": [other]}
-    assert Conclusion.from_dict(data) == Conclusion("uid", "", "")
+    assert Conclusion.from_dict(data) == Conclusion("uid", "", "", Cause(Category.UNKNOWN, ""))
 
 
 def test_its_cause_is_an_exception() -> None:
-    error = failure(CONCLUSION.cause())
+    error = failure(CONCLUSION.cause.as_dict())
     assert isinstance(error, TrainingTimeoutError)
     assert str(error) == "the job was not scheduled\nask for fewer GPUs"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.absent import ABSENT
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import Action, Event, Mode, Ownership, Situation, Successor, decide
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity.names import (
@@ -56,9 +57,8 @@ class Ti:
 
 
 def conclusion(ref: JobRef) -> dict[str, Any]:
-    return Conclusion(
-        ref.uid, ref.owner, ref.submission, event="limit", category="hang", summary="no log line for 60 s"
-    ).to_dict()
+    cause = Cause(Category.HANG, "no log line for 60 s")
+    return Conclusion(ref.uid, ref.owner, ref.submission, cause, event="limit").to_dict()
 
 
 async def test_first_status_of_the_next_process_does_not_replace_the_stored_cause() -> None:

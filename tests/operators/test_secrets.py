@@ -75,7 +75,8 @@ def status(text: str) -> dict[str, Any]:
 
 
 def conclusion(text: str) -> Conclusion:
-    return Conclusion("uid", "ti", "s", text, text, text, text, text, text, failed_nodes={text: text})
+    cause = Cause(Category.USER_CODE, text, text, text, text, {text: text})
+    return Conclusion("uid", "ti", "s", cause, text, text)
 
 
 @given(texts_with_a_secret())

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, json_size, known_fields, mapping
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, json_size, mapping
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.text.output import MAX_LINE_CHARS, masked
 
 MAX_BYTES = 4 * 1024  #: Size of a conclusion's JSON, with other characters than ASCII escaped.
-OF_CAUSE = ("category", "summary", "resolution", "replica", "failed_nodes")  #: Fields that say why.
 IDENTITY = ("uid", "owner", "submission")  #: Fields that are never shortened.
+#: All fields that are texts.
+TEXTS = (*IDENTITY, "event", "limit", "category", "summary", "resolution", "replica")
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """Why a job that has not ended is released. `failed_nodes` has the latest node last."""
+    """The cause for which a job that has not ended is released, and which job that is.
+
+    :param cause: its detail, and what it quotes of logs, are not stored; `failed_nodes` has the latest node last.
+    """
 
     uid: str
     owner: str
     submission: str
+    cause: Cause
     event: str = ""
-    category: str = "unknown"
-    summary: str = ""
-    resolution: str = ""
-    replica: str = ""
     limit: str = ""
-    failed_nodes: Mapping[str, str] = field(default_factory=dict)
 
     def belongs_to(self, ref: JobRef) -> bool:
         """Whether it concerns this job: uid, owner and submission are the same."""
@@ -46,8 +47,11 @@ class Conclusion:
         earliest first, only if names alone take more than half of MAX_BYTES. The identifiers, which Kubernetes and
         Airflow limit, are never shortened.
         """
-        document = {"version": VERSION, **masked(asdict(self)), **{name: getattr(self, name) for name in IDENTITY}}
-        nodes = list(document["failed_nodes"].items())[-MAX_FAILED_NODES:]
+        cause, identity = self.cause, (self.uid, self.owner, self.submission)
+        texts = (self.event, self.limit, str(cause.category), cause.unquoted, cause.resolution, cause.replica)
+        document: dict[str, Any] = dict(zip(TEXTS, (*identity, *map(masked, texts)), strict=True))
+        document["version"] = VERSION
+        nodes = list(masked(cause.failed_nodes).items())[-MAX_FAILED_NODES:]
         while nodes and json_size(_shortened(document | {"failed_nodes": dict(nodes)}, 0)) > MAX_BYTES // 2:
             nodes.pop(0)
         document["failed_nodes"] = dict(nodes)
@@ -60,19 +64,14 @@ class Conclusion:
 
         :param data: unknown fields are ignored; fields of another type get their defaults.
         """
-        known = known_fields(cls, data)
-        texts = {f.name: known[f.name] for f in fields(cls) if f.type == "str" and isinstance(known.get(f.name), str)}
-        nodes = mapping(known.get("failed_nodes"))
-        if not texts.get("uid"):
-            return None
-        return cls(
-            **{**dict.fromkeys(IDENTITY, ""), **texts},
-            failed_nodes={name: reason for name, reason in nodes.items() if isinstance(reason, str)},
+        known = {name: value for name, value in mapping(data).items() if isinstance(value, str)}
+        nodes = mapping(mapping(data).get("failed_nodes"))
+        failed = {name: reason for name, reason in nodes.items() if isinstance(reason, str)}
+        uid, owner, submission, event, limit, category, summary, resolution, replica = (
+            known.get(name, "") for name in TEXTS
         )
-
-    def cause(self) -> dict[str, Any]:
-        """The `cause` of an `engine.follow.outcome.Outcome`."""
-        return {name: getattr(self, name) for name in OF_CAUSE}
+        cause = Cause(Category.of(category), summary, "", resolution, replica, failed)
+        return cls(uid, owner, submission, cause, event, limit) if uid else None
 
 
 def _shortened(document: Mapping[str, Any], chars: int) -> dict[str, Any]:
