@@ -68,7 +68,7 @@ class Conclusion:
         nodes = mapping(mapping(data).get("failed_nodes"))
         failed = {name: reason for name, reason in nodes.items() if isinstance(reason, str)}
         uid, owner, submission, event, limit, category, summary, resolution, replica = (
-            known.get(name, "") for name in TEXTS
+            known.get(text, "") for text in TEXTS
         )
         cause = Cause(Category.of(category), summary, "", resolution, replica, failed)
         return cls(uid, owner, submission, cause, event, limit) if uid else None

@@ -73,6 +73,7 @@ class DisruptionReporter(Part):
         self._unhealthy = known
 
     def _look_at_pods(self) -> None:
+        """Look at the pods that have changed, and log what is new."""
         state, pods = self._state, self._state.pods
         if state.phase is None or state.ended:
             return
