@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_divergence, diagnose_limit
 from airflow_provider_ktrain.core.ending import RULES, Event, Successor, why_ended
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity.adoption import decide
+from airflow_provider_ktrain.core.identity.adoption import decide_adoption
 from airflow_provider_ktrain.core.identity.existing_job import describe_existing
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.identity.reaping import ENDED_TASK_STATES, judge
@@ -178,10 +178,10 @@ def existing_jobs() -> Iterator[str]:
         annotations = {OWNER_ANNOTATION: Owner(KEY, owner, "other", 3).annotation()}
         job = {"metadata": {"annotations": annotations}, "status": {"conditions": [condition]}}
         mine = Owner(KEY, me, ti_id, max_tries)
-        yield describe_existing(JOB, decide(job, mine, 1, reattach="if_unchanged", changed=changed))
-    yield describe_existing(JOB, decide({"metadata": {}}, Owner(KEY, 1, "me"), 1))
+        yield describe_existing(JOB, decide_adoption(job, mine, 1, reattach="if_unchanged", changed=changed))
+    yield describe_existing(JOB, decide_adoption({"metadata": {}}, Owner(KEY, 1, "me"), 1))
     foreign = {"metadata": {"annotations": {OWNER_ANNOTATION: Owner(replace(KEY, run_id="x"), 1, "x").annotation()}}}
-    yield describe_existing(JOB, decide(foreign, Owner(KEY, 1, "me"), 1))
+    yield describe_existing(JOB, decide_adoption(foreign, Owner(KEY, 1, "me"), 1))
 
 
 CONDITIONS = [

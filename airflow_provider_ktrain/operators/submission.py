@@ -37,7 +37,7 @@ DISCOVERY_PATIENCE = 15.0  #: Seconds to retry discovery; short, so that an unre
 CREATE_PATIENCE = 120.0  #: Seconds to retry the create and other requests about the job.
 
 
-class Submission:
+class TaskSubmission:
     """A submission, prepared before the event loop runs: `carry_out` sends no requests to Airflow.
 
     The job's place (connection, cluster, namespace, name) is stored in the task store *before* the job is created, so

@@ -39,7 +39,7 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
 from airflow_provider_ktrain.operators import airflow_settings, asset_events, reported_outcome, summaries, task_store
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
-from airflow_provider_ktrain.operators.submission import Submission
+from airflow_provider_ktrain.operators.submission import TaskSubmission
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from airflow_provider_ktrain.worker_host import WorkerHost
 
@@ -101,7 +101,7 @@ class TaskRun:
             return self._conclude(earlier, Event.SUCCESS_FOUND)
         request = operator._request(context)
         hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
-        submission = Submission(request, context, hook, patience=operator.patience)
+        submission = TaskSubmission(request, context, hook, patience=operator.patience)
         with self._reachable_by_kill(WorkerHost(hook, log, self._ti, self._loop)) as host:
             if operator.server_dry_run:
                 log.info(host.call(lambda api, _: submission.try_out(api, log)))
@@ -129,7 +129,7 @@ class TaskRun:
         deadline = min(self._deadline, options.deadline or math.inf)
         return options if deadline == math.inf else replace(options, deadline=deadline)
 
-    def _note(self, submission: Submission, submitted: Submitted) -> None:
+    def _note(self, submission: TaskSubmission, submitted: Submitted) -> None:
         """Describe the job, store and push its identity. A failure is only logged: it is also found by its name."""
         with self._only_logged(f"{submitted.ref} is followed, but could not be described in the log."):
             submission.announce(submitted, self._log)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self
 
-from airflow_provider_ktrain.engine.api.answers import ApiStatusError, ApiUnavailable, decide
+from airflow_provider_ktrain.engine.api.answers import ApiStatusError, ApiUnavailable, interpret
 from tests.apiserver.faults import Lost
 from tests.apiserver.messages import Object, Request, Response
 from tests.apiserver.server import ApiServer, LogStream
@@ -120,7 +120,7 @@ class InProcessApi:
         except Lost as lost:
             raise ApiUnavailable(str(lost)) from None
         assert isinstance(answer, Response)
-        return decide(method, path, sent, answer.status, answer.data, answer.headers.get("Retry-After"))
+        return interpret(method, path, sent, answer.status, answer.data, answer.headers.get("Retry-After"))
 
     def _signed(self, request: Request) -> Request:
         request.actor, request.sender = self.actor, self
@@ -138,7 +138,7 @@ class InProcessApi:
             raise ApiUnavailable(str(lost)) from None
         answer = self._server.answer(request)
         if isinstance(answer, Response) and answer.status >= 300:
-            decide("GET", path, None, answer.status, answer.data, answer.headers.get("Retry-After"))
+            interpret("GET", path, None, answer.status, answer.data, answer.headers.get("Retry-After"))
         if isinstance(answer, LogStream) and self._server.has_logs:
             yield InProcessLog(answer)
             return

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_crash_loop, diagnose_limit, lost_replica
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
-from airflow_provider_ktrain.core.identity.adoption import Action, decide
+from airflow_provider_ktrain.core.identity.adoption import Adoption, decide_adoption
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import MPIJOB, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
@@ -125,8 +125,8 @@ def test_the_mark_makes_a_success_doubtful_for_every_later_try() -> None:
     notes = {INCOMPLETE_ANNOTATION: known.doubts[0], OWNER_ANNOTATION: Owner(key, 1, "ti-1").annotation()}
     known.job["metadata"]["annotations"] = notes
     assert seen_in(known.job, []) is Seen.INCOMPLETE
-    decision = decide(known.job, Owner(key, 2, "ti-2"), 1)
-    assert (decision.action, decision.detail) == (Action.REPLACE, f"{known.doubts[0]}.")
+    decision = decide_adoption(known.job, Owner(key, 2, "ti-2"), 1)
+    assert (decision.action, decision.detail) == (Adoption.REPLACE, f"{known.doubts[0]}.")
 
 
 LAST_STATE = {"deletionTimestamp": "2026-11-23T14:39:22Z", "deletionGracePeriodSeconds": 0}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.identity.adoption import Action, cleared, decide, first_try_since_clear
+from airflow_provider_ktrain.core.identity.adoption import Adoption, cleared, decide_adoption, first_try_since_clear
 from airflow_provider_ktrain.core.identity.existing_job import differences
 from airflow_provider_ktrain.core.identity.names import (
     DEPLOYMENT_LABEL,
@@ -120,7 +120,7 @@ def test_owner_of_an_earlier_version_is_read() -> None:
 def test_unreadable_annotation_is_not_a_missing_one(text: str) -> None:
     job = {"metadata": {"annotations": {OWNER_ANNOTATION: text}}}
     assert Owner.of(job) is Unreadable.OWNER
-    assert decide(job, Owner(KEY, 1, "me"), 1).action is Action.REFUSE
+    assert decide_adoption(job, Owner(KEY, 1, "me"), 1).action is Adoption.REFUSE
 
 
 def test_missing_annotation_gives_no_owner() -> None:
@@ -135,27 +135,28 @@ def test_missing_annotation_gives_no_owner() -> None:
     ("owner_try", "first_try", "condition", "changed", "action"),
     [
         # this life of the task began with try 1: if try 1 or 2 is the owner, it was an earlier try and this is a retry
-        (1, 1, "Running", False, Action.ADOPT),
-        (1, 1, "Running", True, Action.ADOPT),
-        (2, 1, "Created", False, Action.ADOPT),
-        (1, 1, "Suspended", False, Action.ADOPT),
-        (1, 1, "Restarting", False, Action.ADOPT),
-        (1, 1, "Succeeded", False, Action.TAKE_RESULT),
-        (2, 1, "Succeeded", True, Action.TAKE_RESULT),
-        (1, 1, "Failed", False, Action.REPLACE),
+        (1, 1, "Running", False, Adoption.ADOPT),
+        (1, 1, "Running", True, Adoption.ADOPT),
+        (2, 1, "Created", False, Adoption.ADOPT),
+        (1, 1, "Suspended", False, Adoption.ADOPT),
+        (1, 1, "Restarting", False, Adoption.ADOPT),
+        (1, 1, "Succeeded", False, Adoption.TAKE_RESULT),
+        (2, 1, "Succeeded", True, Adoption.TAKE_RESULT),
+        (1, 1, "Failed", False, Adoption.REPLACE),
         # a clear has started another life with try 3
-        (1, 3, "Running", False, Action.REPLACE),
-        (2, 3, "Suspended", False, Action.REPLACE),
-        (2, 3, "Succeeded", False, Action.REPLACE),
-        (2, 3, "Failed", False, Action.REPLACE),
+        (1, 3, "Running", False, Adoption.REPLACE),
+        (2, 3, "Suspended", False, Adoption.REPLACE),
+        (2, 3, "Succeeded", False, Adoption.REPLACE),
+        (2, 3, "Failed", False, Adoption.REPLACE),
     ],
 )
 def test_decision_about_the_job_of_an_earlier_try(
-    owner_try: int, first_try: int, condition: str, changed: bool, action: Action
+    owner_try: int, first_try: int, condition: str, changed: bool, action: Adoption
 ) -> None:
     me = Owner(KEY, 3, "me")
     assert (
-        decide(owned_job(Owner(KEY, owner_try, "before"), condition), me, first_try, changed=changed).action is action
+        decide_adoption(owned_job(Owner(KEY, owner_try, "before"), condition), me, first_try, changed=changed).action
+        is action
     )
 
 
@@ -169,7 +170,7 @@ def test_a_failed_job_is_replaced_also_after_its_condition_has_vanished() -> Non
         SUSPENDED_ANNOTATION: "before",
         FAILED_ANNOTATION: failure_note(failed),
     }
-    assert decide(found, Owner(KEY, 2, "me"), 1).action is Action.REPLACE
+    assert decide_adoption(found, Owner(KEY, 2, "me"), 1).action is Adoption.REPLACE
     assert true_conditions(found)["Failed"] == true_conditions(failed)["Failed"]
     assert failure_note(trainjob()) is None
 
@@ -186,9 +187,9 @@ CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Fai
 def test_job_that_is_being_deleted_is_waited_for(condition: str) -> None:
     """Its success isn't repeated, unless the task was cleared."""
     found = owned_job(Owner(KEY, 1, "before"), condition, deletionTimestamp=DELETED)
-    expected = Action.TAKE_RESULT if condition == "Succeeded" else Action.WAIT
-    assert decide(found, Owner(KEY, 2, "me"), 1).action is expected
-    assert decide(found, Owner(KEY, 2, "me"), 2).action is Action.WAIT
+    expected = Adoption.TAKE_RESULT if condition == "Succeeded" else Adoption.WAIT
+    assert decide_adoption(found, Owner(KEY, 2, "me"), 1).action is expected
+    assert decide_adoption(found, Owner(KEY, 2, "me"), 2).action is Adoption.WAIT
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -205,10 +206,10 @@ def test_job_that_is_being_deleted_is_waited_for(condition: str) -> None:
     ids=["nobody", "deployment", "run", "mapped", "later try"],
 )
 def test_foreign_job_is_refused_and_its_owner_named(owner: Owner | None, deleting: bool, condition: str) -> None:
-    decision = decide(
+    decision = decide_adoption(
         owned_job(owner, condition, deletionTimestamp=DELETED if deleting else None), Owner(KEY, 2, "me"), 1
     )
-    assert decision.action is Action.REFUSE
+    assert decision.action is Adoption.REFUSE
     assert decision.reason
     if owner is not None and owner.key != KEY:
         assert str(owner.key) in decision.detail
@@ -217,18 +218,18 @@ def test_foreign_job_is_refused_and_its_owner_named(owner: Owner | None, deletin
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_job_of_the_same_try_with_another_id_is_refused(condition: str) -> None:
     """The owner belongs to another Airflow with our deployment id, or to a run that was deleted and created again."""
-    decision = decide(owned_job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
-    assert decision.action is (Action.REPLACE if condition in ("Succeeded", "Failed") else Action.REFUSE)
+    decision = decide_adoption(owned_job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
+    assert decision.action is (Adoption.REPLACE if condition in ("Succeeded", "Failed") else Adoption.REFUSE)
     assert "the same [ktrain] deployment_id" in decision.detail
     going = owned_job(Owner(KEY, 1, "theirs"), condition, deletionTimestamp=DELETED)
-    assert decide(going, Owner(KEY, 1, "me"), 1).action is Action.WAIT
+    assert decide_adoption(going, Owner(KEY, 1, "me"), 1).action is Adoption.WAIT
 
 
 @pytest.mark.parametrize("condition", ["Created", "Running", "Suspended"])
 def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) -> None:
     found, me = owned_job(Owner(KEY, 1, "before"), condition), Owner(KEY, 2, "me")
-    assert decide(found, me, 1, reattach="if_unchanged", changed=True).action is Action.REPLACE
-    assert decide(found, me, 1, reattach="if_unchanged", changed=False).action is Action.ADOPT
+    assert decide_adoption(found, me, 1, reattach="if_unchanged", changed=True).action is Adoption.REPLACE
+    assert decide_adoption(found, me, 1, reattach="if_unchanged", changed=False).action is Adoption.ADOPT
 
 
 @pytest.mark.parametrize("deleted", [None, DELETED])
@@ -237,8 +238,8 @@ def test_job_that_this_try_created_is_adopted(condition: str, deleted: str | Non
     """The response to a create can get lost; the second create then reports that the job exists."""
     me = Owner(KEY, 2, "me")
     found = owned_job(me, condition, deletionTimestamp=deleted)
-    assert decide(found, me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
-    assert decide(found, me, 2).action is Action.ADOPT
+    assert decide_adoption(found, me, 1, reattach="if_unchanged", changed=True).action is Adoption.ADOPT
+    assert decide_adoption(found, me, 2).action is Adoption.ADOPT
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
@@ -248,11 +249,13 @@ def test_result_of_a_deleted_run_is_not_taken(has_submitted: bool, is_stored: bo
     owner, me = Owner(KEY, 1, "before", is_stored=is_stored), Owner(KEY, 2, "me")
     assert f'"is_stored": {str(is_stored).lower()}' in owner.annotation() or not is_stored
     taken = has_submitted or not is_stored
-    expected = Action.TAKE_RESULT if taken else Action.REPLACE
-    assert decide(owned_job(owner, "Succeeded"), me, 1, has_submitted=has_submitted).action is expected
+    expected = Adoption.TAKE_RESULT if taken else Adoption.REPLACE
+    assert decide_adoption(owned_job(owner, "Succeeded"), me, 1, has_submitted=has_submitted).action is expected
     going = owned_job(owner, "Succeeded", deletionTimestamp=DELETED)
-    assert decide(going, me, 1, has_submitted=has_submitted).action is (Action.TAKE_RESULT if taken else Action.WAIT)
-    assert decide(owned_job(owner, "Running"), me, 1, has_submitted=has_submitted).action is Action.ADOPT
+    assert decide_adoption(going, me, 1, has_submitted=has_submitted).action is (
+        Adoption.TAKE_RESULT if taken else Adoption.WAIT
+    )
+    assert decide_adoption(owned_job(owner, "Running"), me, 1, has_submitted=has_submitted).action is Adoption.ADOPT
 
 
 def test_decisions_are_consistent_for_every_combination() -> None:
@@ -262,15 +265,15 @@ def test_decisions_are_consistent_for_every_combination() -> None:
         found = owned_job(
             Owner(KEY, owner_try, f"ti-{owner_try}"), condition, deletionTimestamp=DELETED if deleting else None
         )
-        decision = decide(found, Owner(KEY, 2, "ti-2"), first, reattach=reattach, changed=changed)
+        decision = decide_adoption(found, Owner(KEY, 2, "ti-2"), first, reattach=reattach, changed=changed)
         if owner_try == 2:
-            assert decision.action is Action.ADOPT
+            assert decision.action is Adoption.ADOPT
             continue
-        if decision.action in (Action.ADOPT, Action.TAKE_RESULT):
+        if decision.action in (Adoption.ADOPT, Adoption.TAKE_RESULT):
             assert owner_try >= first, "never across a clear"
-            assert not deleting or decision.action is Action.TAKE_RESULT
-            assert (decision.action is Action.TAKE_RESULT) == (condition == "Succeeded")
-        if decision.action is Action.REPLACE:
+            assert not deleting or decision.action is Adoption.TAKE_RESULT
+            assert (decision.action is Adoption.TAKE_RESULT) == (condition == "Succeeded")
+        if decision.action is Adoption.REPLACE:
             assert owner_try <= 2
             assert not deleting
 
@@ -308,14 +311,14 @@ def test_only_a_clear_moves_max_tries(before: int | None, now: int, retries: int
     owner, me = Owner(KEY, 1, "before", before), Owner(KEY, 2, "me", now)
     first = first_try_since_clear(now, retries)
     assert cleared(owner, me, first) is clear
-    assert decide(owned_job(owner), me, first).action is (Action.REPLACE if clear else Action.ADOPT)
+    assert decide_adoption(owned_job(owner), me, first).action is (Adoption.REPLACE if clear else Adoption.ADOPT)
 
 
 def test_a_clear_while_running_looks_like_a_retry() -> None:
     """Airflow doesn't change max_tries: the job is adopted, unless the kill has released it. This is documented."""
     retries, max_tries = 2, 2
     first = first_try_since_clear(max_tries, retries)
-    assert decide(owned_job(Owner(KEY, 1, "killed")), Owner(KEY, 2, "me"), first).action is Action.ADOPT
+    assert decide_adoption(owned_job(Owner(KEY, 1, "killed")), Owner(KEY, 2, "me"), first).action is Adoption.ADOPT
 
 
 # differences and references

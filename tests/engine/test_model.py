@@ -775,12 +775,12 @@ def _nothing_stored(self: Airflow, me: Try) -> None:
 
 def _adopt_always(found: Object, *args: object, **kw: object) -> adoption.Decision:
     """A retry that adopts each job."""
-    return adoption.Decision(adoption.Action.ADOPT, "")
+    return adoption.Decision(adoption.Adoption.ADOPT, "")
 
 
 def _replace_always(found: Object, *args: object, **kw: object) -> adoption.Decision:
     """A retry that replaces each job."""
-    return adoption.Decision(adoption.Action.REPLACE, "")
+    return adoption.Decision(adoption.Adoption.REPLACE, "")
 
 
 _write = OwnedJob.write
@@ -795,8 +795,8 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
     "a kill ignores what was seen last": ((OwnedJob, "observed", None),),
     "a release doesn't wait": ((releasing._Release, "wait", _no_wait),),
     "the owner is ignored": ((OwnedJob, "owner_in", _always_mine),),
-    "a retry adopts each job": ((submitting, "decide", _adopt_always),),
-    "a retry replaces each job": ((submitting, "decide", _replace_always),),
+    "a retry adopts each job": ((submitting, "decide_adoption", _adopt_always),),
+    "a retry replaces each job": ((submitting, "decide_adoption", _replace_always),),
     "fail_on_nan doesn't read the log again": ((DivergenceProbe, "confirms", _confirmed),),
     "a try doesn't look for a stored success": ((Airflow, "earlier_success", _nothing_stored),),
 }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
-from airflow_provider_ktrain.engine.api.answers import ApiStatusError, ApiUnavailable, decide
+from airflow_provider_ktrain.engine.api.answers import ApiStatusError, ApiUnavailable, interpret
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError, as_airflow_errors, failure
@@ -61,7 +61,7 @@ def test_xcoms_and_task_state_are_storable(key: str, value: Any) -> None:
 def error_of(body: bytes) -> KtrainError:
     """The error for a response 403."""
     with pytest.raises((ApiStatusError, ApiUnavailable)) as caught:
-        decide("GET", "/api/v1/namespaces/ns/pods", None, 403, body)
+        interpret("GET", "/api/v1/namespaces/ns/pods", None, 403, body)
     return caught.value
 
 

@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.state.pods.objects import containers, is_being
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 
-class Action(enum.Enum):
+class Adoption(enum.Enum):
     """What a task does with an existing job that has the name of its own job."""
 
     ADOPT = "adopt"  #: Patch the owner to this try and follow it.
@@ -41,7 +41,7 @@ class Decision:
     :param reason: a clause for the log.
     """
 
-    action: Action
+    action: Adoption
     reason: str
     detail: str = ""
 
@@ -64,7 +64,7 @@ def cleared(owner: Owner, me: Owner, first_try: int) -> bool:
     return owner.max_tries != me.max_tries
 
 
-def decide(
+def decide_adoption(
     found: Mapping[str, Any],
     me: Owner,
     first_try: int,
@@ -81,15 +81,15 @@ def decide(
     """
     owner = Owner.of(found)
     if owner is Unreadable.OWNER:
-        return Decision(Action.REFUSE, "its owner can't be read", f"Read the annotation {OWNER_ANNOTATION}.")
+        return Decision(Adoption.REFUSE, "its owner can't be read", f"Read the annotation {OWNER_ANNOTATION}.")
     if owner is None:
-        return Decision(Action.REFUSE, "it has no owner annotation", "Somebody else created it.")
+        return Decision(Adoption.REFUSE, "it has no owner annotation", "Somebody else created it.")
     if owner.key != me.key:
-        return Decision(Action.REFUSE, "it belongs to another task", f"Its task is {owner.key}.")
+        return Decision(Adoption.REFUSE, "it belongs to another task", f"Its task is {owner.key}.")
     if owner.try_number > me.try_number:  # this worker was disconnected for long, or the run was deleted and recreated
-        return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
+        return Decision(Adoption.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
     if owner.ti_id == me.ti_id:  # the response to the create was lost; whatever has happened since is this try's end
-        return Decision(Action.ADOPT, "this try has created or adopted it")
+        return Decision(Adoption.ADOPT, "this try has created or adopted it")
     phase = phase_of(found)
     incomplete = incomplete_note(found) if phase is Phase.SUCCEEDED else ""
     of_deleted_run = owner.is_stored and not has_submitted
@@ -101,26 +101,26 @@ def decide(
         and not cleared(owner, me, first_try)
     )
     if is_being_deleted(found) and not proves_success:
-        return Decision(Action.WAIT, "it is being deleted")
+        return Decision(Adoption.WAIT, "it is being deleted")
     if owner.try_number == me.try_number:  # try numbers of one run are unique
         theirs = f"it is {phase} and belongs to another try {me.try_number}"
         why = "Another Airflow has the same [ktrain] deployment_id, or this run was deleted and created again."
-        return Decision(Action.REPLACE if phase.ended else Action.REFUSE, theirs, why)
+        return Decision(Adoption.REPLACE if phase.ended else Adoption.REFUSE, theirs, why)
     whose = f"try {owner.try_number}"
     if phase is Phase.FAILED:
-        return Decision(Action.REPLACE, f"it is the failed job of {whose}")
+        return Decision(Adoption.REPLACE, f"it is the failed job of {whose}")
     if incomplete:
-        return Decision(Action.REPLACE, f"it succeeded for {whose}, and is probably incomplete", f"{incomplete}.")
+        return Decision(Adoption.REPLACE, f"it succeeded for {whose}, and is probably incomplete", f"{incomplete}.")
     if cleared(owner, me, first_try):
-        return Decision(Action.REPLACE, f"the task was cleared after {whose} submitted it")
+        return Decision(Adoption.REPLACE, f"the task was cleared after {whose} submitted it")
     if phase is Phase.SUCCEEDED and of_deleted_run:
         why = "No try of this run has submitted a job: the run was deleted and created again."
-        return Decision(Action.REPLACE, f"it succeeded for {whose} of a deleted run", why)
+        return Decision(Adoption.REPLACE, f"it succeeded for {whose} of a deleted run", why)
     if phase is Phase.SUCCEEDED:
-        return Decision(Action.TAKE_RESULT, f"it succeeded for {whose}")
+        return Decision(Adoption.TAKE_RESULT, f"it succeeded for {whose}")
     if changed and reattach == "if_unchanged":
-        return Decision(Action.REPLACE, f"the manifest has changed since {whose}")
-    return Decision(Action.ADOPT, f"{whose} left it {phase}")
+        return Decision(Adoption.REPLACE, f"the manifest has changed since {whose}")
+    return Decision(Adoption.ADOPT, f"{whose} left it {phase}")
 
 
 def may_have_begun(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.identity.adoption import Action, Decision
+from airflow_provider_ktrain.core.identity.adoption import Adoption, Decision
 from airflow_provider_ktrain.core.identity.names import PREFIX, code_hash, label
 from airflow_provider_ktrain.core.identity.task_variables import without_variables
 from airflow_provider_ktrain.core.state.queue.kueue_status import PRIORITY_LABEL, QUEUE_LABEL
 
 MAX_PATHS = 20  #: How many paths a message names.
 _NEXT_STEPS = {
-    Action.REFUSE: "This try fails.",
-    Action.WAIT: "Waiting for the previous job's pods to stop.",
-    Action.REPLACE: "Replacing it.",
-    Action.TAKE_RESULT: "Using its result.",
-    Action.ADOPT: "Adopting it.",
+    Adoption.REFUSE: "This try fails.",
+    Adoption.WAIT: "Waiting for the previous job's pods to stop.",
+    Adoption.REPLACE: "Replacing it.",
+    Adoption.TAKE_RESULT: "Using its result.",
+    Adoption.ADOPT: "Adopting it.",
 }
 _CONFIG_MAP_NAME = ".configMap.name"  # end of the path of a volume's source; that of the code is new for each job
 

@@ -1,6 +1,6 @@
 """What a response of the API server is: an object, the proof that an object is absent, a refusal, or no answer at all.
 
-`decide` is the one function that tells them apart, for all verbs. It returns the object and raises for the others:
+`interpret` is the one function that tells them apart, for all verbs. It returns the object and raises for the others:
 `AbsentError`, `ApiStatusError` (refused; if it is `transient`, the server isn't available now), and `ApiUnavailable`
 (no answer, which proves nothing). No answer are also the pages of proxies with any status, redirects, and responses
 about another object.
@@ -101,7 +101,7 @@ class Target:
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
-def decide(method: str, path: str, sent: Any, status: int, body: bytes, retry_after: str | None = None) -> Object:
+def interpret(method: str, path: str, sent: Any, status: int, body: bytes, retry_after: str | None = None) -> Object:
     """The object with which the API server answers a request.
 
     :param sent: the body of the request. None: it had none.

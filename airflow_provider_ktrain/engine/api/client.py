@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api.answers import AbsentError, ApiStatusError, ApiUnavailable, Object, decide
+from airflow_provider_ktrain.engine.api.answers import AbsentError, ApiStatusError, ApiUnavailable, Object, interpret
 from airflow_provider_ktrain.engine.api.connection_pools import Connection, Pool, serves
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Api:
         metadata_only: bool = False,
         timeout: float = 30,
     ) -> Object:
-        """Send a request and return the object that answers it: see `answers.decide`.
+        """Send a request and return the object that answers it: see `answers.interpret`.
 
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.
         :param body: sent as JSON; that of a PATCH is a JSON merge patch. Default: None, no body.
@@ -144,7 +144,7 @@ class Api:
             arguments["headers"] = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
         try:
             async with asyncio.timeout(timeout), self._send("requests", method, path, arguments) as response:
-                return decide(method, path, body, response.status, await response.read())
+                return interpret(method, path, body, response.status, await response.read())
         except TimeoutError:
             raise ApiUnavailable(f"{method} {path}: no response within {timeout:g} s") from None
 
@@ -198,7 +198,7 @@ class Api:
                             continue
                         if response.status >= 300:
                             retry_after = response.headers.get("Retry-After")
-                            decide(method, path, None, response.status, await response.read(), retry_after)
+                            interpret(method, path, None, response.status, await response.read(), retry_after)
                         yield response
                         return
                 except (aiohttp.ClientError, OSError) as error:

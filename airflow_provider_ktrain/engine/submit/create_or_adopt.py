@@ -2,7 +2,7 @@
 
 All tries of a task use one job name, which is computed from the task's key. So the create request is the lock: if two
 tries race, one create succeeds and the other one gets 409 AlreadyExists. The other try reads the job and decides by the
-owner annotation (`core.identity.adoption.decide`): it adopts a running job, replaces a failed job, takes the result of
+owner annotation (`core.identity.adoption`): it adopts a running job, replaces a failed job, takes the result of
 a job that succeeded, waits for a job that is being deleted, and refuses a job of another task.
 
 A try adopts a job by a patch of the owner annotation. This patch, like every delete, carries the resourceVersion of the
@@ -26,7 +26,7 @@ from typing import TypeVar
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.ending import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, ForeignJobError, KtrainError, ManifestError
-from airflow_provider_ktrain.core.identity.adoption import Action, Decision, decide, may_have_begun
+from airflow_provider_ktrain.core.identity.adoption import Adoption, Decision, decide_adoption, may_have_begun
 from airflow_provider_ktrain.core.identity.existing_job import describe_existing, what_differs
 from airflow_provider_ktrain.core.identity.names import (
     DEADLINE_ANNOTATION,
@@ -262,29 +262,31 @@ class _Claim:
             return None
         differs = annotation(found, MANIFEST_ANNOTATION) != annotation(self.manifest, MANIFEST_ANNOTATION)
         changed = differs if self.invalid is None else self.invalid.final
-        decision = decide(
+        decision = decide_adoption(
             found, self.me, self.first_try, reattach=self.reattach, changed=changed, has_submitted=self.has_submitted
         )
-        lacks_code = decision.action is Action.ADOPT and await self.lacks_code(found)
+        lacks_code = decision.action is Adoption.ADOPT and await self.lacks_code(found)
         if lacks_code and await self.is_useless(found):
-            decision = Decision(Action.REPLACE, "its code was never sent, and has changed since", "No pod has started.")
+            decision = Decision(
+                Adoption.REPLACE, "its code was never sent, and has changed since", "No pod has started."
+            )
         message = describe_existing(str(self.target), decision)
-        if decision.action is not Action.REFUSE:
+        if decision.action is not Adoption.REFUSE:
             self.log.info(message)
         match decision.action:
-            case Action.REFUSE:
+            case Adoption.REFUSE:
                 raise ForeignJobError(
                     f"{message}\nSet another `name` for this task, or delete the job: "
                     f"{(await self.ref(found)).delete_command}"
                 )
-            case Action.WAIT:
+            case Adoption.WAIT:
                 await self.waiter.wait_for_job(self.api, await self.ref(found))
                 return None
-            case Action.REPLACE:
+            case Adoption.REPLACE:
                 await self.replace(found)
                 return None
-            case Action.TAKE_RESULT | Action.ADOPT:
-                adopted = decision.action is Action.ADOPT
+            case Adoption.TAKE_RESULT | Adoption.ADOPT:
+                adopted = decision.action is Adoption.ADOPT
                 if adopted and (changed or self.invalid):
                     self.log.warning(
                         what_differs(str(self.target), self.manifest, found, invalid=str(self.invalid or ""))
