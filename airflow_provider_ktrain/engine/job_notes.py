@@ -6,7 +6,7 @@ import asyncio
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
-from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION, note_of_proof
+from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION, annotation_of_proof
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.follow.following import Following
@@ -53,6 +53,6 @@ class JobNotes:
         why = following.state.why_incomplete
         notes = {INCOMPLETE_ANNOTATION: why}
         if following.seen is not Seen.INCOMPLETE:
-            proof = note_of_proof(following.state.known_job) if why else ""
+            proof = annotation_of_proof(following.state.known_job) if why else ""
             notes = {INCOMPLETE_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
         return await self._job.annotate(read, notes, seconds)

@@ -113,7 +113,7 @@ class TaskRun:
             with self._only_logged("The list of trainings doesn't show this one: its summary was not stored."):
                 summaries.push_begun(operator, context, submission.described(), request.checkpoint_dir or "")
             submitted = host.submit(submission)
-            self._note(submission, submitted)
+            self._record_submission(submission, submitted)
             airflow_settings.check(operator, submitted.ref)
             host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
             options = operator._options(submitted.job)
@@ -129,7 +129,7 @@ class TaskRun:
         deadline = min(self._deadline, options.deadline or math.inf)
         return options if deadline == math.inf else replace(options, deadline=deadline)
 
-    def _note(self, submission: TaskSubmission, submitted: Submitted) -> None:
+    def _record_submission(self, submission: TaskSubmission, submitted: Submitted) -> None:
         """Describe the job, store and push its identity. A failure is only logged: it is also found by its name."""
         with self._only_logged(f"{submitted.ref} is followed, but could not be described in the log."):
             submission.announce(submitted, self._log)

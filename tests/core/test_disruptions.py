@@ -24,10 +24,10 @@ from airflow_provider_ktrain.core.state.pods.pod_state import SILENT, state_of_p
 from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
+    annotated_stopped_pods,
+    annotation_of_proof,
     ends_in_events,
-    note,
-    note_of_proof,
-    noted_stopped_pods,
+    stopped_pods_annotation,
 )
 from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, seen_in
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -190,7 +190,7 @@ def test_master_that_replaced_the_stopped_one_explains_the_success(
     history = history_of(worker)
     history.update({"a": pod} if created else {}, (), NOW)
     assert bool(history.stopped(job)) is doubtful
-    assert note(job, history.stopped(job)) is None, "the conditions stay"
+    assert stopped_pods_annotation(job, history.stopped(job)) is None, "the conditions stay"
 
 
 # what is noted on the job for the next process
@@ -203,7 +203,7 @@ def noting(name: str) -> tuple[list[str], Known]:
         known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: notes[-1]} if notes else {}
         if known.phase.ended:
             break
-        if (value := note(known.job, known.pods.stopped(known.job))) is not None:
+        if (value := stopped_pods_annotation(known.job, known.pods.stopped(known.job))) is not None:
             notes.append(value)
     return notes, known
 
@@ -247,7 +247,7 @@ def test_note_is_no_doubt_of_a_later_success(name: str) -> None:
 @pytest.mark.parametrize("name", DOUBTS)
 def test_result_that_was_found_once_ends_all_doubts(name: str) -> None:
     known = at_the_end(name)
-    known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: note_of_proof(known.job)}
+    known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: annotation_of_proof(known.job)}
     assert not known.doubts
     assert not seen_by_next(known)
 
@@ -262,27 +262,29 @@ def test_result_that_was_found_once_ends_all_doubts(name: str) -> None:
 def test_unreadable_note_says_nothing(noted: str) -> None:
     job = job_that_succeeded("")
     job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: noted}
-    assert noted_stopped_pods(job) == []
+    assert annotated_stopped_pods(job) == []
 
 
 def test_note_is_removed_when_the_rank_that_had_ended_runs_again() -> None:
     """JobSet has recreated all pods, and the next process would not know of them."""
     pod = master("a", ended="2026-01-01T12:10:01Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
     history, job = history_of(pod), job_that_succeeded("")
-    written = note(job, history.stopped(job))
+    written = stopped_pods_annotation(job, history.stopped(job))
     job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: written}
-    assert note(job, history.stopped(job)) is None
+    assert stopped_pods_annotation(job, history.stopped(job)) is None
     later = master("b")
     later["metadata"]["creationTimestamp"] = "2026-01-01T12:11:00Z"
     history.update({"b": later}, (), NOW)
-    assert note(job, history.stopped(job)) == ""
+    assert stopped_pods_annotation(job, history.stopped(job)) == ""
 
 
 def test_pod_that_was_stopped_and_has_failed_is_no_doubt_of_its_successor() -> None:
     """It was noted while it still ran; its successor, which nobody saw, succeeded within a minute."""
     pod = master("a", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
     job = job_that_succeeded("")
-    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: note(job, history_of(pod).stopped(job))}
+    job["metadata"]["annotations"] = {
+        STOPPED_PODS_ANNOTATION: stopped_pods_annotation(job, history_of(pod).stopped(job))
+    }
     pod["status"]["phase"] = "Failed"
     job["status"] = job_that_succeeded("2026-01-01T12:10:50Z")["status"]
     assert PodHistory(kind_of("PyTorchJob")).stopped(job)

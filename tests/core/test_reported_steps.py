@@ -15,7 +15,7 @@ def reported(before: float | None, *steps: float) -> ReportedSteps:
     """Steps of a job that reports one each 10 s."""
     found = ReportedSteps(before)
     for number, step in enumerate(steps):
-        found.note(step, 1000.0 + 10 * number)
+        found.record(step, 1000.0 + 10 * number)
     return found
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from airflow_provider_ktrain.core.identity.names import PREFIX
-from airflow_provider_ktrain.core.kinds.conditions import incomplete_note
+from airflow_provider_ktrain.core.kinds.conditions import incomplete_annotation
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from tests.e2e.scenario import terminal
 
@@ -115,7 +115,7 @@ def counted(observed: Observed, tasks: list[dict[str, Any]], gpus: int = 0) -> C
 
 
 def _count_training(count: Count, observed: Observed, training: tuple[str, ...], jobs: list[Object]) -> None:
-    succeeded = [terminal(job) == "Succeeded" and not incomplete_note(job) for job in jobs]
+    succeeded = [terminal(job) == "Succeeded" and not incomplete_annotation(job) for job in jobs]
     count.repeated += [_described(job) for n, job in enumerate(jobs) if any(succeeded[:n])]
     pods = [pod for pod in observed.pods if _training(pod) == training]
     name = f"{training[0]}.{training[-1]}"

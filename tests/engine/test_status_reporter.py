@@ -127,7 +127,7 @@ async def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
     reporter, state, metrics = reporter_of_a_large_job()
     metrics.steps = ReportedSteps(before=99)
     for step in (90, 95, 101):
-        metrics.steps.note(step, 1000.0 + step)
+        metrics.steps.record(step, 1000.0 + step)
     state.requested_by_workload = Amounts({GPU: 16})
     state.metrics["seconds.queued"] = 100.0
     status = reporter.take()()

@@ -173,16 +173,16 @@ class RestartHistory:
         gone = set(removed)
         for pod in self._pods.values() if gone else ():
             if uid_of(pod) in gone:
-                self._note_loss(pod, gone=True)
+                self._record_loss(pod, gone=True)
         changed = sorted(pods.values(), key=created)
         self._size = 0 if self._kind.scaling.is_elastic(job) else self._kind.size(job)
         restarts = [restart for pod in changed for restart in self._replace(pod)]
         for pod in changed:
-            self._note_loss(pod)
-            self._note_first_run(pod)
+            self._record_loss(pod)
+            self._record_first_run(pod)
         self._all_ran = max(self._ran.values()) if 0 < self._size <= len(self._ran) else math.inf
         for pod in changed:
-            restarts += self._note_runs(pod)
+            restarts += self._record_runs(pod)
         return restarts
 
     def mark_deleted(self, pod: Json) -> list[Restart]:
@@ -191,8 +191,8 @@ class RestartHistory:
             if created(pod) > created(self._pods.get(self._kind.replica(pod), {})):
                 self._count_ousted(pod)
             return []
-        self._note_loss(pod, gone=True)
-        restarts = self._note_runs(pod)
+        self._record_loss(pod, gone=True)
+        restarts = self._record_runs(pod)
         self._pods[self._kind.replica(pod)] = pod
         return restarts
 
@@ -218,7 +218,7 @@ class RestartHistory:
         if before is None or uid_of(before) == uid_of(pod):
             self._pods[replica] = pod
             return []
-        restarts = self._note_runs(before)
+        restarts = self._record_runs(before)
         self._pods[replica] = pod
         if self._ran.get(replica) == math.inf:
             del self._ran[replica]
@@ -248,7 +248,7 @@ class RestartHistory:
         _, run, name, end = max(failed, key=lambda found: found[:3])
         return Restart(replica, name, False, name_of(before), uid_of(before), number, run, end)
 
-    def _note_loss(self, pod: Json, *, gone: bool = False) -> None:
+    def _record_loss(self, pod: Json, *, gone: bool = False) -> None:
         """If a replica lost its pod, its peers fail too: start all counts again when it runs again."""
         replica, why = self._kind.replica(pod), _why_lost(pod, gone=gone)
         if not why or self._ran.get(replica) == math.inf or not self._is_current(pod):
@@ -264,7 +264,7 @@ class RestartHistory:
         for key, container in self._containers.items():
             container.failures = container.failures if key.endswith("/") else 0
 
-    def _note_first_run(self, pod: Json) -> None:
+    def _record_first_run(self, pod: Json) -> None:
         replica = self._kind.replica(pod)
         runs = [run for c in objects.main_containers(pod) for run in objects.runs_of(c)]
         began = [at for run in runs if (at := epoch_seconds(run.get("startedAt")))]
@@ -279,7 +279,7 @@ class RestartHistory:
 
     # runs
 
-    def _note_runs(self, pod: Json) -> list[Restart]:
+    def _record_runs(self, pod: Json) -> list[Restart]:
         restarts: list[Restart] = []
         for is_init, status in objects.with_init(pod) if self._is_current(pod) else ():
             key = f"{self._kind.replica(pod)}/{status.get('name')}"

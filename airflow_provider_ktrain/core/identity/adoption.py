@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.identity.names import (
     annotation,
 )
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.kinds.conditions import incomplete_note
+from airflow_provider_ktrain.core.kinds.conditions import incomplete_annotation
 from airflow_provider_ktrain.core.state.pods.objects import containers, is_being_deleted
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
@@ -91,7 +91,7 @@ def decide_adoption(
     if owner.ti_id == me.ti_id:  # the response to the create was lost; whatever has happened since is this try's end
         return Decision(Adoption.ADOPT, "this try has created or adopted it")
     phase = phase_of(found)
-    incomplete = incomplete_note(found) if phase is Phase.SUCCEEDED else ""
+    incomplete = incomplete_annotation(found) if phase is Phase.SUCCEEDED else ""
     of_deleted_run = owner.is_stored and not has_submitted
     proves_success = (
         phase is Phase.SUCCEEDED

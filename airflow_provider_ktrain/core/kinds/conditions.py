@@ -29,7 +29,7 @@ def true_conditions(job: Mapping[str, Any]) -> dict[str, Condition]:
     return _kept_failure(job) | {str(c["type"]): _condition(str(c["type"]), c) for c in found}
 
 
-def incomplete_note(job: Mapping[str, Any]) -> str:
+def incomplete_annotation(job: Mapping[str, Any]) -> str:
     """What INCOMPLETE_ANNOTATION says of the job; empty if nothing."""
     return str(((job.get("metadata") or {}).get("annotations") or {}).get(INCOMPLETE_ANNOTATION) or "")
 

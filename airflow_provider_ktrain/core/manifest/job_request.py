@@ -158,15 +158,15 @@ class JobRequest:
 
         :param fitted: from `fitted`; None if the manifest is invalid, so that only a job that exists can get them.
         """
-        notes = {
+        annotations = {
             names.OWNER_ANNOTATION: self.owner.annotation(),
             names.MANIFEST_ANNOTATION: "" if fitted is None else manifest_hash(fitted),
             names.FINISH_ANNOTATION: self.on_finish_action.value,
         }
         if self.run_seconds is not None:
-            notes[names.DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
-            notes[names.BACKSTOP_ANNOTATION] = str(int(self.run_seconds + BACKSTOP_SECONDS))
-        return notes
+            annotations[names.DEADLINE_ANNOTATION] = f"{now + self.run_seconds:.0f}"
+            annotations[names.BACKSTOP_ANNOTATION] = str(int(self.run_seconds + BACKSTOP_SECONDS))
+        return annotations
 
 
 def manifest_hash(fitted: Mapping[str, Any]) -> str:

@@ -112,13 +112,13 @@ def stamp(
         policy[TTL] = TTL_MINIMUM
     metadata = result.get("metadata") or {}
     kept = {k: v for k, v in metadata.items() if k not in _SERVER_FIELDS}
-    notes = {k: v for k, v in (kept.pop("annotations", None) or {}).items() if k != _LAST_APPLIED}
+    kept_annotations = {k: v for k, v in (kept.pop("annotations", None) or {}).items() if k != _LAST_APPLIED}
     result["metadata"] = {
         **kept,
         "name": name,
         "namespace": namespace,
         "labels": {**(kept.get("labels") or {}), **(labels or {})},
-        "annotations": {**notes, **(annotations or {})},
+        "annotations": {**kept_annotations, **(annotations or {})},
     }
     for _, template in kind_of(result.get("kind")).form.templates(result):
         # `creationTimestamp: null`, which tools write into templates, is an unknown field to a strict server

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.absent import Absent
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.conditions import incomplete_note, true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import incomplete_annotation, true_conditions
 from airflow_provider_ktrain.core.state.pods.exit_code import find_ended_primary
 from airflow_provider_ktrain.core.state.pods.objects import node_of
 
@@ -126,6 +126,6 @@ def seen_in(job: Mapping[str, Any] | Absent, pods: Sequence[Mapping[str, Any]]) 
     phase = phase_of(job, pods)
     if phase.ended:
         if phase is Phase.SUCCEEDED:
-            return Seen.INCOMPLETE if incomplete_note(job) else Seen.SUCCEEDED
+            return Seen.INCOMPLETE if incomplete_annotation(job) else Seen.SUCCEEDED
         return Seen.FAILED
     return Seen.RUNNING if find_ended_primary(_kind_of(job), job, pods) is None else Seen.PRIMARY_ENDED

@@ -66,14 +66,14 @@ class ActivityProbe:
             self._unreadable_since = None
             return False
         if search.failed:
-            self._note_unreadable(clock)
+            self._report_unreadable(clock)
             return None
         self._unreadable_since = None
         # between two runs of a container, nothing could write; after the last run, nothing will
         could_write = any(not container.ended for container in selection.containers)
         return True if could_write or self._state.ended_primary is not None else None
 
-    def _note_unreadable(self, clock: Clock) -> None:
+    def _report_unreadable(self, clock: Clock) -> None:
         """Log once that `log_stall_timeout` or `progress_timeout` has passed, and logs can't be read to confirm it."""
         now = timing.now()
         self._unreadable_since = self._unreadable_since or now

@@ -82,7 +82,7 @@ class DivergenceProbe:
                 async with asyncio.timeout(READ_SECONDS):
                     self._reports[key] = reports = await self._read(pod, key.container)
             except (KtrainError, TimeoutError) as e:
-                self._note_unreadable(e)
+                self._report_unreadable(e)
                 failed = True
                 continue
             if reports.diverged:
@@ -96,7 +96,7 @@ class DivergenceProbe:
         run = None if pod is None else run_of(pod, key.container)
         return None if run is None or run.ended or run.restart != key.run else pod
 
-    def _note_unreadable(self, error: Exception) -> None:
+    def _report_unreadable(self, error: Exception) -> None:
         """Log once that `fail_on_nan` applies by the lines that were followed, and the log can't be read again."""
         if not self._warned:
             self._warned = True

@@ -102,10 +102,10 @@ class JobEvents:
         if informer.failure is not None:
             await self.close()
             if isinstance(informer.failure, ApiStatusError) and informer.failure.status == 403:
-                self._note_refusal(informer.failure)
+                self._record_refusal(informer.failure)
         return informer if informer.is_watching else None
 
-    def _note_refusal(self, error: ApiStatusError) -> None:
+    def _record_refusal(self, error: ApiStatusError) -> None:
         """The API server rejects the watch of events; jobs are followed with a list of the events of each."""
         namespace, refused = self._state.ref.namespace, _refused.setdefault(self._api, {})
         if namespace not in refused:

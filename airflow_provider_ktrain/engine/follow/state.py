@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.kinds.conditions import incomplete_note, true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import incomplete_annotation, true_conditions
 from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import CLAIMS, Amounts
@@ -22,8 +22,8 @@ from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
     Ends,
     Replica,
-    note,
     pods_until_end,
+    stopped_pods_annotation,
 )
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen, phase_of
 from airflow_provider_ktrain.core.text.output import with_short_first_line
@@ -116,7 +116,7 @@ class JobState:
     def why_incomplete(self) -> str:
         """Why the success of the job is incomplete: what its pods have shown, or an earlier process; "" if it isn't."""
         shown = (one.text for one in self.ends.stopped)
-        return incomplete_note(self.known_job) or next(shown, "")
+        return incomplete_annotation(self.known_job) or next(shown, "")
 
     @property
     def is_noted(self) -> bool:
@@ -126,7 +126,7 @@ class JobState:
     @property
     def note(self) -> dict[str, str]:
         """The annotation about stopped pods that the job doesn't have yet; empty if it has it."""
-        value = note(self.known_job, self.ends.stopped)
+        value = stopped_pods_annotation(self.known_job, self.ends.stopped)
         return {} if value is None else {STOPPED_PODS_ANNOTATION: value}
 
     @property

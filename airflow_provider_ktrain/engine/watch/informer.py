@@ -116,7 +116,7 @@ class Subscription:
         self._notify()
 
     def sync(self) -> None:
-        """Note that the first list is complete."""
+        """Record that the first list is complete."""
         if not self.synced:
             self.synced = True
             self._notify()
@@ -303,21 +303,21 @@ class SharedInformer:
         except ApiUnavailable as error:
             wait = error.retry_after
             if error.page and 400 <= error.page < 500:  # such as a path that isn't served any more
-                self._note_refused(error)
+                self._record_refused(error)
             else:
-                self._note_unreachable(error)
+                self._record_unreachable(error)
         except ApiStatusError as error:
             wait = error.retry_after
             if error.status == 410:  # the resourceVersion has expired
                 self.version = ""
                 self.stats["expired"] += 1
             elif error.transient:
-                self._note_unreachable(error)
+                self._record_unreachable(error)
             elif error.status != 401 or self._failures + 1 >= MAX_UNAUTHORIZED:
-                self._note_refused(error)
+                self._record_refused(error)
         except Exception as error:
             # the client couldn't be built, or a response isn't a Kubernetes object
-            self._note_refused(error)
+            self._record_refused(error)
         if self._stream_was_stable():
             self._failures = 0
             if clean:
@@ -330,7 +330,7 @@ class SharedInformer:
     def _stream_was_stable(self) -> bool:
         return self._opened is not None and timing.now() - self._opened >= STABLE_STREAM_SECONDS
 
-    def _note_unreachable(self, error: ApiUnavailable | ApiStatusError) -> None:
+    def _record_unreachable(self, error: ApiUnavailable | ApiStatusError) -> None:
         """Log an outage once. A cut stream that can be reopened at once isn't logged."""
         self.stats["cuts"] += 1
         if self.unreachable_since is None:
@@ -339,14 +339,14 @@ class SharedInformer:
             self._logged_unreachable = True
             log.warning("Watch of %s failed. Trying again.\n%s", self._path, error)
 
-    def _note_refused(self, error: Exception) -> None:
+    def _record_refused(self, error: Exception) -> None:
         """Log once that the watch is rejected, and pass the error to the subscriptions."""
         if self.failure is None:
             log.log(self._refusal_level, "Watch of %s was rejected. Trying again.\n%s", self._path, error)
         self.failure = error
         self._fail(error)
 
-    def _note_reached(self) -> None:
+    def _record_reached(self) -> None:
         """Log the end of an outage that was logged."""
         if self.unreachable_since is not None:
             seconds = timing.now() - self.unreachable_since
@@ -392,7 +392,7 @@ class SharedInformer:
         self._synced = True
         for subscription in self._subscribed(list(self._subscriptions)):
             subscription.sync()
-        self._note_reached()
+        self._record_reached()
 
     async def _watch(self) -> None:
         """Follow changes until the stream ends, at the latest when the next list is due."""
@@ -405,7 +405,7 @@ class SharedInformer:
         }
         self.stats["watches"] += 1
         async with self._api.stream(self._path, query=query, read_timeout=SILENCE_TIMEOUT_SECONDS) as response:
-            self._note_reached()
+            self._record_reached()
             self._opened = timing.now()
             async for event in events_of(response):
                 self._event(event)

@@ -70,7 +70,7 @@ class TrainJob(Kind):
 
     def completes(self, job: Mapping[str, Any], role: str, index: int) -> bool:
         """All ranks do; only rank 0 if the runtime's Job has a successPolicy: it deletes the pods of the others."""
-        all_complete = role not in _noted(job, SUCCESS_POLICY_ANNOTATION)
+        all_complete = role not in _annotated(job, SUCCESS_POLICY_ANNOTATION)
         return super().completes(job, role, index) and (index == 0 or all_complete)
 
     def pod_role(self, labels: Mapping[str, str]) -> tuple[str, int]:
@@ -87,7 +87,7 @@ class TrainJob(Kind):
 
         Before that, and on Trainer 2.0, the annotation of our tasks does.
         """
-        listed = [str(entry.get("name")) for entry in _jobs_status(job)] or _noted(job, ROLES_ANNOTATION)
+        listed = [str(entry.get("name")) for entry in _jobs_status(job)] or _annotated(job, ROLES_ANNOTATION)
         given = (job.get("spec") or {}).get("initializer") or {}
         initializers = [role for role in INITIALIZERS if role.partition("-")[0] in given]
         return sorted(listed, key=self.rank) if listed else [NODE, *initializers]
@@ -119,7 +119,7 @@ class TrainJob(Kind):
         return any(at.get(ATTEMPT_LABEL, "0") != "0" for at in labels)
 
 
-def _noted(job: Mapping[str, Any], annotation: str) -> list[str]:
+def _annotated(job: Mapping[str, Any], annotation: str) -> list[str]:
     """The roles that an annotation of the job names."""
     annotations = (job.get("metadata") or {}).get("annotations") or {}
     return [role for role in str(annotations.get(annotation) or "").split(",") if role]

@@ -19,8 +19,8 @@ from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     Ends,
     Replica,
     StoppedPod,
+    annotated_stopped_pods,
     find_ends,
-    noted_stopped_pods,
 )
 from airflow_provider_ktrain.core.state.pods.usage import Span, Usage, usage
 
@@ -55,7 +55,7 @@ class PodHistory:
     def update(self, changed: Mapping[str, Pod], removed: Iterable[str], now: datetime) -> None:
         """Record changes of the pods that exist."""
         for pod in changed.values():
-            self._note_change(pod)
+            self._record_change(pod)
             self.groups.put(pod)
         self._known |= changed
         for uid in removed:
@@ -81,11 +81,11 @@ class PodHistory:
 
     def note_earlier(self, pod: Pod) -> None:
         """Record a state of a pod of which a later one may be known."""
-        self._note_change(pod)
+        self._record_change(pod)
         if pod["metadata"]["uid"] not in self.groups.pods:
             self._known[pod["metadata"]["uid"]] = pod
 
-    def _note_change(self, pod: Pod) -> None:
+    def _record_change(self, pod: Pod) -> None:
         uid = pod["metadata"]["uid"]
         before = self._changes.get(uid)
         changes = with_change(before, self._known.get(uid, {}), pod)
@@ -109,7 +109,7 @@ class PodHistory:
         """
         return find_ends(
             self._kind, job, self.all, self._changes, existing=self.groups.pods, deleted=self._seen_deleted,
-            earlier=[*self._stopped_before, *noted_stopped_pods(job)], expected=expected,
+            earlier=[*self._stopped_before, *annotated_stopped_pods(job)], expected=expected,
             by_itself=self._ended_by_itself,
         )  # fmt: skip
 

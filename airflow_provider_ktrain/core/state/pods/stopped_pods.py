@@ -2,8 +2,8 @@
 
 A program that handles SIGTERM by saving a checkpoint and exiting with 0 ends like one that is complete: if its pod is
 evicted, preempted or deleted, the job succeeds in the middle of the training (recordings 100b, 107c). Its pods show
-that: see `pod_changes`. The operator deletes them, so what may make a success incomplete is noted on the job for the
-next process. If the end of a pod was not seen, its changes are read again, and where the API server has forgotten them,
+that: see `pod_changes`. The operator deletes them, so an annotation of the job records what may make a success
+incomplete. If the end of a pod was not seen, its changes are read again, and where the API server has forgotten them,
 the kubelet's events. If no state of it is known, the conditions of a PyTorchJob show it.
 """
 
@@ -34,7 +34,7 @@ from airflow_provider_ktrain.core.state.pods.pod_changes import (
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 Replica = tuple[str, int]
-#: The job's stopped pods that may make its success incomplete: see `note`.
+#: The job's stopped pods that may make its success incomplete: see `stopped_pods_annotation`.
 STOPPED_PODS_ANNOTATION = "ktrain.airflow/stopped-pods"
 MAX_STOPPED_PODS = 8  #: How many stopped pods the next process is told of: one is enough to make a success incomplete.
 #: Reasons of the condition DisruptionTarget: what happened to the pod, and whether its node is to blame
@@ -88,33 +88,33 @@ class StoppedPod:
         return not self.ends_by
 
 
-def noted_stopped_pods(job: Json) -> list[StoppedPod]:
-    """What an earlier process has noted on this job."""
-    return StoppedPod.all_of(_noted(job))
+def annotated_stopped_pods(job: Json) -> list[StoppedPod]:
+    """The stopped pods in the annotation of this job, by an earlier process."""
+    return StoppedPod.all_of(_annotated(job))
 
 
-def _noted(job: Json) -> object:
-    """The noted pods; None without a note. That of another job, from which the job was copied, says nothing."""
+def _annotated(job: Json) -> object:
+    """The pods in the annotation; None if there is none. That of a job from which this one was copied says nothing."""
     try:
-        noted = mapping(json.loads((objects.metadata_of(job).get("annotations") or {})[STOPPED_PODS_ANNOTATION]))
+        recorded = mapping(json.loads((objects.metadata_of(job).get("annotations") or {})[STOPPED_PODS_ANNOTATION]))
     except (KeyError, TypeError, ValueError):
         return None
-    return noted.get("pods") if noted.get("job") == uid_of(job) else None
+    return recorded.get("pods") if recorded.get("job") == uid_of(job) else None
 
 
-def note_of_proof(job: Json) -> str:
+def annotation_of_proof(job: Json) -> str:
     """The value of STOPPED_PODS_ANNOTATION that says: pods were stopped, and a result proves the training complete."""
     return json.dumps({"job": uid_of(job), "pods": []})
 
 
-def note(job: Json, found: Sequence[StoppedPod]) -> str | None:
+def stopped_pods_annotation(job: Json, found: Sequence[StoppedPod]) -> str | None:
     """The new value of STOPPED_PODS_ANNOTATION; None if what the job has says the same.
 
-    A stopped pod is noted when it is first seen, and once more when the program has ended with exit code 0 and the
+    A stopped pod is recorded when it is first seen, and once more when the program has ended with exit code 0 and the
     job goes on: that counts until the job ends. One of a pod that was replaced is only removed for such a reason.
     """
-    noted, found = noted_stopped_pods(job), [one for one in found if one.uid][:MAX_STOPPED_PODS]
-    before, now = ({(one.uid, one.has_ended) for one in ones} for ones in (noted, found))
+    known, found = annotated_stopped_pods(job), [one for one in found if one.uid][:MAX_STOPPED_PODS]
+    before, now = ({(one.uid, one.has_ended) for one in ones} for ones in (known, found))
     if now <= before and not any(has_ended for _, has_ended in before - now):
         return None
     return json.dumps({"job": uid_of(job), "pods": [asdict(one) for one in found]}) if found else ""
@@ -178,10 +178,10 @@ def find_ends(
     :param expected: replicas that have had a pod. Default: those of `pods`.
     :param by_itself: replicas whose unseen pods ended by themselves, as events show. Default: none.
     """
-    if _noted(job) == []:
+    if _annotated(job) == []:
         return Ends([], set(), {})
     known = sorted((one for one in earlier if _counts(job, one)), key=lambda one: (one.created, one.has_ended))
-    notes: dict[Replica, StoppedPod] = {(one.role, one.index): one for one in known}
+    recorded: dict[Replica, StoppedPod] = {(one.role, one.index): one for one in known}
     end_text = ended_at(job)
     takes_a_second = created(job) == end_text
     newest = {
@@ -193,25 +193,25 @@ def find_ends(
     succeeded = not true_conditions(job).keys().isdisjoint(("Succeeded", "Complete"))
     is_elastic = kind.scaling.is_elastic(job)
     found, completed, unread, unknown = [], set(by_itself), dict[tuple[Replica, str], str](), set[Replica]()
-    for replica in sorted({*notes, *newest, *expected}):
+    for replica in sorted({*recorded, *newest, *expected}):
         if not kind.completes(job, *replica):
             continue
-        pod, note = newest.get(replica, {}), notes.get(replica)
+        pod, stop = newest.get(replica, {}), recorded.get(replica)
         uid, of_pod = uid_of(pod), changes.get(uid_of(pod))
-        if note is not None and (not pod or note.created > created(pod)):
-            found.append(note)
+        if stop is not None and (not pod or stop.created > created(pod)):
+            found.append(stop)
             continue
         container = kind.main_container_name(job, pod)
-        if note is not None and note.uid == uid:
-            of_pod = (of_pod or PodChanges()).requested_before_end(note.at, container)
+        if stop is not None and stop.uid == uid:
+            of_pod = (of_pod or PodChanges()).requested_before_end(stop.at, container)
         end = end_of(pod, of_pod, container, exists=uid in existing)
         verdict = end.verdict(job_end)
         if not pod or (end.requested is not None and end.requested <= resumed):  # the job has other pods since
             verdict = Verdict.UNKNOWN
         elif verdict is Verdict.FAILED and succeeded and not is_elastic:
             verdict = Verdict.UNKNOWN  # another pod has succeeded
-        if verdict is Verdict.UNKNOWN and note is not None and not note.uid:  # events show more than the pod
-            found.append(note)
+        if verdict is Verdict.UNKNOWN and stop is not None and not stop.uid:  # events show more than the pod
+            found.append(stop)
         elif verdict is Verdict.UNKNOWN:
             unknown.add(replica)
         elif verdict is Verdict.STOPPED:

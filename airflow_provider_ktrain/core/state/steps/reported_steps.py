@@ -33,7 +33,7 @@ class ReportedSteps:
     highest: Number | None = None
     repeated_until: float = 0.0
 
-    def note(self, step: Number, at: float) -> None:
+    def record(self, step: Number, at: float) -> None:
         """Take a step that any replica reported.
 
         :param at: when it did, in epoch seconds.

@@ -122,8 +122,8 @@ class TrainingMetrics:
             if step is not None:
                 self._insert_all(source, step, values, written_at)
         elif step is not None:
-            self._note_progress(source, step, written_at)
-            self.steps.note(step, written_at)
+            self._record_progress(source, step, written_at)
+            self.steps.record(step, written_at)
             self._add_all(source, step, values, written_at)
         else:
             self._reports[source] = step = self._reports.get(source, 0) + 1
@@ -137,7 +137,7 @@ class TrainingMetrics:
         """
         step = self._step(source, parse_metric_line(text).get(STEP))
         if step is not None:
-            self._note_progress(source, step, written_at)
+            self._record_progress(source, step, written_at)
 
     def take_ignored_step(self, source: str) -> Number | None:
         """The first step of a replica that counts as none, once; None if there is nothing to report."""
@@ -171,7 +171,7 @@ class TrainingMetrics:
         percentage = _as_step(reported.get("progressPercentage"))
         if percentage is not None:
             values[PERCENTAGE] = percentage
-            self._note_progress(TRAINER_STATUS, percentage, at)
+            self._record_progress(TRAINER_STATUS, percentage, at)
         self._add_all(TRAINER_STATUS, percentage if percentage is not None else self.step or 0, values, at)
 
     def summary(self) -> dict[str, dict[str, Any]]:
@@ -241,7 +241,7 @@ class TrainingMetrics:
         if self.step is not None:
             self.last_steps[self._progress_from] = self.step
 
-    def _note_progress(self, source: str, step: Number, at: float) -> None:
+    def _record_progress(self, source: str, step: Number, at: float) -> None:
         """A step that is higher than all, or that isn't the replica's last one, is progress.
 
         A replica whose step is lower than before has gone back to a checkpoint. Until it has caught up, its steps are
@@ -260,8 +260,8 @@ class TrainingMetrics:
     def _insert_all(self, source: str, step: Number, values: Mapping[str, Number], at: float) -> None:
         """Take metrics from before all others: the step, and points of series that have the same source or none."""
         if self.step is None or step > self.step:
-            self._note_progress(source, step, at)
-        self.steps.note(step, at)
+            self._record_progress(source, step, at)
+        self.steps.record(step, at)
         for name, value in values.items():
             if name in self._series or len(self._series) < MAX_NAMES:
                 series = self._series.setdefault(name, Series(source, at))
