@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from airflow_provider_ktrain.core.absent import ABSENT
+from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.pods.stopped_pods import STOPPED_PODS_ANNOTATION, annotation_of_proof
 from airflow_provider_ktrain.core.state.status import Seen
+from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.follow.following import Following
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
@@ -25,16 +27,16 @@ class JobNotes:
     async def note(self, following: Following) -> bool:
         """Note that a pod was stopped: only this process may have seen it. Returns whether that was written."""
         state = following.state
-        read = JobRead(state.known_job, [])
+        job: Object | Absent = state.known_job
         try:
             async with asyncio.timeout(NOTE_SECONDS):
-                read, why = await self._job.annotate(read, state.note, NOTE_SECONDS)
+                job, why = await self._job.annotate(job, state.note, NOTE_SECONDS)
         except TimeoutError:
             why = f"no answer within {NOTE_SECONDS:.0f} s"
-        if read.job is not ABSENT and not why:
-            following.wrote(read.job)
+        if job is not ABSENT and not why:
+            following.wrote(job)
             return True
-        if why and read.job is not ABSENT and not self._failure_logged:
+        if why and job is not ABSENT and not self._failure_logged:
             self._failure_logged = True
             self._log.warning(
                 f"A pod of {state.ref} was stopped, and that could not be noted on the job.\n"
@@ -55,4 +57,5 @@ class JobNotes:
         if following.seen is not Seen.INCOMPLETE:
             proof = annotation_of_proof(following.state.known_job) if why else ""
             notes = {INCOMPLETE_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
-        return await self._job.annotate(read, notes, seconds)
+        job, why = await self._job.annotate(read.job, notes, seconds)
+        return replace(read, job=job), why

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
@@ -281,7 +280,7 @@ class OwnedJob:
         """Read the job without its pods."""
         job = await self._in_served_version(read_job)
         self.last_seen = None if job is ABSENT else job
-        return Observed(job)
+        return Observed(job, self.workload)
 
     async def _in_served_version(self, ask: Callable[[Api, JobRef], Awaitable[T]]) -> T:
         api = await self.api()
@@ -348,15 +347,15 @@ class OwnedJob:
         finally:
             self.is_changing = False
 
-    async def release_at_once(self, rule: Rule, seconds: float) -> Released:
-        """Release the job by one request, fenced by what was seen last.
+    async def release_at_once(self, rule: Rule, evidence: JobRead | Observed | None, seconds: float) -> Released:
+        """Release the job by one request, fenced by what the rule was found by.
 
         :raises JobChanged: it has changed since, or was never seen.
         :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
         """
-        seen = self.observed
-        if seen is None:
+        if evidence is None:
             raise JobChanged("the job was not seen yet")
+        seen = Observed(evidence.job, self.workload)
         kill = HurriedKill(self.mode(rule, seen.job) or Mode.DELETE, seen)
         return await release(await self.api(), self.known_ref, kill, timeout=seconds)
 
@@ -368,25 +367,28 @@ class OwnedJob:
         except (ReleaseError, JobChanged) as e:  # the release after the logs tries again
             self._log.warning(f"{ref} has failed, but could not be suspended and may train again.\n{e}")
 
-    async def annotate(self, read: JobRead, notes: Mapping[str, str], seconds: float) -> tuple[JobRead, str]:
+    async def annotate(
+        self, job: Object | Absent, notes: Mapping[str, str], seconds: float
+    ) -> tuple[Object | Absent, str]:
         """Set annotations of the job, or remove them, again after a conflict, as long as it is this try's.
 
         :return: the job as it is now, and why that failed; empty if it has these annotations.
         """
         end = timing.now() + seconds
-        while read.job is not ABSENT and any((annotation(read.job, name) or "") != notes[name] for name in notes):
+        while job is not ABSENT and any((annotation(job, name) or "") != notes[name] for name in notes):
             try:
-                write = functools.partial(annotate, await self.api(), self.known_ref, read.job, notes)
-                return replace(read, job=await retry_transient(write, end)), ""
+                write = functools.partial(annotate, await self.api(), self.known_ref, job, notes)
+                return await retry_transient(write, end), ""
             except ApiStatusError as e:
                 error: KtrainError = e
                 if (e.status == 409 or isinstance(e, AbsentError)) and timing.now() < end:
                     with contextlib.suppress(ApiStatusError, ApiUnavailable):
-                        read = await self.read()
-                        if self.owner_in(read) is Ownership.MINE:
+                        seen = await self.read_job()
+                        job = seen.job
+                        if self.owner_in(seen) is Ownership.MINE:
                             await asyncio.sleep(CONFLICT_PAUSE_SECONDS)
                             continue
             except Exception as e:  # as where the client can't be built: a note stops no release
-                return read, str(e)
-            return read, str(error)
-        return read, ""
+                return job, str(e)
+            return job, str(error)
+        return job, ""

@@ -121,7 +121,7 @@ class Stopping:
             text, error = job.text(rule, event, state), ""
             try:
                 async with asyncio.timeout(max(end - timing.now(), 0.5)):
-                    text = f"{text}\n{await self._carry_out(rule, event, task, end)}".rstrip()
+                    text = f"{text}\n{await self._carry_out(rule, event, read, task, end)}".rstrip()
             except JobChanged:
                 changed, conflicts = await self._read_job(end), conflicts + 1
                 read = changed or read
@@ -144,11 +144,13 @@ class Stopping:
             if unread:
                 read = await self._last_read(late)
 
-    async def _carry_out(self, rule: Rule, event: Event, task: Task, end: float) -> str:
-        """Carry out a rule by one request; returns what was done."""
+    async def _carry_out(
+        self, rule: Rule, event: Event, evidence: JobRead | Observed | None, task: Task, end: float
+    ) -> str:
+        """Carry out a rule, which was found by this evidence, by one request; returns what was done."""
         job = self._job
         if rule.action is Action.RELEASE_NOW:
-            return (await job.release_at_once(rule, max(end - timing.now(), 0.5))).text
+            return (await job.release_at_once(rule, evidence, max(end - timing.now(), 0.5))).text
         if rule.action not in ACTS:
             return ""
         read = await job.read()  # the job has ended, but pods of it may run

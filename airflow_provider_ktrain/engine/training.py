@@ -325,7 +325,8 @@ class Training:
         if rule.action is Action.CONCLUDE_SUSPENDED:
             await job.keep_from_restarting(read)
         if seen is Seen.INCOMPLETE:  # what shows this may be gone for the next process, and the log may have a result
-            read, _ = await job.annotate(read, following.state.note, MARK_SECONDS)
+            noted, _ = await job.annotate(read.job, following.state.note, MARK_SECONDS)
+            read = replace(read, job=noted)
         await closing.read_rest_of_ended_job(releases=True)
         seen, unmarked = following.seen, ""
         if seen in (Seen.SUCCEEDED, Seen.INCOMPLETE):

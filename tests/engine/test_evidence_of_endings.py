@@ -366,7 +366,7 @@ async def test_job_that_another_try_has_adopted_gets_no_note() -> None:
         owner.job.ref = training.ref
         read = await owner.job.read()
         another_try(training)
-        _, why = await owner.job.annotate(read, {INCOMPLETE_ANNOTATION: "Worker 0 was evicted"}, 60.0)
+        _, why = await owner.job.annotate(read.job, {INCOMPLETE_ANNOTATION: "Worker 0 was evicted"}, 60.0)
         assert "409" in why
         (job,) = training.api.objects[training.kind.plural].values()
         assert INCOMPLETE_ANNOTATION not in job["metadata"]["annotations"]
