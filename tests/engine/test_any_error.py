@@ -229,6 +229,16 @@ async def test_try_ends_whose_earlier_job_keeps_changing(kind: Kind, status: str
 
 
 @virtual
+async def test_expired_version_does_not_end_a_submission() -> None:
+    """410 Gone says nothing about the request: a new one, without the version, succeeds."""
+    kube = ApiServer()
+    kube.replace("GET", "/pods", failure(410, "The provided resource version is too old"), processed=False)
+    async with served(kube) as url, connected(url) as api:
+        await Training(lambda: contextlib.nullcontext(api), host_of(), Lines()).submit(Posted(TRAINJOB))
+    assert kube.objects["trainjobs"]
+
+
+@virtual
 async def test_try_ends_whose_own_job_cannot_be_created_again() -> None:
     """Pods of an earlier job are left, and its operator writes to the new job before each deletion."""
 

@@ -58,7 +58,7 @@ class ApiStatusError(ClusterError):
     @property
     def transient(self) -> bool:
         """Whether the server isn't available now: the same request may succeed later. False: it is refused."""
-        return self.status in (408, 429) or self.status >= 500
+        return self.status in (408, 410, 429) or self.status >= 500
 
     @property
     def retry_after(self) -> float | None:
