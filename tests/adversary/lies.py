@@ -11,6 +11,7 @@ from typing import Any
 from tests.apiserver.messages import Object, Request, Response, failure
 from tests.apiserver.selectors import selector
 from tests.apiserver.store import Store
+from tests.apiserver.watches import encoded
 
 LOGIN = "/login"  #: Path to which redirects lead.
 PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body><form>...</form></body></html>"
@@ -83,6 +84,14 @@ def _unauthorized(request: Request, true: Response | None, store: Store, rng: ra
     return failure(401, "Unauthorized")
 
 
+def _gone(request: Request, true: Response | None, store: Store, rng: random.Random) -> Response:
+    """A watch may begin with it, too."""
+    response = failure(410, "The provided resource version is too old")
+    if request.verb == "watch" and rng.random() < 0.5:
+        return Response(200, encoded([{"type": "ERROR", "object": response.body}]))
+    return response
+
+
 def _older_list(request: Request, true: Response | None, store: Store, rng: random.Random) -> Response | None:
     """A list that shows an earlier state, as a cache that is behind serves it."""
     where = request.where
@@ -142,6 +151,7 @@ LIES: Sequence[Lie] = (
     Lie("a Status of another object", _other_status, None),
     Lie("a redirect", _redirect),
     Lie("a 401", _unauthorized, once=True),
+    Lie("a 410", _gone),
     Lie("an older list", _older_list, True, True),
     Lie("a list without a pod", _missing_pod, True, True),
 )

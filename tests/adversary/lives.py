@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import TaskInstanceState
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
 from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom, XComResult
 
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from tests.adversary.lies import LIES, Lie
 from tests.adversary.server import Liar, Plan
-from tests.adversary.truth import OVER, Truth
-from tests.apiserver import Object, Request
+from tests.adversary.truth import OVER, REAPER, Truth
+from tests.apiserver import Object
 from tests.operators.task_instance import Supervisor, supervised
 from tests.operators.virtual_cluster import VirtualCluster, virtual_cluster
 from tests.operators.virtual_instance import VirtualInstance
 
+HOROVODRUN = ("horovodrun", "--min-np", "1", "--max-np", "2", "--slots", "1")
 RESULT = """KTRAIN_RESULT {"loss": 0.5}"""
 REAP_SECONDS = 300.0  #: Time between the two looks of the reaper.
 LONGEST = 12  #: Processes of a life.
@@ -41,7 +42,8 @@ class Disturbance:
     """What happens at a time of a life, besides the training.
 
     :param what: lost (SIGKILL to the process that follows), stopped (SIGTERM to it, for its task goes on), mark failed,
-        mark success, clear, evict, delete (a user deletes the job), fail trigger, expire.
+        mark success, clear, evict, delete (a user deletes the job), fail trigger, expire, compact (the changes so far
+        can't be watched any more), scale (a user changes the number of Workers).
     :param at: seconds after its beginning.
     """
 
@@ -57,6 +59,8 @@ class Life:
     :param code: with which it ends.
     :param on_term: with which it ends after SIGTERM.
     :param clear_after: whether a user clears the task after its end, once.
+    :param elastic: whether the job is, with 2 Workers.
+    :param is_checked: whether a reaper runs between the processes, too.
     :param node_ahead: seconds by which the clock of the node is ahead of the API server's.
     :param host_ahead: seconds by which the clock of Airflow's hosts is.
     """
@@ -76,6 +80,7 @@ class Life:
     disturbances: tuple[Disturbance, ...] = ()
     clear_after: bool = False
     elastic: bool = False
+    is_checked: bool = False
     node_ahead: float = 0.0
     host_ahead: float = 0.0
 
@@ -83,7 +88,7 @@ class Life:
     def random(cls, rng: random.Random) -> Life:
         kind = rng.choice(["PyTorchJob", "MPIJob", "TrainJob"])
         whats = ["lost", "lost", "stopped", "mark failed", "mark success", "clear", "evict", "delete", "fail trigger",
-                 "expire"]  # fmt: skip
+                 "expire", "compact", "scale"]  # fmt: skip
         seconds = rng.choice([0.0, 1.0, 3.0, 8.0, 20.0, 20.0, 45.0])
         count = rng.choice([0, 1, 1, 1, 2])
         happens = [
@@ -105,7 +110,8 @@ class Life:
             restarts="OnFailure" if restarts else "",
             disturbances=tuple(sorted(happens, key=lambda one: one.at)),
             clear_after=rng.random() < 0.15,
-            elastic=kind == "PyTorchJob" and not restarts and rng.random() < 0.3,
+            elastic=kind != "TrainJob" and not restarts and rng.random() < 0.3,
+            is_checked=rng.random() < 0.3,
             node_ahead=rng.choice([0.0, 0.0, -5.0, 5.0]),
             host_ahead=rng.choice([0.0, 0.0, -5.0, 5.0]),
         )
@@ -114,8 +120,10 @@ class Life:
     def program(self) -> list[str]:
         result = f"echo '{RESULT}'; " if self.result else ""
         trap = f"trap 'exit {self.on_term}' TERM; "
-        wait = f"sleep $(({int(self.seconds)} + $RANK))" if self.elastic else f"sleep {self.seconds}"
-        return ["sh", "-c", f"{trap}{wait}; {result}exit {self.code}"]
+        staggered = self.elastic and self.kind == "PyTorchJob"
+        wait = f"sleep $(({int(self.seconds)} + $RANK))" if staggered else f"sleep {self.seconds}"
+        horovodrun = [*HOROVODRUN] if self.elastic and not staggered else []
+        return ["sh", "-c", f"{trap}{wait}; {result}exit {self.code}", *horovodrun]
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -127,26 +135,27 @@ class Life:
         if self.kind == "TrainJob":
             found["nodes"] = self.size
         elif self.kind == "MPIJob":
-            found["workers"] = 1
+            found["workers"] = 2 if self.elastic else 1
         elif self.size > 1:
             found["workers"] = self.size - 1
-        if self.elastic:
+        if self.kind == "PyTorchJob" and (self.elastic or self.restarts):
             del found["command"]
             found.pop("workers", None)
-            found["manifest"] = self._elastic_manifest
+            found["manifest"] = self._manifest
         if self.timeout is not None:
             found["execution_timeout"] = datetime.timedelta(seconds=self.timeout)
         if self.max_restarts is not None:
             found["max_restarts"] = self.max_restarts
-        if self.restarts:
-            found["restart_policy"] = self.restarts
         return found
 
     @property
-    def _elastic_manifest(self) -> Object:
+    def _manifest(self) -> Object:
         container = {"name": "pytorch", "image": "image:1", "command": self.program}
-        worker = {"replicas": 2, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
-        spec = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "pytorchReplicaSpecs": {"Worker": worker}}
+        roles = {"Worker": 2} if self.elastic else {"Master": 1, "Worker": self.size - 1}
+        replica = {"restartPolicy": self.restarts or "Never", "template": {"spec": {"containers": [container]}}}
+        replicas = {role: {"replicas": count, **replica} for role, count in roles.items() if count}
+        elastic = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}} if self.elastic else {}
+        spec = {**elastic, "pytorchReplicaSpecs": replicas}
         return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {}, "spec": spec}
 
 
@@ -196,6 +205,7 @@ class Airflow:
         cleared_after = not life.clear_after
         for _ in range(LONGEST):
             self._try()
+            self._check()
             if truth.state in ("none", "restarting", "up_for_retry"):
                 continue
             if cleared_after:
@@ -206,7 +216,11 @@ class Airflow:
         truth.watch_clock()
         if truth.state not in OVER:
             truth.object(f"the task does not end: {truth.state}")
-        self._reap()
+        self._reap(REAP_SECONDS)
+        self.server.plan = lambda purpose, number: None
+        self._reap(REAP_SECONDS)
+        world.pass_time(35.0)
+        truth.over()
 
     def _clear(self) -> None:
         self.truth.tell("a user clears the task")
@@ -227,6 +241,15 @@ class Airflow:
             if pods:
                 truth.tell(f"  {sorted(pods)[0]} is evicted")
                 self.server.evict(sorted(pods)[0])
+            return
+        if what == "compact":
+            truth.tell("  older changes can't be watched any more")
+            self.server.compact()
+            return
+        if what == "scale":
+            if self.life.elastic:
+                truth.tell("  a user changes the number of Workers")
+                self.server.scale()
             return
         if what == "delete":
             for job in self.instance.jobs():
@@ -281,6 +304,7 @@ class Airflow:
                 truth.set_state("deferred")
             elif truth.state in OVER or truth.state == "restarting":
                 break  # Airflow doesn't accept the deferral
+            self._check()
             event = self._trigger(ended)
             if truth.state not in ("deferred",):
                 break
@@ -297,6 +321,8 @@ class Airflow:
     def _ended(self, ended: Any) -> None:
         truth = self.truth
         lost = isinstance(ended, Killed)
+        if isinstance(ended, Exception) and not isinstance(ended, (AirflowException, TaskDeferred)):
+            truth.object(f"the worker raises {type(ended).__name__}: {ended}")
         if not lost and not isinstance(ended, TaskDeferred):
             truth.try_ended(not isinstance(ended, BaseException), f"{type(ended).__name__}: {ended}")
         truth.watch_clock()
@@ -382,20 +408,31 @@ class Airflow:
 
     # the reaper
 
-    def _reap(self) -> None:
-        truth = self.truth
-        truth.actor = "reaper"
-        self.server.plan = lambda request, number: None
+    def _check(self) -> None:
+        """Let a reaper run between two processes of a task that goes on."""
+        if self.life.is_checked and self.truth.state not in OVER:
+            self._reap(1.0)
+
+    def _reap(self, seconds: float) -> None:
+        """Let a reaper run. It may fail because of a lie.
+
+        :param seconds: between its two looks.
+        """
+        truth, before = self.truth, self.truth.actor
+        truth.actor = REAPER
         truth.tell("the reaper begins")
-        reaper = ReapTrainingJobsOperator(task_id="reap", dry_run=False, confirm_after=REAP_SECONDS)
+        reaper = ReapTrainingJobsOperator(task_id="reap", dry_run=False, confirm_after=seconds)
         try:
-            reaper.execute(self.instance.context)
-        except TaskDeferred as deferred:
-            self.instance.world.pass_time(REAP_SECONDS)
-            found = {"version": 1, "candidates": deferred.trigger.candidates}
-            reaper.second_look(self.instance.context, found)
-        self.instance.world.pass_time(35.0)
-        truth.over()
+            try:
+                reaper.execute(self.instance.context)
+            except TaskDeferred as deferred:
+                self.instance.world.pass_time(seconds)
+                found = {"version": 1, "candidates": deferred.trigger.candidates}
+                if reaper.second_look(self.instance.context, found):
+                    truth.reaped()
+        except AirflowException as e:
+            truth.tell(f"the reaper fails: {e}")
+        truth.actor = before
 
 
 def plan_at_random(rng: random.Random, lies: Sequence[Lie] = LIES) -> Plan:
@@ -407,7 +444,7 @@ def plan_at_random(rng: random.Random, lies: Sequence[Lie] = LIES) -> Plan:
     chosen = rng.sample(lies, rng.choice([1, min(3, len(lies)), len(lies)]))
     told = 0
 
-    def plan(request: Request, number: int) -> Lie | None:
+    def plan(purpose: str, number: int) -> Lie | None:
         nonlocal told
         if told >= most or rng.random() >= rate:
             return None

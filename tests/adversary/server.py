@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from tests.adversary.lies import LOGIN, PAGE, Lie, kind_of
-from tests.adversary.truth import Truth
+from tests.adversary.truth import REAPER, Truth
 from tests.apiserver import Lost, Object, Request, Response
 from tests.apiserver.server import Stream
+from tests.apiserver.store import copied
 from tests.operators import operators
 from tests.operators.operators import JOBS, Container, Operators, has_ended, has_phase
 
-#: Chooses the lie to a request, by the number of requests before it. None: the truth.
-Plan = Callable[[Request, int], Lie | None]
+#: Chooses the lie to a request, by its `Liar.purpose` and the number of requests before it. None: the truth.
+Plan = Callable[[str, int], Lie | None]
+
+
+def _set_workers(field: str, workers: Object, job: Object) -> None:
+    job["spec"][field]["Worker"] = workers
 
 
 class Node(Container):
@@ -45,7 +51,7 @@ class Liar(Operators):
     container_class = Node
 
     def __init__(self, after: Callable[..., None], namespace: str = "default") -> None:
-        self.plan: Plan = lambda request, number: None
+        self.plan: Plan = lambda purpose, number: None
         self.rng = random.Random(0)
         self.is_cut_off = False
         self.number = 0
@@ -59,11 +65,10 @@ class Liar(Operators):
         if request.path == LOGIN:
             self.truth.object(f"{self.truth.actor} follows a redirect with {request.method}")
             return Response(200, PAGE)
-        number, kind = self.number, kind_of(request)
+        number, purpose = self.number, self.purpose(request)
         self.number += 1
-        if self.truth.actor != "reaper":
-            self.truth.requests.append(kind)
-        lie = self.plan(request, number)
+        self.truth.requests.append(purpose)
+        lie = self.plan(purpose, number)
         if lie is not None and (lie.undetectable and self._last_undetectable == request.where.resource):
             lie = None
         if lie is not None and lie.once and lie is self._last_lie:  # credentials are refused once, not for good
@@ -75,6 +80,10 @@ class Liar(Operators):
         if request.verb == "list" and self._last_undetectable == request.where.resource:
             self._last_undetectable = ""
         return await self._true(request)
+
+    def purpose(self, request: Request) -> str:
+        """What a request is for, for example `get pytorchjobs`, or `reaper: get pytorchjobs`."""
+        return f"{'reaper: ' if self.truth.actor == REAPER else ''}{kind_of(request)}"
 
     async def _lied(self, lie: Lie, request: Request) -> Response | None:
         carried_out = self.rng.random() < 0.5 if lie.carried_out is None else lie.carried_out
@@ -89,6 +98,7 @@ class Liar(Operators):
         if told is None:
             return true if isinstance(true, Response) and not lie.undetectable else None
         self.truth.lied()
+        self.truth.compacted |= told.status == 410 or (request.verb == "watch" and b'"code": 410' in told.data)
         if lie.undetectable:
             self._last_undetectable = request.where.resource
         self.truth.tell(f"  {self._line(request)}: LIE, {lie.name}{' (carried out)' if true is not None else ''}")
@@ -127,6 +137,20 @@ class Liar(Operators):
                 self.truth.check_end(obj["metadata"]["uid"], "ends the job")
         elif where.resource == "pods" and request.method == "DELETE" and not has_phase(obj, "Succeeded", "Failed"):
             self.truth.check_end(operators._owner(obj), f"deletes the pod {where.name}")
+
+    def compact(self) -> None:
+        """Forget all changes so far, and end all connections: watches begin again with an answer 410."""
+        self.truth.compacted = True
+        self.expire()
+        self.break_connections()
+
+    def scale(self) -> None:
+        """A user changes the number of Workers of all elastic jobs, between 1 and 2."""
+        for plural, field in (("pytorchjobs", "pytorchReplicaSpecs"), ("mpijobs", "mpiReplicaSpecs")):
+            for name, job in list(self.objects[plural].items()):
+                workers = copied(job)["spec"][field]["Worker"]
+                workers["replicas"] = 3 - workers["replicas"]
+                self.change(plural, name, functools.partial(_set_workers, field, workers))
 
     def _judge(self, kind: Kind, job: Object, pods: Mapping[str, Object]) -> None:
         """Any Worker's 0 ends an elastic job."""

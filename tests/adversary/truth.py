@@ -14,6 +14,7 @@ GONE_SECONDS = 60.0  #: How long after a kill, or the last lie after it, pods ma
 OUTCOME_SECONDS = 120.0  #: How long after an end, or the last lie after it, the task may take to have its outcome.
 CRASH_LOOP = 6  #: Failures of one replica, after which the default crash_loop_limit ends the job.
 OVER = ("success", "failed")
+REAPER = "reaper"  #: The name of the reaper as an actor.
 #: The roles of the replicas whose programs decide, by kind.
 DECIDING = {"PyTorchJob": "Master", "MPIJob": "Launcher", "TrainJob": "node"}
 
@@ -94,6 +95,7 @@ class Truth:
         self.worker_stopped = False  # SIGTERM to the worker of the present try
         self.expired = False  # the timeout of the deferral has expired, by Airflow's word
         self.has_retry = False
+        self.compacted = False  # changes of pods can't be watched any more
         self.last_lie = float("-inf")
         self.lies = 0
         self.began: float = now()
@@ -199,7 +201,9 @@ class Truth:
     def check_end(self, uid: str, what: str) -> None:
         """A job, or pods of it, are about to be ended."""
         job = self._job_of(uid)
-        if job is not None and job.ended is None and not job.gone and not self._may_end(job):
+        if self.actor == REAPER and self.state not in OVER:
+            self.object(f"the reaper {what} of {uid}, whose task is {self.state}")
+        elif job is not None and job.ended is None and not job.gone and not self._may_end(job):
             self.object(f"{self.actor} {what} of {uid}, which has not ended, without a kill, a limit or a user")
 
     # what is reported
@@ -214,7 +218,8 @@ class Truth:
         self.tell(f"the try ends: {'success' if succeeded else 'failure: ' + text.splitlines()[0]}")
         complete = [job for job in jobs if job.complete]
         killed = self.marked or self.killed_at is not None or self.worker_stopped
-        if succeeded and not complete:
+        is_unknown = self.compacted and any(job.succeeded for job in jobs)
+        if succeeded and not complete and not is_unknown:
             self.object("success is reported, and no training was completed")
         if not succeeded and "incomplete" in text and complete:
             self.object("a complete training is reported as incomplete")
@@ -245,6 +250,12 @@ class Truth:
             if left and now - since > GONE_SECONDS:
                 self.object(f"{', '.join(left)} still run {now - since:.0f} s after the kill")
                 self.killed_at = None
+
+    def reaped(self) -> None:
+        """The reaper says that it has released the task's job."""
+        left = [name for job in self.jobs.values() for name in job.running.values()]
+        if left:
+            self.object(f"{', '.join(left)} still run, and the reaper says that it has released the job")
 
     def over(self) -> None:
         """The last process has ended, and the reaper was there."""

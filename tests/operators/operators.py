@@ -296,7 +296,9 @@ class Operators(ApiServer):
             return
         if kind is not TRAINJOB and "status" not in job:
             self._conditions(kind, job, "Created")
-        for key, template in self._templates(kind, job).items():
+        templates = self._templates(kind, job)
+        self._stop([pod for key, pod in pods.items() if key not in templates])  # the job was scaled down
+        for key, template in templates.items():
             if key not in pods and (key, uid) in self._completed:
                 pods[key] = self._completed[key, uid]
             elif key not in pods:
