@@ -125,18 +125,6 @@ async def test_end_does_not_wait_for_earlier_lines(kube: PodServer) -> None:
     assert taken.earlier.texts == BEFORE[10:], "what they report is read all the same"
 
 
-async def test_container_that_has_restarted_since_the_handover(kube: PodServer) -> None:
-    cursor = await handed_over(kube)
-    write(kube.log("p"), 10, 300, rate=10)
-    kube.log("p").end()
-    kube.pod("p", restart=1)
-    write(kube.log("p", restart=1), 300, 700, rate=10)
-    async with taken_over(kube, cursor) as taken:
-        await until(lambda: (len(taken.new), len(taken.again)) == (100, 590))
-    assert (taken.new, taken.again) == (AFTER, BEFORE[10:])
-    assert taken.sink.notes == []
-
-
 async def test_container_that_starts_after_the_takeover(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     async with taken_over(kube, cursor) as taken:
@@ -145,27 +133,6 @@ async def test_container_that_starts_after_the_takeover(kube: PodServer) -> None
         taken.follower.observe(kube.pods["q"])
         await until(lambda: len(taken.new) == 5)
     assert taken.again == []
-
-
-async def test_container_whose_log_was_read_before_the_handover(kube: PodServer) -> None:
-    sink = Sink()
-    kube.log("p").end()
-    pod = kube.pod("p", state="terminated", phase="Succeeded")
-    async with following(kube, sink) as worker:
-        await worker.drain(60)
-    async with taken_over(kube, worker.cursor) as taken:
-        taken.follower.observe(pod)
-        assert (await taken.follower.drain(60)).unread == []
-        await taken.follower.log_rest(60, 60, 60)
-    assert taken.sink.lines == []
-
-
-async def test_pod_that_was_deleted_before_the_takeover_has_a_gap(kube: PodServer) -> None:
-    cursor = await handed_over(kube)
-    kube.delete_pod("p")
-    async with taken_over(kube, cursor) as taken:
-        report = await taken.follower.drain(60)
-    assert "the pod was deleted before its log could be resumed" in gaps_of(report)["p", "main"][0]
 
 
 async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: PodServer) -> None:
@@ -214,13 +181,3 @@ async def test_lines_are_logged_again_for_some_seconds(kube: PodServer) -> None:
     assert earlier.unread == []
     assert 100 < earlier.total.lines < 5000
     assert earlier.total.lines + earlier.total.unlogged == 10_000 - 10
-
-
-async def test_worker_that_resumes_repeats_nothing(kube: PodServer) -> None:
-    cursor = await handed_over(kube)
-    write(kube.log("p"), 10, 20, rate=10)
-    sink = Sink()
-    async with following(kube, sink, cursor=cursor):
-        await until(lambda: len(sink.lines) == 10)
-        await asyncio.sleep(0)
-    assert sink.texts == numbered(10, 20)

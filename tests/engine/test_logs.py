@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import MPIJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB, Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
-from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
-from tests.apiserver import PODS, PodServer, cutter, log_time
+from tests.apiserver import PODS, PodServer, cutter, log_time, serving
 from tests.until import until
 
-from .log_following import Sink, following, gaps_of, numbered, write
+from .log_following import Sink, following, gaps_of, numbered, of_each_kind, write
 
 pytestmark = pytest.mark.virtual_time
 
@@ -139,21 +139,6 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
     assert gaps_of(report) == {}
 
 
-async def test_last_line_without_line_end_is_emitted() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    log = kube.log("p")
-    log.write(log_time(1), "first")
-    log.write(log_time(2), "no newline at the end", partial=True)
-    async with following(kube, sink) as follower:
-        await until(lambda: sink.texts == ["first"])
-        log.end()
-        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
-        report = await follower.drain(60)
-    assert sink.texts == ["first", "no newline at the end"]
-    assert report.unread == []
-
-
 async def test_response_that_only_looks_complete_does_not_end_a_run() -> None:
     kube, sink = PodServer(), Sink()
     kube.pod("p")
@@ -227,143 +212,6 @@ async def test_rotation_under_an_open_stream_is_reported_as_a_gap(rotated: bool)
         assert f"lines before {log_time(12)} may be missing" in sink.notes[0]
 
 
-async def test_container_that_ended_before_it_was_observed_is_read() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p", state="terminated", phase="Succeeded", init=["init"])
-    for container in ("init", "main"):
-        write(kube.log("p", container), 0, 10)
-        kube.log("p", container).end()
-    async with following(kube, sink) as follower:
-        await follower.drain(60)
-    assert sink.by_run() == {("p", "init", 0): numbered(0, 10), ("p", "main", 0): numbered(0, 10)}
-
-
-async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
-        kube.away = True
-        kube.cut()
-        write(kube.log("p"), 5, 10)
-        kube.log("p").end()
-        kube.pod("p", restart=1)
-        write(kube.log("p", restart=1), 0, 3, begin=50)
-        kube.away = False
-        await until(lambda: len(sink.lines) == 13)
-        assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
-        assert kube.verbs["get"] >= 1  # without a watch event, the pod was read before the log was requested again
-        assert gaps_of(await follower.drain(60)) == {}
-
-
-async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
-        kube.away = True
-        kube.cut()
-        write(kube.log("p"), 5, 10)
-        kube.log("p").end()
-        write(kube.log("p", restart=1), 0, 3, begin=50)  # served from now on, although the status still shows run 0
-        asked = kube.verbs["log"]
-        kube.away = False
-        await until(lambda: kube.verbs["log"] > asked and kube.verbs["get"] > 1)
-        assert len(sink.lines) == 5
-        kube.pod("p", restart=1)
-        await until(lambda: len(sink.lines) == 13)
-        report = await follower.drain(60)
-    assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
-    assert gaps_of(report) == {}
-
-
-async def test_run_before_the_last_one_is_reported_as_a_gap_during_a_back_off() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
-        kube.away = True
-        kube.cut()
-        write(kube.log("p", restart=1), 0, 3, begin=50)
-        kube.log("p", restart=1).end()
-        kube.pod("p", restart=1, state="waiting")
-        kube.away = False
-        await until(lambda: len(sink.lines) == 8)
-        report = await follower.drain(60)
-    assert sink.by_run() == {("p", "main", 0): numbered(0, 5), ("p", "main", 1): numbered(0, 3)}
-    assert gaps_of(report) == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
-
-
-async def test_runs_that_the_kubelet_does_not_keep_are_reported_as_a_gap() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p", restart=3)
-    for restart in (2, 3):
-        write(kube.log("p", restart=restart), 0, 3, begin=10 * restart)
-    kube.log("p", restart=2).end()
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 6)
-        report = await follower.drain(60)
-    assert list(sink.by_run()) == [("p", "main", 2), ("p", "main", 3)]
-    assert "the kubelet keeps one previous run" in gaps_of(report)["p", "main"][0]
-    assert sink.notes == list(gaps_of(report)["p", "main"])
-
-
-async def test_log_that_the_kubelet_has_deleted_is_reported_as_a_gap() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p", restart=1)
-    kube.log("p").write("", b"unable to retrieve container logs for containerd://5541b231", partial=True)
-    write(kube.log("p", restart=1), 0, 3)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 3)
-        report = await follower.drain(60)
-    assert gaps_of(report) == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
-
-
-async def test_rotation_between_two_requests_is_reported_as_a_gap() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    log = kube.log("p")
-    write(log, 0, 10)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 10)
-        await until(lambda: kube.streams)
-        kube.away = True
-        kube.cut()
-        write(log, 10, 20)
-        log.rotate()
-        write(log, 20, 30)
-        kube.away = False
-        await until(lambda: len(sink.lines) == 20)
-        report = await follower.drain(60)
-    assert sink.texts == numbered(0, 10) + numbered(20, 30)
-    assert "may be missing" in gaps_of(report)["p", "main"][0]
-    assert log_time(0.09) in sink.notes[0]
-
-
-async def test_recreated_pod_with_the_same_name_is_read_as_another_pod() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 5, begin=100)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
-        kube.away = True
-        kube.cut()
-        kube.delete_pod("p")
-        kube.pod("p")
-        write(kube.log("p"), 0, 5)  # on another node, whose clock is slow
-        kube.away = False
-        await until(lambda: sink.notes)
-        assert len(sink.lines) == 5
-        follower.observe(kube.pods["p"])
-        await until(lambda: len(sink.lines) == 10)
-        report = await follower.drain(60)
-    assert sink.texts == numbered(0, 5) * 2
-    assert report.unread == [("p", "main")] or len(report.containers) == 1
-
-
 async def test_only_chosen_containers_are_followed() -> None:
     kube, sink = PodServer(), Sink()
     kube.pod("launcher", labels={"training.kubeflow.org/job-role": "launcher"})
@@ -396,84 +244,53 @@ async def test_unchanged_pod_is_not_examined_again() -> None:
         assert asked == 2
 
 
-NO_WATCHER = b"failed to create fsnotify watcher: too many open files"
-NO_FILE = b'failed to try resolving symlinks in path "/var/log/pods/ns_p/main/0.log": lstat: no such file or directory'
-
-
-async def test_error_of_the_kubelet_is_no_line_and_the_log_is_read_on() -> None:
+async def test_containers_without_a_position_are_read_from_the_common_time() -> None:
     kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    log = kube.log("p")
-    write(log, 0, 5)
-    log.fail(NO_WATCHER, 3)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5 and not log.errors)
-        write(log, 5, 10)
-        await until(lambda: len(sink.lines) == 10)
-        log.end()
-        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+    old, new = kube.pod("old"), kube.pod("new")
+    old["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = log_time(0)
+    new["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = log_time(280)
+    write(kube.log("old"), 0, 50, rate=0.1)  # until 490 s
+    write(kube.log("new"), 0, 5, begin=280)
+    cursor = Cursor(since=log_time(300), omitted=1)
+    async with following(kube, sink, cursor=cursor) as follower:
+        await until(lambda: len(sink.lines) == 25)
         report = await follower.drain(60)
-    assert sink.texts == numbered(0, 10)
-    assert (report.unread, gaps_of(report), sink.notes) == ([], {}, [])
+    assert sink.by_run() == {("old", "main", 0): numbered(30, 50), ("new", "main", 0): numbered(0, 5)}
+    assert (sink.notes, gaps_of(report)) == ([], {})
 
 
-async def test_log_that_the_kubelet_can_not_read_any_more_is_reported_as_a_gap() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    log = kube.log("p")
-    write(log, 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
-        log.fail(NO_FILE)
-        log.end()
-        follower.observe(kube.pod("p", state="terminated", phase="Failed"))
-        report = await follower.drain(60)
-    assert sink.texts == numbered(0, 5)
-    expected = f"lines of run 0 may be missing: the kubelet can't read its log.\n{NO_FILE.decode()}"
-    assert gaps_of(report) == {("p", "main"): (expected,)}
+def held(follower: LogFollower) -> int:
+    """Number of containers and pods in memory."""
+    return len(follower._followed) + len(follower._observed) + len(follower.cursor.positions)
 
 
-async def test_previous_run_that_the_kubelet_can_not_read_does_not_hold_up_the_next_one() -> None:
-    kube, sink = PodServer(), Sink()
-    kube.pod("p", restart=1)
-    kube.log("p").fail(NO_FILE)
-    write(kube.log("p", restart=1), 0, 3)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 3)
-        report = await follower.drain(60)
-    assert sink.by_run() == {("p", "main", 1): numbered(0, 3)}
-    (gap,) = gaps_of(report)["p", "main"]
-    assert gap.startswith("lines of run 0 may be missing: the kubelet can't read its log.")
-
-
-async def test_restart_that_the_status_shows_late_is_no_rotation() -> None:
-    """A fast crash loop on a loaded node: the next run writes before restartCount shows it (Kubernetes 1.36)."""
-    kube, sink = PodServer(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 3)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 3)
-        kube.log("p").end()
-        await until(lambda: kube.verbs["get"] >= 1)  # the status still shows the first run
-        write(kube.log("p", restart=1), 0, 3, begin=20)
-        before = kube.verbs["get"]
-        await until(lambda: kube.verbs["get"] >= before + 4)
-        follower.observe(kube.pod("p", restart=1))
-        await until(lambda: len(sink.lines) == 6)
-        report = await follower.drain(60)
-    assert sink.by_run() == {("p", "main", 0): numbered(0, 3), ("p", "main", 1): numbered(0, 3)}
-    assert (gaps_of(report), sink.notes) == ({}, [])
-
-
-@pytest.mark.parametrize(
-    ("unended", "expected"),
-    [
-        (NO_WATCHER, True),
-        (NO_FILE, True),
-        (b"2026-11-21T10:06:08.600000000Z 37%", False),  # a progress bar without a line end
-        (b"2026-11-21T10:06:08.6+01:00 37%", False),
-        (b"", False),
-    ],
-)
-def test_unended_line_without_a_timestamp_is_the_kubelets(unended: bytes, expected: bool) -> None:
-    assert is_of_kubelet(unended) is expected
+@of_each_kind
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Kind) -> None:
+    """With ExitCode, an operator deletes each failed pod and creates another one with its name."""
+    kube, sink, cursor = PodServer(), Sink(), Cursor()
+    async with serving(kube) as api:
+        follower = LogFollower(api, sink, kind=kind, cursor=cursor)
+        for n in range(300):
+            follower.observe(kube.pod("p"))
+            log = kube.log("p")
+            write(log, 5 * n, 5 * n + 5)
+            await until(lambda n=n: len(sink.lines) == 5 * n + 5)
+            log.end()
+            ended = kube.pod("p", state="terminated", phase="Failed")
+            follower.observe(ended)
+            if handed_over and n % 100 == 99:  # while the pod exists
+                saved = follower.cursor.to_dict()
+                await follower.close()
+                follower = LogFollower(api, sink, kind=kind, cursor=Cursor.from_dict(saved))
+                follower.observe(ended)
+            await until(lambda f=follower: f.report().containers["p", "main"].complete)
+            follower.observe(kube.delete_pod("p"), deleted=True)
+            assert held(follower) <= 6
+        report = await follower.drain(240)
+        await follower.close()
+    assert sink.texts == numbered(0, 1500)
+    assert held(follower) == 0
+    assert sink.notes == []
+    assert handed_over or report.total.lines == 1500
+    assert report.unread == []
