@@ -264,7 +264,7 @@ async def _follow(
         except Exception as e:
             if isinstance(e, KtrainError):
                 raise
-            console.error(f"{''.join(traceback.format_exception(e))}{await host.describe_rest()}")
+            console.error(f"{''.join(traceback.format_exception(e))}{await host.describe_remainder()}")
             return ExitCode.CLUSTER
     finally:
         await api.close()

@@ -81,7 +81,7 @@ class RunHost:
         try:
             return await self._running
         except asyncio.CancelledError:
-            raise InterruptedTwice(await self.describe_rest()) from None
+            raise InterruptedTwice(await self.describe_remainder()) from None
 
     def _interrupt(self, number: int) -> None:
         """Handle a signal."""
@@ -148,7 +148,7 @@ class RunHost:
 
     # what is left
 
-    async def describe_rest(self) -> str:
+    async def describe_remainder(self) -> str:
         """What is left of the job, and how to delete it."""
         if self._owns_cluster:
             return "The embedded cluster ends now, and all pods with it."

@@ -53,12 +53,12 @@ RETRY_SECONDS = 5.0  #: Pause between two attempts to follow a job.
 #: How long following must have worked before an error starts the patience again. Following itself retries a rejected
 #: watch for 600 s.
 PATIENCE_RESET_SECONDS = 1200.0
-REST_SECONDS = 1.0  #: How long to wait before looking again at a rule that the last read did not confirm.
+SNOOZE_SECONDS = 1.0  #: How long to wait before looking again at a rule that the last read did not confirm.
 #: How long to wait before looking again at a job that is being deleted and still followed.
-DELETION_REST_SECONDS = 60.0
+DELETION_SNOOZE_SECONDS = 60.0
 #: How long to retry the read of a job that is needed because its deferral or release has failed.
 UNREAD_PATIENCE_SECONDS = 900.0
-UNREAD_REST_SECONDS = 5.0  #: Pause before job and pods are read again after a read has failed.
+UNREAD_SNOOZE_SECONDS = 5.0  #: Pause before job and pods are read again after a read has failed.
 MARK_SECONDS = 60.0  #: Time to record on a job that its success is incomplete, before its pods are released.
 MARK_AGAIN_SECONDS = 600.0  #: Time to try that again after the release, at most until the deadline.
 
@@ -230,7 +230,7 @@ class Training:
                     # The API server answered no read of the job for as long as an end of this process may wait.
                     raise ClusterError(f"{ref} can't be read. To delete it, run: {ref.delete_command}")
                 else:
-                    await asyncio.sleep(REST_SECONDS)
+                    await asyncio.sleep(SNOOZE_SECONDS)
 
     @contextlib.asynccontextmanager
     async def _following(self) -> AsyncIterator[Following]:
@@ -260,14 +260,14 @@ class Training:
     ) -> Outcome | Handover | _Next:
         match rule.action:
             case Action.FOLLOW | Action.LOOK_AGAIN:
-                rests = UNREAD_REST_SECONDS if read is None else REST_SECONDS
+                seconds = UNREAD_SNOOZE_SECONDS if read is None else SNOOZE_SECONDS
                 if rule.action is Action.FOLLOW and noticed.event is Event.BEING_DELETED:
-                    rests = DELETION_REST_SECONDS
-                following.rest(noticed, rests)
+                    seconds = DELETION_SNOOZE_SECONDS
+                following.snooze(noticed, seconds)
                 return _Next.LOOK_AGAIN if rule.action is Action.LOOK_AGAIN else _Next.FOLLOW_ON
             case Action.NOTE:
                 if not await self._notes.note(following):
-                    following.rest(noticed, UNREAD_REST_SECONDS)
+                    following.snooze(noticed, UNREAD_SNOOZE_SECONDS)
                 return _Next.FOLLOW_ON
             case Action.HAND_OVER:
                 return await following.closing.hand_over()
@@ -310,7 +310,7 @@ class Training:
         if noticed.event in LIMITS:
             closing.report_failure(cause := await following.cause_of(noticed))
             return await closing.outcome(cause)
-        await closing.read_rest_of_ended_job(releases=False)
+        await closing.read_remainder_of_ended_job(releases=False)
         if following.state.seen is Seen.SUCCEEDED:
             outcome = await closing.outcome(None, full=not conditions)
             return replace(outcome, succeeded=False) if conditions else outcome
@@ -327,7 +327,7 @@ class Training:
         if seen is Seen.INCOMPLETE:  # what shows this may be gone for the next process, and the log may have a result
             noted, _ = await job.annotate(read.job, following.state.note, MARK_SECONDS)
             read = replace(read, job=noted)
-        await closing.read_rest_of_ended_job(releases=True)
+        await closing.read_remainder_of_ended_job(releases=True)
         seen, unmarked = following.seen, ""
         if seen in (Seen.SUCCEEDED, Seen.INCOMPLETE):
             read, unmarked = await self._notes.mark(following, read, MARK_SECONDS)
@@ -344,7 +344,7 @@ class Training:
             read, unmarked = await self._notes.mark(following, read, min(MARK_AGAIN_SECONDS, left))
             if unmarked:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
-        await closing.read_rest_after_release(deleted=result[0] is not None)
+        await closing.read_remainder_after_release(deleted=result[0] is not None)
         released = result[0]
         kept = read.job is not ABSENT and deletes(job.options.on_finish_action, seen)
         said = "" if released is None or said_already else released.freed if kept else released.text
@@ -363,7 +363,7 @@ class Training:
         try:
             result = await job.write(rule, read)
         except JobChanged:
-            following.rest(noticed, REST_SECONDS)
+            following.snooze(noticed, SNOOZE_SECONDS)
             return _Next.LOOK_AGAIN
         following.closing.report_failure(cause)
         outcome = await following.closing.outcome(cause, released=_text(result))

@@ -339,10 +339,10 @@ async def test_odd_and_long_lines_neither_block_the_loop_nor_get_lost(supervisor
         assert sorted(seen) == [f"[{number:05}]" for number in range(lines)], "all are inspected while nobody reads"
         if goes_away:
             supervisor.go_away()
-            report = await follower.log_rest(240, 240, 240)
+            report = await follower.log_remainder(240, 240, 240)
         else:
             reading = asyncio.ensure_future(supervisor.read_until(lambda: False, 0.0))
-            report = await follower.log_rest(240, 240, 240)
+            report = await follower.log_remainder(240, 240, 240)
             reading.cancel()
             await supervisor.read_until(lambda: not supervisor.unread(), 0.0)
         assert loop.p99 < 0.05
@@ -399,7 +399,7 @@ async def test_lines_that_are_not_logged_in_time_are_counted(supervisor: Wire, m
     async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         assert (await follower.drain(240)).unread == []
-        report = await follower.log_rest(0.3, 240, 240)
+        report = await follower.log_remainder(0.3, 240, 240)
     await supervisor.read_until(lambda: not supervisor.unread())
     assert report.total.lines == len(supervisor.lines) < MANY
     assert report.total.lines + report.total.unlogged == MANY
@@ -418,7 +418,7 @@ async def test_waiting_lines_of_a_deleted_pod(supervisor: Wire, stuck: bool) -> 
         follower.observe(kube.delete_pod("p"), deleted=True)
         assert (await follower.drain(240)).unread == []
         reading = asyncio.ensure_future(asyncio.sleep(0) if stuck else supervisor.read_until(lambda: False, 0.0))
-        report = await follower.log_rest(0.3 if stuck else 240, 240, 240)
+        report = await follower.log_remainder(0.3 if stuck else 240, 240, 240)
         assert not log_socket().waiting_bytes
         reading.cancel()
     assert (report.total.lines, report.total.unlogged) == ((0, 50) if stuck else (50, 0))

@@ -89,7 +89,7 @@ async def test_each_line_is_logged_once_and_new_ones_are_not_marked(kube: PodSer
         kube.log("p").end()
         taken.follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         await taken.follower.drain(60)
-        report = await taken.follower.log_rest(60, 60, 60)
+        report = await taken.follower.log_remainder(60, 60, 60)
         earlier = taken.follower.earlier_report()
     assert (taken.new, taken.again) == (AFTER, BEFORE[10:])
     assert (taken.live.texts, taken.earlier.texts) == (AFTER, BEFORE[10:])
@@ -117,7 +117,7 @@ async def test_end_does_not_wait_for_earlier_lines(kube: PodServer) -> None:
         taken.follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await taken.follower.drain(60)
         assert (report.unread, taken.live.texts) == ([], AFTER)
-        report = await taken.follower.log_rest(3, 60, 2)
+        report = await taken.follower.log_remainder(3, 60, 2)
         earlier = taken.follower.earlier_report()
     assert taken.sink.lines == []
     assert (report.total.lines, report.total.unlogged) == (0, 100)
@@ -143,7 +143,7 @@ async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: PodServer) -> 
         kube.log("p").end()
         taken.follower.observe(kube.delete_pod("p"), deleted=True)
         await taken.follower.drain(60)
-        await taken.follower.log_rest(0.2, 60, 60)
+        await taken.follower.log_remainder(0.2, 60, 60)
         earlier = taken.follower.earlier_report()
     assert earlier.total.lines + earlier.total.unlogged <= 590
     assert earlier.total.unlogged > 0

@@ -32,7 +32,7 @@ from airflow_provider_ktrain.engine.logs.follower import DrainReport
 MAX_DRAIN_SECONDS = 300.0  #: How long to read the remaining logs of a job that has ended, as long as lines come.
 #: How long to read the remaining logs after a limit has passed or near the deadline, and the lines before a takeover.
 SHORT_DRAIN_SECONDS = 5.0
-MAX_REST_SECONDS = 30.0  #: How long to read, after the release, lines of replicas that outlived the job.
+MAX_REMAINDER_SECONDS = 30.0  #: How long to read, after the release, lines of replicas that outlived the job.
 MAX_NAMED_CONTAINERS = 3  #: How many containers one message names.
 
 
@@ -69,7 +69,7 @@ class Closing:
             phases=[[name, at] for name, at in self._state.phases],
         )
 
-    async def read_rest_of_ended_job(self, *, releases: bool) -> None:
+    async def read_remainder_of_ended_job(self, *, releases: bool) -> None:
         """Read the logs of a job that has ended, and wait for what explains its end.
 
         :param releases: whether the job is released afterwards: replicas that outlive it are followed until then.
@@ -179,14 +179,14 @@ class Closing:
             return seconds
         return max(min(seconds, self._options.deadline - timing.epoch()), SHORT_DRAIN_SECONDS)
 
-    async def _log_rest(self) -> None:
+    async def _log_remainder(self) -> None:
         """Wait until what was read is logged, as long as lines are logged, and count what is not.
 
         Lines since the handover, after a takeover, have SHORT_DRAIN_SECONDS: Airflow hears of the end afterwards.
         """
         began, follower, longest = timing.now(), self._output.follower, self._until_deadline(MAX_DRAIN_SECONDS)
         timeout = min(self._options.drain_timeout, longest)
-        report = await follower.log_rest(timeout, longest, min(timeout, SHORT_DRAIN_SECONDS))
+        report = await follower.log_remainder(timeout, longest, min(timeout, SHORT_DRAIN_SECONDS))
         seconds = timing.now() - began
         self._warn_about_missing_lines(report, seconds)
         unlogged = {key: tally.unlogged for key, tally in report.containers.items() if tally.unlogged}
@@ -253,11 +253,11 @@ class Closing:
 
     # outcome
 
-    async def read_rest_after_release(self, *, deleted: bool) -> None:
+    async def read_remainder_after_release(self, *, deleted: bool) -> None:
         """Read what replicas have written after the end of the job: a PyTorchJob ends with its Master."""
         if not self._keeps_open:
             return
-        began, follower, longest = timing.now(), self._output.follower, self._until_deadline(MAX_REST_SECONDS)
+        began, follower, longest = timing.now(), self._output.follower, self._until_deadline(MAX_REMAINDER_SECONDS)
         drain = follower.drain_deleted if deleted else follower.drain
         report = await drain(SHORT_DRAIN_SECONDS, longest)
         self._warn_about_missing_lines(report, timing.now() - began)
@@ -283,7 +283,7 @@ class Closing:
         repeated = steps.usage(spent.gpus, spent.held)
         if line := steps.describe(repeated, unit_of(spent.resource)[0]):
             self._log.info(line)
-        await self._log_rest()
+        await self._log_remainder()
         self._count()
         result, result_error, has_result = self._output.result.find()
         return replace(

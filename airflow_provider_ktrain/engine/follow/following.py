@@ -70,7 +70,7 @@ class Following:
         self.state = context.state
         self._output = JobOutput(context)
         self._broken: list[Part] = []  # whose reports have raised an error
-        self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
+        self._snoozed_until: dict[tuple[Event, Limit | None], float] = {}  # by event, in epoch seconds
         self._suspension_noticed = False
         self._noted = 0, 0  # versions of the pods of which the job's annotation is complete
         self._stack = contextlib.AsyncExitStack()
@@ -129,27 +129,27 @@ class Following:
                 return Noticed(Event.HAND_OVER)
             await self._observer.wait(max(self._seconds_to_wait(until), 0.01))
 
-    def rest(self, noticed: Noticed, seconds: float) -> None:
+    def snooze(self, noticed: Noticed, seconds: float) -> None:
         """Don't notice the same again for that many seconds, although nothing has changed."""
-        self._not_before[noticed.event, noticed.limit] = timing.epoch() + seconds
+        self._snoozed_until[noticed.event, noticed.limit] = timing.epoch() + seconds
 
-    def _rests(self, event: Event, limit: Limit | None = None) -> bool:
-        return self._not_before.get((event, limit), 0.0) > timing.epoch()
+    def _is_snoozed(self, event: Event, limit: Limit | None = None) -> bool:
+        return self._snoozed_until.get((event, limit), 0.0) > timing.epoch()
 
     async def _notice(self) -> Noticed | None:
         state = self.state
         if state.phase is None:
             syncing = timing.now() < state.began + FIRST_SYNC_SECONDS
             return None if syncing else self._passed_limit()
-        if state.superseded and not self._rests(Event.OWNED_BY_OTHERS):
+        if state.superseded and not self._is_snoozed(Event.OWNED_BY_OTHERS):
             return Noticed(Event.OWNED_BY_OTHERS)
         met = set(self._options.conditions) & shown_conditions(state.job or {}, state.phase)
         if met and not state.gone:
             return Noticed(Event.CONDITION)
         if state.phase.ended:
             event = Event.MISSING if state.gone else Event.ENDED
-            return None if self._rests(event) else Noticed(event)
-        if state.is_being_released and not self._rests(Event.BEING_DELETED):
+            return None if self._is_snoozed(event) else Noticed(event)
+        if state.is_being_released and not self._is_snoozed(Event.BEING_DELETED):
             return Noticed(Event.BEING_DELETED)
         was, self._suspension_noticed = self._suspension_noticed, state.phase is Phase.SUSPENDED
         if self._suspension_noticed and not was:
@@ -157,9 +157,9 @@ class Following:
         for find in (self._stopped_pod, self._passed_limit, self._restarts, self._crash_loop, self._diverged):
             if (found := find()) is not None:
                 return found
-        if not self._rests(Event.QUEUE_VERDICT) and (cause := await self._queue.find_failure()) is not None:
+        if not self._is_snoozed(Event.QUEUE_VERDICT) and (cause := await self._queue.find_failure()) is not None:
             return Noticed(Event.QUEUE_VERDICT, cause=cause)
-        if not self._rests(Event.STARTUP_RULE) and (cause := await self._startup.find_failure()) is not None:
+        if not self._is_snoozed(Event.STARTUP_RULE) and (cause := await self._startup.find_failure()) is not None:
             return Noticed(Event.STARTUP_RULE, cause=cause)
         return None
 
@@ -175,7 +175,7 @@ class Following:
         """Whether the success of the job may be incomplete for a reason that its annotation doesn't have yet."""
         pods = self.state.pods
         versions = pods.stopped_version, pods.groups.shown_version if self.state.is_noted else 0
-        if versions == self._noted or not self._options.release or self._rests(Event.STOPPED_POD):
+        if versions == self._noted or not self._options.release or self._is_snoozed(Event.STOPPED_POD):
             return None
         if self.state.note:
             return Noticed(Event.STOPPED_POD)
@@ -184,18 +184,18 @@ class Following:
 
     def _restarts(self) -> Noticed | None:
         most = self._options.limits.max_restarts
-        if most is None or self.state.pods.restarts <= most or self._rests(Event.RESTARTS, Limit.RESTARTS):
+        if most is None or self.state.pods.restarts <= most or self._is_snoozed(Event.RESTARTS, Limit.RESTARTS):
             return None
         return Noticed(Event.RESTARTS, Limit.RESTARTS, float(most))
 
     def _crash_loop(self) -> Noticed | None:
         loop = self._output.restarts.crash_loop(self._options.limits.crash_loop)
-        if loop is None or self._rests(Event.CRASH_LOOP, Limit.CRASH_LOOP):
+        if loop is None or self._is_snoozed(Event.CRASH_LOOP, Limit.CRASH_LOOP):
             return None
         return Noticed(Event.CRASH_LOOP, Limit.CRASH_LOOP, loop=loop)
 
     def _diverged(self) -> Noticed | None:
-        if not self._output.divergence.is_suspected or self._rests(Event.LIMIT, Limit.NAN):
+        if not self._output.divergence.is_suspected or self._is_snoozed(Event.LIMIT, Limit.NAN):
             return None
         return Noticed(Event.LIMIT, Limit.NAN)
 
@@ -214,7 +214,7 @@ class Following:
             elif clock.limit not in LOG_LIMITS:  # a read of the logs covers that time
                 due += away_since(clock.due - clock.seconds) - away_since(clock.unchanged_since)
                 due = max(due, self._observer.recovered_at(due))
-            due = max(due, self._not_before.get((event, clock.limit), 0.0))
+            due = max(due, self._snoozed_until.get((event, clock.limit), 0.0))
             postponed.append(replace(clock, due=due))
         return postponed
 
@@ -267,7 +267,7 @@ class Following:
 
     async def still_holds(self, noticed: Noticed) -> bool | None:
         """Whether the rule that was noticed holds on what was observed last. None: a further read has failed."""
-        now, rested, self._not_before = timing.epoch(), self._not_before, {}
+        now, snoozed_before, self._snoozed_until = timing.epoch(), self._snoozed_until, {}
         try:
             match noticed.event:
                 case Event.QUEUE_VERDICT | Event.STARTUP_RULE if self._observer.recovered_at(now) > now:
@@ -287,7 +287,7 @@ class Following:
                 case _:
                     return True
         finally:
-            self._not_before = rested
+            self._snoozed_until = snoozed_before
 
     async def _still_passed(self, noticed: Noticed) -> bool | None:
         """Whether a limit has passed by what was read, and for silence by what all logs show now."""
@@ -350,11 +350,11 @@ class Following:
             seconds = max(seconds, state.began + FIRST_SYNC_SECONDS - now)
         if state.uncertain:
             seconds = min(seconds, RETRY_SECONDS)
-        for rests_until in self._not_before.values():
-            if (rest := rests_until - timing.epoch()) > 0:
-                seconds = min(seconds, rest)
-        resting = self._queue if self._rests(Event.QUEUE_VERDICT) else None
-        for due in (until, *(part.due for part in self._parts if part is not resting)):
+        for snoozed_until in self._snoozed_until.values():
+            if (snoozed := snoozed_until - timing.epoch()) > 0:
+                seconds = min(seconds, snoozed)
+        snoozed_part = self._queue if self._is_snoozed(Event.QUEUE_VERDICT) else None
+        for due in (until, *(part.due for part in self._parts if part is not snoozed_part)):
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds

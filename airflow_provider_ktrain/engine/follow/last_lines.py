@@ -64,7 +64,7 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         except (ApiStatusError, ApiUnavailable, TimeoutError) as e:
             log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed.\n{e}")
         await follower.drain(DRAIN_SECONDS)
-        report = await follower.log_rest(DRAIN_SECONDS, DRAIN_SECONDS, DRAIN_SECONDS)
+        report = await follower.log_remainder(DRAIN_SECONDS, DRAIN_SECONDS, DRAIN_SECONDS)
         total = report.total
         if lines := total.lines + total.dropped + total.unlogged:
             log.info(f"The pods wrote {counted(lines, 'line')} between the kill and their end.")

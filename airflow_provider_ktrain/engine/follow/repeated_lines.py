@@ -67,7 +67,7 @@ async def repeat_lines(
     try:
         for pod in pods:
             follower.observe(pod)
-        await follower.log_rest(seconds, seconds, seconds)
+        await follower.log_remainder(seconds, seconds, seconds)
     finally:
         await follower.close()
     earlier, gone = follower.earlier_report(), follower.report().containers

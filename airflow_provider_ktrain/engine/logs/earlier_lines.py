@@ -53,14 +53,16 @@ class EarlierLines:
         self._complete = False
         self._may_grow_until = asyncio.get_running_loop().time() + MAX_CLOCK_LAG_SECONDS
         self._misses = 0
-        self._rests_until = 0.0  # by the loop's time
+        self._paused_until = 0.0  # by the loop's time
 
     @property
     def can_read(self) -> bool:
         """Whether there is so much room in the log that a request is worth while, and the last one has not failed."""
         has_room = self.emitter.queue.is_low or not self.emitter.logs
-        rests = asyncio.get_running_loop().time() < self._rests_until and not (self._complete and not self._may_grow)
-        return has_room and not rests
+        is_paused = asyncio.get_running_loop().time() < self._paused_until and not (
+            self._complete and not self._may_grow
+        )
+        return has_room and not is_paused
 
     @property
     def _may_grow(self) -> bool:
@@ -119,12 +121,12 @@ class EarlierLines:
         if response.end is ResponseEnd.COMPLETE and is_of_run:
             if position.restart >= self._restart and may_grow:
                 self._complete = True  # as far as is known
-                self._rests_until = asyncio.get_running_loop().time() + CLOCK_LAG_PAUSE_SECONDS
+                self._paused_until = asyncio.get_running_loop().time() + CLOCK_LAG_PAUSE_SECONDS
             else:
                 self._next_run()
         elif response.end is not ResponseEnd.STOPPED:
             self._misses += 1
-            self._rests_until = asyncio.get_running_loop().time() + PAUSE_SECONDS
+            self._paused_until = asyncio.get_running_loop().time() + PAUSE_SECONDS
             if self._misses > MAX_MISMATCHED_READS or self._container.observed.deleted:
                 self._miss_run()
 

@@ -246,7 +246,7 @@ class LogFollower:
 
         Containers that still run are read up to now. In the last seconds (COUNT_SECONDS, at most a quarter of the
         time), lines are only inspected and counted, because inspecting is much faster than logging. This doesn't wait
-        for lines that are inspected and not logged: see `log_rest`.
+        for lines that are inspected and not logged: see `log_remainder`.
 
         :param timeout: seconds without progress after which this ends.
         :param longest: seconds after which it ends in any case. Default: `timeout`.
@@ -307,7 +307,7 @@ class LogFollower:
         behind = (container for container in self._followed.values() if not container.caught_up)
         return self._gone_whole.lines + sum(container.emitter.read for container in behind)
 
-    async def log_rest(self, timeout: float, longest: float, earlier: float) -> DrainReport:
+    async def log_remainder(self, timeout: float, longest: float, earlier: float) -> DrainReport:
         """Wait until what was inspected is logged; what is left then is counted.
 
         :param timeout: seconds after which this ends if no line was logged.
