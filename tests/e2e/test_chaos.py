@@ -84,6 +84,16 @@ def test_worker_killed_after_execute_returned(begin: Begin) -> None:
         assert "line 0" not in stage.log(2)
 
 
+def test_worker_killed_after_it_released_a_job_that_is_not_good_enough(begin: Begin) -> None:
+    """Airflow doesn't know yet that the task has failed for good: the retry fails without another training."""
+    stage = begin("chaos_worker_unmet", seconds=3)
+    stage.wait_line("the job is released")
+    stage.check_succeeded_job()
+    stage.kill_task(signal.SIGKILL)
+    check_end(stage, "failed", try_number=2)
+    assert "TrainingRequirementError: loss is 0.5, required < 0.1" in stage.log(2)
+
+
 @of_each_kind
 def test_worker_lost_for_good(begin: Begin, kind: Kind, airflow: Airflow) -> None:
     """Without a retry only the reaper is left to act."""
@@ -127,6 +137,26 @@ def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers
     triggerers.run("triggerer", "triggerer-2")
     check_end(stage, "success")
     stage.check_succeeded_job()
+
+
+def test_triggerer_killed_between_the_end_and_the_judgement(begin: Begin, triggerers: Airflow) -> None:
+    """No process has compared the values with `require` yet: they are read again from the ended job."""
+    stage = begin("chaos_deferred_unmet", seconds=6, wait=0)
+    wait_for("the job has ended", stage.ended)
+    wait_for("its pods have ended", lambda: not stage.gpus())
+    triggerers.signal("triggerer", signal.SIGKILL)
+    stage.wait_state("deferred", timeout=0)
+    triggerers.run("triggerer", "triggerer-2")
+    check_end(stage, "failed")
+    assert "TrainingRequirementError: loss is 0.5, required < 0.1" in stage.log()
+
+
+def test_nan_in_the_middle_ends_a_deferred_training(begin: Begin) -> None:
+    """Two NaN in a row don't."""
+    stage = begin("chaos_deferred_nan", seconds=600, nan_steps="3 4 30 31 32 33 34 35 36 37 38 39 40")
+    stage.excuse()
+    check_end(stage, "failed")
+    assert "since step 30 (fail_on_nan)" in stage.log()
 
 
 def test_triggerer_stalled_with_a_second_one_beside(begin: Begin, triggerers: Airflow) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pendulum
 from airflow.sdk import DAG
 
+from airflow_provider_ktrain.exceptions import TrainingRequirementError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainJobOperator
 
 STEPS = os.environ.get("CHAOS_STEPS", "")  # the directory of the programs' records, for `soak_count`
-# The run sets `seconds`, `seconds_of_first_try`, `stop_seconds`, `wait` and `code`. A line is written before each
-# second passes, so there is at least one line. The Master's end ends the job, so the Master waits for the Worker,
-# which has waited for the Master. The first process of a container gets SIGTERM only if it handles it.
+# The run sets `seconds`, `seconds_of_first_try`, `stop_seconds`, `wait`, `nan_steps` and `code`. A line is written
+# before each second passes, so there is at least one. The end of the Master ends the job, so the Master waits for the
+# Worker, which has waited for the Master. The first process of a container gets SIGTERM only if it handles it.
 COUNT = """
 record() {
     [ -z "STEPS" ] || [ ${RANK:-$PET_NODE_RANK} != 0 ] ||
@@ -25,7 +26,9 @@ seconds={{ ti.try_number == 1 and dag_run.conf.get("seconds_of_first_try") or da
 while [ $i -lt $seconds ]; do
     record $i
     echo line $i
-    echo "KTRAIN_METRIC {\\"step\\": $i}"
+    loss=0.5
+    case " {{ dag_run.conf.get("nan_steps", "") }} " in *" $i "*) loss=NaN;; esac
+    echo "KTRAIN_METRIC {\\"step\\": $i, \\"loss\\": $loss}"
     i=$((i+1))
     sleep 1
 done
@@ -65,6 +68,19 @@ class WaitsAfterExecute(PyTorchJobOperator):
             time.sleep(600)
 
 
+class WaitsAfterRelease(PyTorchJobOperator):
+    """The worker of the first try waits after its release and before its answer to Airflow, until it is killed."""
+
+    def execute(self, context: Any) -> Any:
+        try:
+            return super().execute(context)
+        except TrainingRequirementError:
+            if context["ti"].try_number == 1:
+                self.log.info("the job is released")
+                time.sleep(600)
+            raise
+
+
 def a_dag(dag_id: str) -> DAG:
     return DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"])
 
@@ -83,9 +99,12 @@ def dag_of_each_kind(dag_id: str, **parameters: Any) -> None:
 dag_of_each_kind("chaos_worker", deferrable=False)
 dag_of_each_kind("chaos_worker_retries", deferrable=False, retries=1)
 dag("chaos_worker_ended", WaitsAfterExecute, deferrable=False, retries=1)
+dag("chaos_worker_unmet", WaitsAfterRelease, deferrable=False, retries=1, require={"loss": "< 0.1"})
 dag_of_each_kind("chaos_deferred")
 dag_of_each_kind("chaos_deferred_retries", retries=1)
 dag_of_each_kind("chaos_deferred_keeps", on_finish_action="keep_job")
+dag("chaos_deferred_unmet", retries=1, require={"loss": "< 0.1"})
+dag("chaos_deferred_nan", fail_on_nan="loss")
 dag("chaos_deadline", execution_timeout=datetime.timedelta(seconds=30))
 dag("chaos_timeout", SoonTimedOut, execution_timeout=datetime.timedelta(seconds=30))
 for queue in os.environ.get("CHAOS_QUEUES", "").split():  # of the workers in tests/executors
