@@ -45,6 +45,11 @@ class Queue:
     status = None
 
 
+class NotStarting:
+    notice = ""
+    limit = None
+
+
 def pod(index: int, phase: str) -> dict[str, Any]:
     container = {"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": 8}}}
     state = {"running": {"startedAt": "2026-11-22T10:00:06Z"}}
@@ -65,11 +70,12 @@ def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState,
     for step in range(400):
         line = json.dumps({"step": step, **{f"metric-{number}": step / 7 for number in range(32)}})
         output.training_metrics.read_line("Worker 0", f"KTRAIN_METRIC {line}", float(step))
+    startup: Any = NotStarting()
     clocks = [Clock(Limit.PROGRESS, 200.0, 60.0), Clock(Limit.PROGRESS, 160.0, 60.0)]
     api: Any = None
     context = FollowContext(api, state, Lines(), host=Host(status_sink=sink, refresh_seconds=lambda: 10.0))
     return (
-        StatusReporter(context, output, queue, DisruptionReporter(context), lambda: clocks),
+        StatusReporter(context, output, queue, DisruptionReporter(context), startup, lambda: clocks),
         state,
         output.training_metrics,
     )

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
 
 import pytest
 
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.options import Options
+from airflow_provider_ktrain.engine.host import StatusSink
 from airflow_provider_ktrain.engine.training import Training
 from tests.apiserver import ApiServer, connected, served
-from tests.engine.staged import Staged
+from tests.engine.staged import Memory, Staged, staged
 from tests.engine.tasks import host_of
 
 pytestmark = pytest.mark.virtual_time
@@ -82,3 +86,34 @@ async def test_events_are_listed_without_the_right_to_watch_them() -> None:
             assert len(notices) == 1
             assert asked(api, "events", watch=True) < JOBS * 4, "it is tried again after ten minutes"
             assert asked(api, "events") >= JOBS * 4
+
+
+class Page(Memory):
+    """Makes each status when it is offered."""
+
+    shown: Mapping[str, Any]
+
+    def offer(self, build: Any, *, urgent: bool) -> None:
+        self.shown = build()()
+
+
+@pytest.mark.parametrize(("reason", "grace"), [("ImagePullBackOff", 180.0), ("FailedMount", 300.0)])
+async def test_status_has_the_newest_warning_and_what_ends_the_job_first(reason: str, grace: float) -> None:
+    async with staged(since=0.0) as training:
+        training.condition("Created")
+        waiting = reason if reason == "ImagePullBackOff" else "ContainerCreating"
+        pod = training.pod(0, "Pending", state={"waiting": {"reason": waiting}}, since=0.0)
+        training.event(reason, "Back-off pulling train:1", about=pod)
+        page = Page()
+        async with training.owner(sink=cast(StatusSink, page)) as owner:
+            options = Options(limits=Limits(startup=3600.0))
+            await owner.follow(training.ref, options, until=timing.now() + 20.0)
+        assert page.shown["notice"] == f"Newest warning: Pod {pod}: {reason}: Back-off pulling train:1"
+        (first, startup) = page.shown["limits"]
+        assert (first["name"], first["seconds"]) == (reason, grace)
+        assert (startup["name"], startup["seconds"]) == ("startup_timeout", 3600.0)
+        assert startup["due"] - first["due"] == pytest.approx(3600.0 - grace, abs=2.0)
+        training.start()
+        async with training.owner(sink=cast(StatusSink, page)) as owner:
+            await owner.follow(training.ref, options, until=timing.now() + 5.0)
+        assert (page.shown["notice"], page.shown["limits"]) == ("", [])

@@ -238,6 +238,19 @@ def find_blocked_container(evidence: Evidence) -> Cause | None:
     return min(found, key=lambda c: c.category is not Category.IMAGE, default=None)
 
 
+def next_end(evidence: Evidence) -> tuple[float, str] | None:
+    """After how many seconds a container that can't start ends the job if nothing changes, and why it can't start."""
+    found = []
+    for pod in evidence.pods:
+        reasons = {str(objects.state_of(container, "waiting").get("reason")) for container in objects.containers(pod)}
+        events = _events_of(evidence, pod)
+        if not _has_mounted(pod, events):
+            reasons |= _NOT_READY_REASONS.keys() & {str(event.get("reason")) for event in events}
+        waited_seconds = _waited_on_node(evidence, pod)
+        found += [(GRACE_SECONDS[reason] - waited_seconds, reason) for reason in reasons & GRACE_SECONDS.keys()]
+    return min(found, default=None)
+
+
 def _waited_on_node(evidence: Evidence, pod: Json) -> float:
     """Seconds since the pod was scheduled and its last init container ended, which may take long.
 

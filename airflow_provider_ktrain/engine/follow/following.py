@@ -88,8 +88,8 @@ class Following:
             self._queue = QueueFollower(context)
             self._observer = Observer(context, output, self._queue, [informer for informer, _ in watches], jobs, pods)
             disruptions = DisruptionReporter(context)
-            reporter = StatusReporter(context, output, self._queue, disruptions, self._running_clocks)
             self._startup = StartupChecks(context, output.evidence.events, self._observer.seconds_away_since)
+            reporter = StatusReporter(context, output, self._queue, disruptions, self._startup, self._running_clocks)
             self._probe = ActivityProbe(context, output)
             self._replicas = ReplicaReporter(context)
             self._parts = (

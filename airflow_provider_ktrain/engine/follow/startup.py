@@ -13,6 +13,7 @@ import contextlib
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.absent import ABSENT
@@ -25,6 +26,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     describe_avoided,
     find_missing_claim,
     find_unstartable_command,
+    next_end,
     refused_objects,
 )
 from airflow_provider_ktrain.core.errors import KtrainError
@@ -92,6 +94,7 @@ class StartupChecks(Part):
         self._checked_at = timing.now()
         self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
+        self._limit: dict[str, Any] | None = None
         self._generation: int | None = None  # of the job, as last seen
         self._spec_since: datetime.datetime | None = None  # when this process saw it change
         self._missing_since: float | None = None  # when a claim was first said to be missing, by timing.now
@@ -104,6 +107,16 @@ class StartupChecks(Part):
     async def close(self) -> None:
         """Give up the watch of the events."""
         await self._events.close()
+
+    @property
+    def notice(self) -> str:
+        """For the training page: the newest warning about a job that has not started; empty if there is none."""
+        return f"Newest warning: {self._obstacle}" if self._obstacle and self._state.phase in _NOT_STARTED else ""
+
+    @property
+    def limit(self) -> dict[str, Any] | None:
+        """For the training page: the problem that ends the job if it lasts, as a limit of the status."""
+        return self._limit if self._state.phase in _NOT_STARTED else None
 
     @property
     def due(self) -> float | None:
@@ -149,6 +162,12 @@ class StartupChecks(Part):
             cause = await self._find_unmatched_pod(evidence, fresh=at_once)
         if cause is None:
             self._log_obstacle(events)
+            end = next_end(replace(evidence, waited_seconds=waited))
+            self._limit = end and {
+                "name": end[1],
+                "due": round(timing.epoch() + end[0], 1),
+                "seconds": GRACE_SECONDS[end[1]],
+            }
         return cause
 
     def _note_generation(self) -> None:

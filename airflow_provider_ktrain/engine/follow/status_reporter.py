@@ -22,6 +22,7 @@ from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
+from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
 
@@ -35,13 +36,15 @@ class StatusReporter(Part):
         output: JobOutput,
         queue: QueueFollower,
         disruptions: DisruptionReporter,
+        startup: StartupChecks,
         clocks: Callable[[], list[Clock]],
     ) -> None:
         self._state, self._sink = context.state, context.host.status_sink
         self._refresh_seconds = context.host.refresh_seconds
-        self._output, self._queue, self._clocks, self._disruptions = output, queue, clocks, disruptions
-        # phase, version of the replicas' states, and reason for waiting in a queue, of the last status
-        self._offered: tuple[Phase | None, int, str] = (None, 0, "")
+        self._output, self._queue, self._clocks = output, queue, clocks
+        self._disruptions, self._startup = disruptions, startup
+        # phase, version of the replicas' states, reason for waiting in a queue, and notice, of the last status
+        self._offered: tuple[Phase | None, int, str, str] = (None, 0, "", "")
         self._offered_at = 0.0
 
     @property
@@ -54,7 +57,7 @@ class StatusReporter(Part):
         """Offer a status if there is something new to show."""
         if self._sink is None or self._state.phase is None:
             return
-        now = self._state.phase, self._state.pods.groups.shown_version, self._queue_reason()
+        now = self._state.phase, self._state.pods.groups.shown_version, self._queue_reason(), self._notice()
         refresh = self.due is not None and timing.now() >= self.due
         if now == self._offered and not refresh:
             return
@@ -73,8 +76,10 @@ class StatusReporter(Part):
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
         requested, in_queue, spans = state.requested, state.queued_seconds(), state.spans_in(Phase.QUEUED)
         metrics, phases, queue = self._output.training_metrics.frozen(), list(state.phases), self._queue_reason()
-        notice = "" if ended else self._disruptions.notice
+        notice = "" if ended else self._notice()
         limits = [{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)]
+        if not ended and (first := self._startup.limit):
+            limits = sorted([*limits, first], key=lambda limit: limit["due"])
 
         def make() -> dict[str, Any]:
             shown_lines = itertools.islice(last_lines(kind, job, pods.all, lines).items(), MAX_LINES)
@@ -98,6 +103,9 @@ class StatusReporter(Part):
             ).to_dict()
 
         return make
+
+    def _notice(self) -> str:
+        return " ".join(filter(None, (self._disruptions.notice, self._startup.notice)))
 
     def _queue_reason(self) -> str:
         """Why the job waits in its queue; empty if it doesn't, or if the reason isn't known."""
