@@ -56,6 +56,22 @@ NOT_FOLLOWED = (
 )
 
 
+class Ticking(str):
+    """A duration that the browser lets run on: at a time in epoch seconds it has a length, and a rate of growth."""
+
+    __slots__ = ("_html",)
+
+    @classmethod
+    def of(cls, now: float, at: float, *, seconds: float = 0.0, rate: float = 1.0) -> Ticking:
+        """The duration at the time `now`."""
+        self = cls(format_duration(max(seconds + rate * (now - at), 0)))
+        self._html = f'<span data-at="{at:.1f}" data-seconds="{seconds:.1f}" data-rate="{rate:g}">{self}</span>'
+        return self
+
+    def __html__(self) -> str:
+        return self._html
+
+
 def training_view(
     record: TaskRecord,
     status: Mapping[str, Any] | None,
@@ -117,12 +133,11 @@ def _training_view(
         # by a limit, before the job did
         ended_early=bool(cause) and not active and read.get("phase") not in (None, *ENDED),
         since=clock(number(read.get("phase_since"))),
-        age="" if not active or written_at is None else format_duration(max(now - written_at, 0)),
-        written_at=written_at,
+        age="" if not active or written_at is None else Ticking.of(now, written_at),
         stale=stale,
         notes=_notes(record, read, stale),
         cause=cause,
-        timeline=_timeline(phases, until),
+        timeline=_timeline(phases, until, runs=active),
         job=job,
         replicas=rows,
         replica_count=int(number(replicas.get("count")) or 0),
@@ -178,12 +193,14 @@ def _training_row(
         "run_id": key.run_id,
         "state": UNREADABLE_PHASE if broken else state.capitalize() or "No data",
         "gpus": _accelerators(replicas) if active and replicas else "",
-        "in_state": "" if not active or began is None else format_duration(max(now - began, 0)),
+        "in_state": "" if not active or began is None else Ticking.of(now, began),
         "started": clock(record.started_at).removesuffix(" UTC"),
-        "lasted": "" if lasted is None else format_duration(max(lasted, 0)),
+        "lasted": (
+            "" if lasted is None else Ticking.of(now, now - lasted) if active else format_duration(max(lasted, 0))
+        ),
         "seconds": round(lasted or 0),
         "tries": record.try_number,
-        "held": format_duration(held) if held else "",
+        "held": _running_on(held, read, now if active else None) if held else "",
         "held_seconds": round(held),
         "one_try": bool(held) and record.try_number > 1 and counted < record.try_number,
         "metrics": [(_text(name), *_last_and_best(value)) for name, value in metrics.items()],
@@ -306,8 +323,11 @@ def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(_text(name), at) for name, began in _pairs(read.get("phases")) if (at := number(began)) is not None]
 
 
-def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[str, Any]]:
-    """The phases, each with its part of the whole time, 0 to 100. A phase that ends the job has no length."""
+def _timeline(phases: Sequence[tuple[str, float]], until: float, *, runs: bool) -> list[dict[str, Any]]:
+    """The phases, each with its part of the whole time, 0 to 100. A phase that ends the job has no length.
+
+    :param runs: whether the last one still lasts.
+    """
     ends = [at for _, at in phases[1:]] + [phases[-1][1] if phases and phases[-1][0] in ENDED else until]
     lengths = [max(end - at, 0.0) for (_, at), end in zip(phases, ends, strict=True)] if phases else []
     whole = sum(lengths) or 1.0
@@ -315,7 +335,7 @@ def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[dict[st
         {
             "phase": name,
             "began": clock(at),
-            "lasted": format_duration(length),
+            "lasted": Ticking.of(until, at) if runs and (name, at) == phases[-1] else format_duration(length),
             "share": round(100 * length / whole, 2),
             "ends": name in ENDED,
         }
@@ -372,6 +392,19 @@ def _stopped(state: str, read: Mapping[str, Any]) -> str:
     if read.get("phase") == Phase.SUCCEEDED:
         return "stopped after the success"
     return "stopped after the failure" if state in (RUNNING, TERMINATING) else ""
+
+
+def _running_on(held: float, read: Mapping[str, Any], now: float | None) -> str:
+    """The accelerator time of a job: it grows as long as all of its replicas run.
+
+    :param now: epoch seconds; None if the task has ended.
+    """
+    replicas, written_at = mapping(read.get("replicas")), number(read.get("written_at"))
+    gpus = number(replicas.get("gpus")) if mapping(replicas.get("states")).keys() == {RUNNING} else None
+    same = replicas.get("resource") == mapping(read.get("usage")).get("resource")
+    if now is None or not gpus or not same or written_at is None or now < written_at:
+        return format_duration(held)
+    return Ticking.of(now, written_at, seconds=held, rate=gpus)
 
 
 def _metrics(read: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -432,10 +465,14 @@ def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
     shown = []
     for resource, amounts in ((None, used), *mapping(used.get("others")).items()):
         noun = _text(unit_of(str(resource or used.get("resource") or GPU))[1])
-        found = {label.format(noun): number(mapping(amounts).get(name)) for name, label in USAGE.items()}
+        found = {name: number(mapping(amounts).get(name)) for name in USAGE}
         if resource or any(found.values()):
             of = f": {noun}" if resource else ""
-            shown += [(label + of, format_duration(s)) for label, s in found.items() if s is not None]
+            for name, seconds in found.items():
+                if seconds is not None:
+                    is_own = name == "held" and not resource
+                    amount = _running_on(seconds, read, now) if is_own else format_duration(seconds)
+                    shown.append((USAGE[name].format(noun) + of, amount))
     if number(used.get("unknown_claims")):
         shown.append(("Devices of ResourceClaims", "not counted"))
     return shown + _repeated(used)
@@ -451,11 +488,12 @@ def _repeated(used: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
+    """The running limits, each with the time until it expires; empty if it has."""
     found = []
     for limit in map(mapping, _list(read.get("limits"))):
         due = number(limit.get("due"))
         if due is not None:
-            left = "has expired" if due <= now else f"expires in {format_duration(due - now)}"
+            left = "" if due <= now else Ticking.of(now, due, rate=-1.0)
             found.append((_text(limit.get("name")), left))
     return found
 

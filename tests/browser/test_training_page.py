@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.text.output import format_duration
 from tests.browser.conftest import Open
 from tests.browser.site import Site
 from tests.browser.tabs import GROWS, until
@@ -18,10 +19,11 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 AGE = """() => {
-  showAge();
-  const age = document.getElementById("age");
-  return [Date.now() / 1000, age.textContent, Number(age.dataset.written)];
+  showDurations();
+  const age = document.querySelector("#age span");
+  return [Date.now() / 1000, age.textContent, Number(age.dataset.at)];
 }"""
+SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 POINTS_OF_LOSS = "charts.get('loss')?.uplot.data[0].length ?? 0"
 
 
@@ -40,6 +42,11 @@ def test_curve_and_age_grow_without_a_reload(airflow_site: Site, open_page: Open
     drawn = tab.evaluate(picture)
 
     until(tab, "age => document.getElementById('age').textContent !== age", arg=age)
+    held = "document.querySelector('#usage ~ dl [data-at]').textContent"
+    before = tab.evaluate(held)
+    until(tab, f"before => {held} !== before", arg=before)
+    lengths = [0, 1.4, 59.4, 59.6, 60, 3599, 3661, 7260, 86400, 90061]
+    assert tab.evaluate("lengths => lengths.map(duration)", lengths) == [format_duration(s) for s in lengths]
     last = "document.querySelector('#metrics-section tbody td').textContent"
     before = tab.evaluate(last)
     until(tab, f"before => {last} !== before", arg=before, timeout=GROWS)
@@ -52,14 +59,14 @@ def test_curve_and_age_grow_without_a_reload(airflow_site: Site, open_page: Open
 def test_age_does_not_depend_on_the_clock_of_the_browser(airflow_site: Site, open_page: Open, days: int) -> None:
     """The data of a training that waits gets older, because nothing is written."""
     tab = open_page(airflow_site.page(airflow_site.queued()), java_script_enabled=False)
-    written = float(tab.locator("#age").get_attribute("data-written"))
+    written = float(tab.locator("#age span").get_attribute("data-at"))
     wait_for("the data has an age", lambda: time.time() > written + 30)
     tab = open_page(airflow_site.page(airflow_site.queued()), clock=days * 86400)
     until(tab, "served.size > 0")
     drawn, age, at = tab.evaluate(AGE)
     assert abs(drawn - time.time()) > 80000, "the clock of the browser is right"
-    number, unit = age.removeprefix("The data is ").removesuffix(" old.").split()
-    shown = int(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+    words = age.split()
+    shown = sum(int(number) * SECONDS[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
     assert at <= time.time()
     assert 0.5 * (time.time() - at) < shown < 1.5 * (time.time() - at) + 5
 

@@ -71,7 +71,10 @@ def test_page_of_a_running_training() -> None:
     assert lengths == {"Pending": "30 s", "Running": "1 min 10 s"}
     assert shown.facts == [("PyTorchJob", "ml/mnist"), ("Replicas", "1 Running, 1 Pending"), ("GPUs", "16")]
     assert shown.usage == [("Held", "1 h")]
-    assert shown.limits == [("startup_timeout", "expires in 50 s")]
+    assert shown.limits == [("startup_timeout", "50 s")]
+    text = page(shown)
+    for runs_on in ("The data is", "expires in", '<span class="quiet">'):
+        assert f'{runs_on} <span data-at="' in text or f'{runs_on}<span data-at="' in text
     assert shown.series == {"loss": [[1], [0.5]]}
     assert "kubectl get pytorchjobs.kubeflow.org mnist --namespace ml --output yaml" in shown.commands
     assert "kubectl logs --namespace ml w --all-containers --follow" in shown.commands, "the replica that is not fine"

@@ -17,19 +17,32 @@ function noteServerTime(answer) {
   if (!Number.isNaN(date)) [servedAt, receivedAt] = [date / 1000, performance.now()];
 }
 
-function showAge() {
-  const age = document.getElementById("age"), now = serverTime();
-  if (!age || Number.isNaN(now)) return; // the text is the server's
-  const seconds = Math.max(Math.round(now - age.dataset.written), 0);
-  const text = seconds < 120 ? `${seconds} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
-  age.textContent = `The data is ${text} old.`;
+// As format_duration does in Python: the two largest units.
+function duration(seconds) {
+  let rest = Math.max(Math.round(seconds), 0);
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]].map(([unit, size]) => {
+    const count = Math.floor(rest / size);
+    rest %= size;
+    return [count, unit];
+  });
+  const found = parts.findIndex(([count]) => count), first = found < 0 ? parts.length - 1 : found;
+  return parts.slice(first, first + 2).filter(([count], i) => count || !i).map((part) => part.join(" ")).join(" ");
+}
+
+// Lets durations run on: see `Ticking` in views.py.
+function showDurations() {
+  const now = serverTime();
+  if (Number.isNaN(now)) return; // the texts are the server's
+  for (const { dataset, firstChild } of content.querySelectorAll("[data-at]")) {
+    firstChild.nodeValue = duration(Number(dataset.seconds) + dataset.rate * (now - dataset.at));
+  }
 }
 
 function layOut() {
   for (const item of content.querySelectorAll("[data-share]")) item.style.flexGrow = Math.max(item.dataset.share, 1);
   showCharts(content.querySelector(".charts"), series);
   if (sorted) sortRows(sorted.column, sorted.descending);
-  showAge();
+  showDurations();
   document.dispatchEvent(new Event("laidout"));
 }
 
@@ -183,5 +196,5 @@ addEventListener("resize", resizeCharts);
 addEventListener("storage", (event) => { if (event.key === "theme") { applyTheme(); redrawCharts(); } });
 
 layOut();
-setInterval(() => { if (!document.hidden) showAge(); }, 1000);
+setInterval(() => { if (!document.hidden) showDurations(); }, 1000);
 if (document.body.dataset.update && !document.hidden) update();
