@@ -59,7 +59,7 @@ NOT_FOLLOWED = (
 class Ticking(str):
     """A duration that the browser lets run on: at a time in epoch seconds it has a length, and a rate of growth."""
 
-    __slots__ = ("_html",)
+    _html: str
 
     @classmethod
     def of(cls, now: float, at: float, *, seconds: float = 0.0, rate: float = 1.0) -> Ticking:

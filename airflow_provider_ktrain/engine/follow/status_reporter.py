@@ -77,7 +77,9 @@ class StatusReporter(Part):
         requested, in_queue, spans = state.requested, state.queued_seconds(), state.spans_in(Phase.QUEUED)
         metrics, phases, queue = self._output.training_metrics.frozen(), list(state.phases), self._queue_reason()
         notice = "" if ended else self._notice()
-        limits = [{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)]
+        limits: list[dict[str, Any]] = [
+            {"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)
+        ]
         if not ended and (first := self._startup.limit):
             limits = sorted([*limits, first], key=lambda limit: limit["due"])
 
