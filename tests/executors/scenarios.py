@@ -13,7 +13,9 @@ from tests.e2e.scenario import LINE, TASK, Begin, Stage
 
 SETTINGS = {
     "AIRFLOW__CORE__PARALLELISM": "64",
-    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "120",  # no test stops one
+    # no test stops a triggerer, and many tasks that start at once delay heartbeats
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "120",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
     "TEST_ONE_TRIGGERER": "1",  # two on one host can't both serve their logs
 }
 SHOWN_WITHIN = 60.0  # seconds from the end of a task until its log is complete

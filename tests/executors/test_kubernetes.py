@@ -158,7 +158,7 @@ STOPS = {
 
 def test_stopped_workers(begin: Begin, airflow: Airflow) -> None:
     """Each way to stop a worker pod: of a task with a retry, and of one without. All at once: each needs a minute."""
-    retried = {how: begin("chaos_worker_retries", seconds=90) for how in STOPS}
+    retried = {how: begin("chaos_worker_retries", seconds=150) for how in STOPS}
     alone = {how: begin("chaos_worker", seconds=ENDLESS) for how in STOPS}
     for stage in (*retried.values(), *alone.values()):
         wait_running(stage)
@@ -178,7 +178,7 @@ def test_lost_node(begin: Begin, airflow: Airflow, cluster: TestCluster, nodes: 
     core = Kube(str(cluster.kubeconfig)).core
     stays, lost = nodes
     core.patch_node(stays, {"spec": {"unschedulable": True}})
-    retried = begin("chaos_worker_retries", seconds=90)
+    retried = begin("chaos_worker_retries", seconds=150)
     wait_running(retried)
     core.patch_node(stays, {"spec": {"unschedulable": None}})
     cluster.admin("lose", node=lost)
