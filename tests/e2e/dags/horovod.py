@@ -12,7 +12,9 @@ from airflow_provider_ktrain.sensors.training import MPIJobSensor
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "example_dags"
 ARGUMENTS = (
-    "-np 2 --min-np 1 --max-np 3 --blacklist-cooldown-range 5 30 --host-discovery-script /etc/mpi/discover_hosts.sh "
+    # a rank waits for the others for 30 s by default, in which a busy machine may not start them
+    "-np 2 --min-np 1 --max-np 3 --blacklist-cooldown-range 5 30 --gloo-timeout-seconds 300 "
+    "--host-discovery-script /etc/mpi/discover_hosts.sh "
     "python /examples/elastic/tensorflow2_mnist_elastic.py"
 )
 
