@@ -60,13 +60,14 @@ class Workers:
             TEST_HOSTNAME=airflow.hosts[machine], **log_disk, **env,
         )  # fmt: skip
         self._groups.append(process.pid)
+        return name
 
+    def wait_ready(self, name: str) -> None:
         def ready() -> bool:
-            assert process.poll() is None, self.output(name)[-2000:]
+            assert self._airflow.processes[name].poll() is None, self.output(name)[-2000:]
             return f"celery@{name} ready." in self.output(name)
 
         wait_for(f"{name} is ready", ready)
-        return name
 
     def output(self, name: str) -> str:
         return (self._airflow.home / f"{name}.out").read_text()
@@ -110,7 +111,7 @@ def workers(airflow: Airflow) -> Iterator[Workers]:
     """One worker runs, for the default queue."""
     started = Workers(airflow)
     try:
-        started.start(DEFAULT)
+        started.wait_ready(started.start(DEFAULT))
         yield started
     finally:
         started.end()
