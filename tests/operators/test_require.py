@@ -141,6 +141,21 @@ def test_a_bound_that_renders_to_no_number_fails_before_the_submission(instance:
     assert not instance.jobs()
 
 
+@pytest.mark.parametrize(("literal", "rendered"), [("<= {{ x }}", "<= None"), ("0.9", "0.9")])
+def test_a_bound_of_a_mapped_task_is_validated_before_the_submission(
+    instance: Instance, literal: str, rendered: str
+) -> None:
+    """Its values aren't known when the DAG is parsed."""
+    bounds = {"require": {"loss": rendered}}
+    with pytest.raises(TrainingConfigurationError, match=rf"require\['loss'\]: .*found '{rendered}'"):
+        instance.execute(require={"loss": literal}, rendered=bounds, _airflow_from_mapped=True)
+    assert not instance.jobs()
+    assert instance.operator is not None
+    instance.operator.require = {"loss": "<= {{ x }}"}
+    instance.operator.render_template_fields({"x": 0.5})
+    assert instance.operator.require == {"loss": "<= 0.5"}
+
+
 NAN = ["sh", "-c", """while :; do echo 'KTRAIN_METRIC {"step": 7, "loss": NaN}'; sleep 1; done"""]
 
 
