@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.diagnosis.cause_scanner import CauseScanner
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS, find_unstartable_command
 from airflow_provider_ktrain.core.state.pods.pod_groups import MAX_START_RESTARTS
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS
+from airflow_provider_ktrain.engine.follow.evidence_collector import TAIL_LINES
 from tests.tables import table
 
 from .test_diagnosis import assert_sentences, failed, pod
 
-GROUPS = table(Path(__file__).parent / "failures.yaml")
+HERE = Path(__file__).parent
+GROUPS = table(HERE / "failures.yaml") | table(HERE / "causes.yaml")
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
 ENDED = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-21T10:01:00Z"}
 
@@ -33,8 +37,8 @@ def evidence(case: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
     it["spec"] = {} if "conditions" in case.get("status", {}) or "spec" in case else it["spec"]
     it["spec"] |= case.get("spec", {})
     container = it["status"]["containerStatuses"][0]
-    if "ended" in case:
-        container["state"] = {"terminated": ENDED | case["ended"]}
+    if "ended" in case or case.keys() <= {"log", "first", "category"}:
+        container["state"] = {"terminated": ENDED | case.get("ended", {"exitCode": 1, "reason": "Error"})}
         it["status"]["phase"] = "Failed"
     if "waiting" in case:
         container["state"] = {"waiting": case["waiting"]}
@@ -50,13 +54,25 @@ def evidence(case: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
     return job, [it] if case.get("pods", True) else [], events
 
 
+def kept(log: str) -> list[str]:
+    """What is kept of a log that is followed."""
+    lines: list[str] = []
+    for line in log.splitlines():
+        repeated = re.match(r"#lines (\d+) (.*)", line)
+        lines += [repeated[2]] * int(repeated[1]) if repeated else [line]
+    scanner, end = CauseScanner[int](), max(len(lines) - TAIL_LINES, 0)
+    for number, line in enumerate(lines):
+        scanner.see(line, number)
+    return [*(lines[number] for number in scanner.kept() if number < end), *lines[end:]]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_line_of_a_failure(name: str) -> None:
     case = CASES[name]
     logs = {"pytorch": case.get("log"), "fetch": case.get("init log")}
-    tails = {log_key("train-pod", container): text.splitlines() for container, text in logs.items() if text}
+    tails = {log_key("train-pod", container): kept(text) for container, text in logs.items() if text}
     cause = diagnose(make_evidence(*evidence(case), tails))
-    assert (cause.summary, cause.category) == (case["first"], case["category"])
+    assert (cause.summary, cause.category) == (" ".join(case["first"].split()), case.get("category", "user code"))
     assert case.get("resolution", "") in cause.resolution
     assert_sentences(cause.resolution)
     assert len(cause.summary) <= MAX_FIRST_LINE_CHARS

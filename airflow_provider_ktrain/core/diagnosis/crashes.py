@@ -51,7 +51,7 @@ _OF_SHELL = re.compile(
     rf"(?P<words>{_WORDS})(?P<core>\s{{1,40}}\(core dumped\))?(?:\s|$)"
 )
 _CURRENT_THREAD = re.compile(r"^(Current thread 0x\w{1,32}|Stack)\b.{0,100} \(most recent call first\):")
-_PYTHON_FRAME = re.compile(r'^  File "(?P<path>.{1,400})", line (?P<line>\d{1,9}) in (?P<name>.{1,200})')
+_PYTHON_FRAME = re.compile(r'^ {1,3}File "(?P<path>.{1,400})", line (?P<line>\d{1,9}) in (?P<name>.{1,200})')
 #: Frames of a native stack, as UCX, Open MPI, and glog or absl print them.
 _NATIVE_FRAMES = (
     re.compile(r"^ ?\d{1,3} +0x\w{1,32} (?P<name>[^()]{1,200})\(.{0,300}?\)\s+(?P<place>\S{1,300})"),

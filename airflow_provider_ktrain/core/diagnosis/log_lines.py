@@ -46,6 +46,7 @@ class Line:
     at: float | None = None
 
 
+_BOX = ("╭", "│", "╰")  #: Rich prints tracebacks in boxes.
 #: Prefixes of torchrun, PyTorch, Horovod, mpirun, Ray, DeepSpeed's pdsh and srun.
 _PREFIX = re.compile(
     r"(\[(default)?\d{0,9}\]:|\[(rank|Rank)\d{1,9}\]:?|\[\d{1,9}(,\d{1,9})?\]<std(out|err)>:|"
@@ -76,6 +77,11 @@ def time_of(line: str) -> float | None:
     return epoch_seconds(line.time) if isinstance(line, TimedText) else None
 
 
+def may_be_progress(text: str) -> bool:
+    """Whether a line has a word of progress. It may be that of a sentence."""
+    return _PROGRESS.search(text) is not None
+
+
 def is_progress(text: str) -> bool:
     """Whether a line reports progress: a metric, a step or a bar, and not a sentence about one."""
     match = _PROGRESS.search(text)
@@ -98,9 +104,12 @@ def parsed_lines(texts: Sequence[str]) -> list[Line]:
     return [_parsed(text, prefixes, time_of(of)) for text, of in zip(plain, texts, strict=True)]
 
 
-def process_of(text: str) -> tuple[str, str]:
-    """The process that the prefix of a line names, and the rest of the line."""
-    line = _parsed(_ESCAPE.sub("", text) if "\x1b" in text else text, (), None)
+def process_of(text: str, prefixes: tuple[str, ...] = ()) -> tuple[str, str]:
+    """The process that the prefix of a line names, and the rest of the line.
+
+    :param prefixes: others that are known. Default: none.
+    """
+    line = _parsed(_ESCAPE.sub("", text) if "\x1b" in text else text, prefixes, None)
     return line.process, line.text
 
 
@@ -116,6 +125,8 @@ def _parsed(text: str, prefixes: tuple[str, ...], at: float | None) -> Line:
         process, rest = process or known.strip(), rest[len(known) :]
     elif (begin := rest.rfind(TRACEBACK)) > 0 and not rest[:begin].endswith("Original "):
         rest = rest[begin:]  # it follows a bar of progress, or what a program has not ended with a line break
+    if rest.startswith(_BOX):
+        rest = TRACEBACK if TRACEBACK[:-1] in rest else f"  {rest}"
     return Line(rest, process, at)
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,9 +47,11 @@ class Tail:
         NCCL, NCCL's own message. Default: "", none found.
     :param is_handled: whether the exception was printed by a program that went on, or raised by another thread, so that
         it doesn't explain a signal. Default: False.
+    :param assertion: that failed on the GPU, if the exception says only that one has. Default: "".
     :param crash_line: without an exception, the line by which a library or the C library explains why it ended the
         process, or what ended it, and where. Default: "".
     :param crash_signal: the signal that a dump reports. Default: 0, none.
+    :param is_kill_reported: whether a shell reports that SIGKILL has ended a child, without progress after it.
     :param record: without both, the message of a logger at the level of an error with which the program ends. Default:
         "".
     :param others: other exceptions of the same chain or of other processes. Default: none.
@@ -67,8 +69,10 @@ class Tail:
 
     exception: str = ""
     is_handled: bool = False
+    assertion: str = ""
     crash_line: str = ""
     crash_signal: int = 0
+    is_kill_reported: bool = False
     record: str = ""
     others: tuple[str, ...] = ()
     points_elsewhere: bool = False
@@ -102,8 +106,12 @@ _OF_NCCL = re.compile(r"NCCL [Ee]rror( in)?\b|\bnccl\w+Error\b")
 _NCCL_WARN = re.compile(r"\bNCCL WARN (.+)")
 _CRASH_LINE = re.compile(
     r"Process group watchdog thread terminated with exception: (?P<why>\S.*)|"
-    r"(free\(\)|malloc\(\)|double free|corrupted |munmap_chunk\(\)|Memory access fault by GPU)"
+    r"\] (?P<check>Check failed: \S.*)|"
+    r"(free\(\)|malloc\(\)|double free|corrupted |munmap_chunk\(\)|Memory access fault by GPU|"
+    r"Assertion `.{1,200}' failed)"
 )
+#: An assertion of a CUDA kernel. The exception says only that one has failed.
+_DEVICE_ASSERTION = re.compile(r"Assertion `.{1,200}?` failed")
 _OF_GLIBC = re.compile(r"^\*\*\* Error in `[^']{1,200}': |: 0x\w{1,32} \*\*\*$")
 _LAUNCHER_MESSAGES = (
     "ChildFailedError",
@@ -114,18 +122,22 @@ _LAUNCHER_MESSAGES = (
 #: An exception that says only that another process has failed, or where the cause stands.
 _POINTS = re.compile(
     r"(?i)\broot cause\b|"
-    r"\b(see|check|consult|look at|refer to|inspect)\b.{0,60}?\b(above|below|logs?|traceback|stack ?trace|output)\b|"
+    r"\b(see|check|consult|look at|refer to|inspect)\b.{0,60}?"
+    r"\b(above|below|previous|logs?|traceback|stack ?trace|output)\b|"
     r"\b(another|other|some|a|one of the|one or more) (worker|rank|process|node|replica)(s|es)?( \w{1,20})? "
     r"(has |have )?(failed|died|raised|crashed|exited)|"
     r"\b(rank|worker|process) \d{1,6} (has )?(failed|died|crashed|raised)"
 )
+_KILLED = re.compile(r"^Killed$|\bKilled  ")
 _FIRST_OF_HOROVOD = re.compile(
     r"first process to do so was:\s{0,9}Process name:[^\n]{0,200}\s{1,9}Exit code:\s{1,9}(\d{1,9})"
 )
 BUILD_FAILED = re.compile(r"Error building extension '(\w{1,200})'")
 #: An error of a shell's script: the script, with the number of the line, and the message.
 _OF_SCRIPT = re.compile(r"^([^\s:]{1,300}(?:: -c)?): (?:line )?\d{1,9}: (.*)")
-_WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
+_WRAPPER_EXCEPTIONS = re.compile(
+    r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError|ProcessRaisedException"
+)
 #: Torchrun's reports that a process has failed, and that it stops the others, in torch 1.9 to 2.13.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of ")
 _STOPPED = re.compile(r"(Sending|Closing) process \d+ (closing|via) signal SIG")
@@ -203,12 +215,12 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     causes = [t for t in raised if t not in effects]
     pointing = [t for t in causes if _POINTS.search(t.exception)]
     causes = [t for t in causes if t not in pointing] or causes
-    pick = _Picker(has_launcher or bool(reported), _failed_processes(clean))
+    pick = _Picker(has_launcher or bool(reported), _failed_process(clean))
     chosen = pick(causes or effects, lambda one: (one.weight, one.lines[0]))
     latest = {ordered[n].process: n for n in progress}
     records = [r for r in find_records(ordered) if latest.get(r.process, -1) <= r.line]
     record = pick(records, lambda one: (0, one.line))
-    of_library = next((m["why"] or line.strip() for line in own if (m := _CRASH_LINE.search(line))), "")
+    of_library = next((m["why"] or m["check"] or line.strip() for line in own if (m := _CRASH_LINE.search(line))), "")
     crash = _explaining(find_crashes(ordered), chosen, bool(causes), of_library)
     if crash or (record and chosen and chosen.weight >= Weight.IN_THREAD):
         chosen = None
@@ -223,8 +235,12 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     return Tail(
         exception=exception,
         is_handled=chosen is not None and chosen.is_handled,
+        assertion=next((m[0] for line in own if (m := _DEVICE_ASSERTION.search(line))), "")
+        if "device-side assert" in exception
+        else "",
         crash_line="" if exception else crash_line,
         crash_signal=crash.signal if crash else 0,
+        is_kill_reported=any(_KILLED.search(line) for line in _since_progress(own)),
         record="" if exception or crash_line or record is None else record.text,
         others=_others(chosen, causes),
         points_elsewhere=chosen in pointing,
@@ -246,7 +262,7 @@ class _Picker:
     :param failed: prefixes of the process that the launcher reports as the first to fail.
     """
 
-    def __init__(self, is_joint: bool, failed: Collection[str]) -> None:
+    def __init__(self, is_joint: bool, failed: re.Pattern[str] | None) -> None:
         self._is_joint, self._failed = is_joint, failed
 
     def __call__(self, found: Sequence[T], order: Callable[[T], tuple[int, int]]) -> T | None:
@@ -260,7 +276,7 @@ class _Picker:
             weight = min(order(one)[0] for one in ones)
             ones = [one for one in ones if order(one)[0] == weight]
             chosen.append(ones[0 if self._is_joint and not process else -1])
-        of_failed = [one for one in chosen if one.process in self._failed]
+        of_failed = [one for one in chosen if self._failed and self._failed.fullmatch(one.process)]
         return min(of_failed or chosen, key=order, default=None)
 
 
@@ -380,18 +396,12 @@ def _root_cause(lines: Sequence[str]) -> str:
     )
 
 
-def _failed_processes(lines: Sequence[str]) -> list[str]:
-    """The prefixes of the lines of the process that torchrun, Horovod or mpirun reports as the first to fail."""
+def _failed_process(lines: Sequence[str]) -> re.Pattern[str] | None:
+    """The prefixes of the process that torchrun, Horovod or mpirun reports as the first to fail; None if none does."""
     if match := re.search(r"rank\s*:\s*(\d{1,9}) \(local_rank: (\d{1,9})\)", _root_cause(lines)):
-        return [f"[rank{match[1]}]:", f"[default{match[2]}]:", f"[{match[2]}]:"]
+        return re.compile(rf"\[rank{match[1]}\]:|\[(?!rank)[A-Za-z_-]{{0,99}}{match[2]}\]:")
     match = re.search(r"Process name: (?:(\d{1,9})|\[\[\d{1,9},(\d{1,9})\],(\d{1,9})\])\s", "\n".join([*lines, ""]))
-    if match is None:
-        return []
-    rank = match[1] or match[3]
-    return [f"[{rank}]<{stream}>:" for stream in ("stderr", "stdout")] + [
-        f"[1,{rank}]<stderr>:",
-        f"[1,{rank}]<stdout>:",
-    ]
+    return re.compile(rf"\[(?:1,)?{match[1] or match[3]}\]<std(?:err|out)>:") if match else None
 
 
 def _clipped(text: str) -> str | None:

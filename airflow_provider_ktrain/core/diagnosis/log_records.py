@@ -26,8 +26,10 @@ class Record:
     process: str = ""
 
 
-_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|CRIT)\b")
-_SENTENCE = re.compile(r"\b[A-Za-z]{2,40}[,;]? [a-z]{2,40} [a-z]{2,40}\b")
+_LEVEL = re.compile(
+    r"\b(?:ERROR|CRITICAL|FATAL|CRIT)\b|(?<=\[)(?:error|critical) *(?=\])|^(?:Error|error|fatal)(?=: \S)"
+)
+_SENTENCE = re.compile(r"\b[A-Za-z]{2,40}[,;]? [a-z]{2,40} ([a-z]{2,40}\b|$)")
 _LOGFMT = re.compile(r'\blevel="?(?:error|critical|fatal)\b')
 _LOGFMT_MESSAGE = re.compile(r'\b(?:msg|message|event)=(?:"([^"]{1,2000})"|(\S{1,2000}))')
 #: Records of absl and glog: E only from Python code, F from all.

@@ -110,7 +110,7 @@ def _out_of_memory(f: Failure) -> Cause | None:
     if f.reason == "OOMKilled":
         summary = f"{f.replica} ran out of memory (OOMKilled, exit code 137)"
         return Cause(Category.OUT_OF_MEMORY, summary, "", resolution)
-    shell_reports_kill = f.exit_code == SIGKILLED and re.search(r"^Killed$|\bKilled  ", f.tail.last_line)
+    shell_reports_kill = f.exit_code == SIGKILLED and f.tail.is_kill_reported
     if (f.tail.child_exit_code == -9 or shell_reports_kill) and not f.tail.exception:
         code = _code(f)
         summary = f"{f.replica} failed: SIGKILL ended one of its processes, probably out of memory ({code})"
@@ -286,6 +286,8 @@ def _program_failed(f: Failure) -> Cause:
     who = f"Init container {f.container} of {f.replica}" if f.is_init else f.replica
     why = f.tail.exception or f.tail.crash_line or f.tail.record
     last_line = f". Last log line: {f.tail.last_line}" if f.tail.last_line else ""
+    if f.tail.assertion:
+        why = f"{why}: {f.tail.assertion}"
     code = _code(f)
     what, resolution = f"{who} failed with {code}", f"Read the log of {f.replica}."
     if f.tail.child_exit_code and not why:

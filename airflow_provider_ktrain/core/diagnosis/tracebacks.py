@@ -62,7 +62,7 @@ _EXCEPTION = re.compile(r"^[A-Za-z_][\w.<>]{,199}(:\s.*|:|)$")
 _BARE_EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)|Exception|MemoryError)(:\s.*|:|)$"
 )
-_FRAME = re.compile(r'^  File ".{1,400}", line \d{1,9}, in (\S{1,200})')
+_FRAME = re.compile(r'^ {1,3}File ".{1,400}", line \d{1,9}, in (\S{1,200})')
 #: Precedes the exception of another process or thread, whose traceback is the message of this one.
 _ORIGINAL = re.compile(r"^(Original Traceback|The original traceback) ")
 _CAUGHT = re.compile(r"^[\w.]{1,200}: Caught [\w.]{1,200} in \w")
