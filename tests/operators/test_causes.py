@@ -146,3 +146,43 @@ def test_launcher_that_fails_after_its_worker_is_the_effect(
             deferrable=False,
         )
     assert str(failed.value).splitlines()[0].startswith(first)
+
+
+def workers(number: int, log: str) -> dict[str, Any]:
+    one = replica()
+    one["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c", log], "image": IMAGE}
+    return {**one, "replicas": number}
+
+
+def run(instance: Instance, **parameters: Any) -> None:
+    """Execute the task, to its end also in the triggerer."""
+    if (deferred := instance.execute(**parameters)) is not None:
+        instance.resume(instance.event(deferred))
+
+
+LOST = "RuntimeError: Connection closed by peer [10.0.0.7]:4711"
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_cause_of_a_peer_whose_log_is_not_followed(instance: Instance, deferrable: bool) -> None:
+    """The peers are asked for it when the followed replica has only lost one."""
+    of_rank_2 = f'if [ "$RANK" = 2 ]; then {program(OF_PROGRAM)}; sleep 300; fi; sleep 300'
+    case = {"logs": {"Master 0": f"#sleep 3\n{LOST}\n#exit 1"}}
+    job = manifest(case)
+    job["spec"]["pytorchReplicaSpecs"]["Worker"] = workers(3, of_rank_2.replace("sleep 0.5; exit 1", "sleep 200"))
+    with pytest.raises(TrainingJobError) as failed:
+        run(instance, manifest=job, deferrable=deferrable, logs="primary")
+    first = "Worker 1 failed: ValueError: sample 4711 has no label (it still runs)"
+    assert str(failed.value).splitlines()[0] == first
+
+
+@pytest.mark.parametrize("logs", ["none", "auto"])
+def test_cause_far_above_the_end_of_a_log_that_was_not_followed_from_its_beginning(
+    instance: Instance, logs: str
+) -> None:
+    """It stands before the deferral, or in a log that is read only after the failure."""
+    case = {"logs": {"Master 0": "\n".join([OF_PROGRAM, "#sleep 30", *["memory map"] * 90])}}
+    with pytest.raises(TrainingJobError) as failed:
+        run(instance, manifest=manifest(case), deferrable=True, logs=logs)
+    first = "Master 0 failed: ValueError: sample 4711 has no label (exit code 1)"
+    assert str(failed.value).splitlines()[0] == first

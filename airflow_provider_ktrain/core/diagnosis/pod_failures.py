@@ -6,6 +6,7 @@ Pods are given as last seen, deleted ones included: operators delete pods that f
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -123,6 +124,29 @@ def causes_of_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequenc
             made = replace(_failure(kind, pod, {"name": name}, {}, tail), is_running=not ended)
             if tail.crash_signal or (tail.exception and not tail.is_handled and not made.is_effect):
                 yield made
+
+
+def silent_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> list[tuple[Json, Json]]:
+    """Pods whose logs aren't known, with their main containers, if the first failure is the effect of another one.
+
+    Those come first that the log of this failure names.
+    """
+    first = next(iter(likely_causes(find_failures(kind, pods, logs), kind.launchers)), None)
+    if first is None or not first.is_effect or any(True for _ in causes_of_peers(kind, pods, logs)):
+        return []
+    found = []
+    for pod in pods:
+        for container in objects.main_containers(pod):
+            name, key = str(container.get("name") or ""), objects.name_of(pod)
+            ended = objects.state_of(container, "terminated")
+            if ended.get("exitCode") != 0 and kind.is_main_container(name) and log_key(key, name) not in logs:
+                found.append((pod, container))
+
+    def is_named(pod: Json) -> bool:
+        names = objects.name_of(pod), str((pod.get("status") or {}).get("podIP") or "")
+        return any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", first.tail.text) for name in names if name)
+
+    return sorted(found, key=lambda one: not is_named(one[0]))
 
 
 def likely_causes(found: Sequence[Failure], launchers: Collection[str] = ()) -> list[Failure]:

@@ -14,12 +14,12 @@ from airflow_provider_ktrain.core.diagnosis.collectives import is_report
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.log_lines import TimedText
 from airflow_provider_ktrain.core.diagnosis.node_rules import nodes_to_read
-from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
+from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key, silent_peers
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.logs.cursor import normal_time
+from airflow_provider_ktrain.core.logs.cursor import Cursor, normal_time
 from airflow_provider_ktrain.core.logs.exec_trace import masked_trace
 from airflow_provider_ktrain.core.logs.selection import is_followed, is_init_container
-from airflow_provider_ktrain.core.logs.stacks import MAX_RECORDS, own_text
+from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.state.pods.objects import containers, failed_runs
 from airflow_provider_ktrain.core.text.output import clipped, ends_of
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
@@ -36,11 +36,14 @@ Pod = Mapping[str, Any]
 TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
 REPORT_LINES = 64  # before them, of NCCL's timeouts: their C++ stacks and torchrun's own report follow
 REPORT_SECONDS = 900.0  # before the last line: an older timeout is one that torchrun's next processes trained after
-MAX_TAIL_BYTES = 128 * 1024  # kept of the log of a container that was not followed
+UNFOLLOWED_LINES = 10_000  # last lines that are read of a log that was not followed, or not from its beginning
+MAX_TAIL_BYTES = 1024 * 1024  # of them
+SLICE_LINES = 500  # of them that are parsed without a pause
 READ_TIMEOUT_SECONDS = 10.0  # for all events, logs and nodes together: the release of the GPUs waits for them
 NODE_TIMEOUT_SECONDS = 5.0  # for a node: events and logs matter more
 MAX_TAILS_OF_OTHERS = 100  # containers of forgotten pods whose lines are kept: each Launcher pod has another name
 MAX_UNFOLLOWED_CONTAINERS = 10  # whose logs are read after a failure: those that failed first
+MAX_PEERS = 16  # whose logs are read if those show only that a peer was lost
 
 
 class TailLine(NamedTuple):
@@ -63,13 +66,16 @@ class EvidenceCollector:
         self._tails: dict[str, deque[TailLine]] = {}  # by log_key
         self._reports: dict[str, deque[TailLine]] = {}  # of timeouts, by log_key
         self._scanners: dict[str, CauseScanner[TailLine]] = {}  # by log_key
+        self._resumed: dict[str, int] = {}  # runs of which an earlier process has read the beginning, by log_key
         self.events = JobEvents(context)
 
     def recorder(self, source: LogLine) -> Inspect:
         """A function that keeps the last lines of a followed container; the log follower calls it with each line."""
         key, uid = log_key(source.pod, source.container), source.pod_uid
         keep = self._tails.setdefault(key, deque(maxlen=TAIL_LINES)).append
-
+        before = self._cursor.positions.get(Cursor.key(uid, source.container))
+        if before is not None and before.last:
+            self._resumed[key] = before.restart
         scanned, scanner = -1, CauseScanner[TailLine]()
 
         def record(text: str, time: str, run: int) -> None:
@@ -79,6 +85,8 @@ class EvidenceCollector:
             if run != scanned:
                 scanned, scanner = run, CauseScanner()
                 self._scanners[key] = scanner
+                if run > self._resumed.get(key, run):
+                    del self._resumed[key]
             scanner.see(line.text, line)
             if is_report(text):
                 self._reports.setdefault(key, deque(maxlen=REPORT_LINES)).append(line)
@@ -127,13 +135,12 @@ class EvidenceCollector:
             self._log.warning(
                 f"The diagnosis may be incomplete: events and logs of {self._state.ref} were not read within {limit}."
             )
+        return {"events": events, "logs": self._logs(), "nodes": [node for node in nodes.values() if node]}
+
+    def _logs(self) -> dict[str, list[str]]:
         return {
-            "events": events,
-            "logs": {
-                key: _texts(_with_reports(self._reports.get(key, ()), self._causes(key), lines))
-                for key, lines in self._tails.items()
-            },
-            "nodes": [node for node in nodes.values() if node],
+            key: _texts(_with_reports(self._reports.get(key, ()), self._causes(key), lines))
+            for key, lines in self._tails.items()
         }
 
     def _causes(self, key: str) -> list[TailLine]:
@@ -147,25 +154,37 @@ class EvidenceCollector:
             nodes[name] = node if isinstance(node, dict) else None
 
     async def _read_tails(self, unread: Container[tuple[str, str]]) -> None:
-        """Read the last lines of containers that failed and whose logs were not followed to their end."""
+        """Read the last lines of containers that failed and whose logs were not followed from beginning to end.
+
+        If they show only that a peer was lost, those of peers whose logs aren't known are read, too.
+        """
         missing = []
         for pod in self._state.pods.all:
             for status in containers(pod):
                 container = pod["metadata"]["name"], status["name"]
-                if container in unread and not self._tails.get(log_key(*container)):
-                    self._tails.pop(log_key(*container), None)  # that no line was read doesn't mean that there is none
-                if (ended_at := _failed_at(status)) and (container in unread or log_key(*container) not in self._tails):
+                key = log_key(*container)
+                if container in unread and not self._tails.get(key):
+                    self._tails.pop(key, None)  # that no line was read doesn't mean that there is none
+                is_partly_known = container in unread or key not in self._tails or key in self._resumed
+                if (ended_at := _failed_at(status)) and is_partly_known:
                     missing.append((ended_at, pod, status))
         first = sorted(missing, key=itemgetter(0))[:MAX_UNFOLLOWED_CONTAINERS]
         await asyncio.gather(*(self._read_tail(pod, status, unread) for _, pod, status in first))
+        peers = silent_peers(self._state.kind, self._state.pods.all, self._logs())[:MAX_PEERS]
+        await asyncio.gather(*(self._read_tail(pod, status, unread, is_peer=True) for pod, status in peers))
 
-    async def _read_tail(self, pod: Pod, status: Mapping[str, Any], unread: Container[tuple[str, str]]) -> None:
-        """Read the last lines of a container. Log them unless it was followed or is a sidecar."""
+    async def _read_tail(
+        self, pod: Pod, status: Mapping[str, Any], unread: Container[tuple[str, str]], *, is_peer: bool = False
+    ) -> None:
+        """Read the last lines of a container. Log them unless it was followed, is a sidecar, or has not failed.
+
+        :param is_peer: whether it is read because others have lost a peer. Default: False.
+        """
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
         path = f"{api_paths.core(self._state.ref.namespace, 'pods', name)}/log"
-        query = {"container": container, "tailLines": str(TAIL_LINES + MAX_RECORDS), "timestamps": "true"}
+        query = {"container": container, "tailLines": str(UNFOLLOWED_LINES), "timestamps": "true"}
         end, is_cut = bytearray(), False
-        if (status.get("state") or {}).get("running"):  # the container was restarted: the previous run failed
+        if not is_peer and (status.get("state") or {}).get("running"):  # it was restarted: the previous run failed
             query["previous"] = "true"
         try:
             async with self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as answer:
@@ -178,21 +197,31 @@ class EvidenceCollector:
         *whole, unended = bytes(end).split(b"\n")
         parts = whole if is_of_kubelet(unended) else [*whole, unended]
         parts = parts[is_cut:]  # the beginning of a line shows whether it has Secrets, which are to be masked
-        parted = [_parted(line.decode(errors="replace")) for line in parts if line]
         kind, job = self._state.kind, self._state.known_job
         role, index = kind.role_of(pod)
-        parted = [(time, masked_trace(text, role, lambda: job)) for time, text in parted]
-        lines = [(time, own) for time, text in parted if (own := own_text(text)) is not None]
-        known = [TailLine("", 0, time, ends_of(text)) for time, text in lines]
-        lines = lines[-TAIL_LINES:]
-        self._tails[log_key(name, container)] = deque(known, maxlen=TAIL_LINES)
-        self._reports[log_key(name, container)] = deque((line for line in known if is_report(line.text)), REPORT_LINES)
+        key, scanner = log_key(name, container), CauseScanner[TailLine]()
+        known, reports = deque[TailLine](maxlen=TAIL_LINES), deque[TailLine](maxlen=REPORT_LINES)
+        for number, part in enumerate(parts, 1):
+            time, text = _parted(part.decode(errors="replace"))
+            text = masked_trace(text, role, lambda: job)
+            if part and (own := own_text(text)) is not None:
+                line = TailLine("", 0, time, ends_of(own))
+                known.append(line)
+                scanner.see(line.text, line)
+                if is_report(own):
+                    reports.append(line)
+            if number % SLICE_LINES == 0:
+                await asyncio.sleep(0)
+        tail = self._tails.setdefault(key, deque(maxlen=TAIL_LINES))
+        tail.clear()
+        tail.extend(known)
+        self._reports[key], self._scanners[key] = reports, scanner
         followed = self._cursor.has(uid, container) or (name, container) in unread
-        if followed or not is_followed(kind, job, pod, container):
+        if is_peer or followed or not is_followed(kind, job, pod, container):
             return
         log_line, init = LineLogger(self._log, kind), is_init_container(pod, container)
-        for time, text in lines:
-            log_line(LogLine(name, container, role, index, 0, time, text, init=init))
+        for line in known:
+            log_line(LogLine(name, container, role, index, 0, line.time, line.text, init=init))
 
 
 def _with_reports(reports: Iterable[TailLine], causes: Sequence[TailLine], tail: deque[TailLine]) -> list[TailLine]:
