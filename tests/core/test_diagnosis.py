@@ -933,3 +933,15 @@ def test_last_line_is_one_of_the_program() -> None:
     resolved = ["nslookup: can't resolve", "Server:    10.96.0.10", "Name:      master-0", "Address: 10.1.2.3"]
     assert read_tail(resolved).last_line == "nslookup: can't resolve"
     assert read_tail([metric]).last_line == metric, "it has written nothing else"
+
+
+def test_launcher_that_ends_while_its_evicted_worker_is_shut_down_is_the_effect() -> None:
+    """The kubelet notes the eviction when the grace period is over."""
+    job = failed(at=400, reason="MPIJobEvicted", message="1/2 workers are evicted")
+    launcher, worker = pod("Launcher", 0, code=1, at=300), pod("Worker", 1)
+    worker["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    worker["status"]["containerStatuses"][0]["state"] = {
+        "terminated": {"exitCode": 137, "reason": "Error", "finishedAt": time(302)}
+    }
+    first = "Worker 1 was evicted from its node (Evicted): The node was low on resource: memory."
+    assert diagnose(make_evidence(job | {"kind": "MPIJob"}, [launcher, worker])).summary == first

@@ -71,3 +71,13 @@ async def test_other_kinds_have_no_runtime(cluster: TestCluster) -> None:
     async with api_of(cluster) as api:
         assert await read_served(api, PYTORCHJOB, "v1", pytorchjob(), "default") is None
         assert api.stats["requests"] == 0
+
+
+async def test_runtime_of_the_same_name_and_of_another_kind_is_the_remedy(cluster: TestCluster) -> None:
+    manifest = trainjob()
+    manifest["spec"]["runtimeRef"] = {"kind": "TrainingRuntime", "name": "torch-distributed"}
+    async with api_of(cluster) as api:
+        with pytest.raises(RuntimeMismatchError) as e:
+            await read_served(api, TRAINJOB, "v1alpha1", manifest, "default")
+    remedy = "there is a ClusterTrainingRuntime torch-distributed: set runtimeRef.kind to ClusterTrainingRuntime"
+    assert e.value.remedy == remedy

@@ -153,7 +153,8 @@ def likely_causes(found: Sequence[Failure], launchers: Collection[str] = ()) -> 
     """The failures that can be the cause, the most likely first.
 
     A failure whose pod was replaced is over, with two exceptions: nothing else has failed, or the others failed because
-    they lost a peer. In the second case, a replaced pod that failed shortly before is the peer that they lost.
+    they lost a peer. In the second case, a replaced pod that failed shortly before is the peer that they lost, as is
+    one that Kubernetes ended.
 
     :param launchers: see `Failure.follows_peers`. Default: none.
     """
@@ -164,12 +165,11 @@ def likely_causes(found: Sequence[Failure], launchers: Collection[str] = ()) -> 
     lost_peers = [
         f
         for f in found
-        if not f.is_latest
-        and f.since
+        if f.since
         and at - PEER_LOSS_DELAY <= f.since <= at + CLOCK_SKEW
-        and (lost_peer or f.is_ended_by_cluster)
+        and (f.is_ended_by_cluster or (lost_peer and not f.is_latest))
     ]
-    return [*lost_peers, *latest]
+    return [*lost_peers, *(f for f in latest if f not in lost_peers)]
 
 
 def log_key(pod: str, container: str) -> str:

@@ -46,6 +46,7 @@ class Runtimes:
     :param in_namespaces: the path segments of the kinds of runtimes that are in a namespace.
     :param in_cluster: the path segments of the kinds of runtimes that all namespaces share.
     :param ref: returns the runtime that a manifest refers to. None: there is none, or of an unknown kind.
+    :param of_other_kind: returns the runtime of this name in the namespace, or for all namespaces if this is that one.
     :param require_supported: raises a RuntimeMismatchError if the fields of `spec` in the served schema are those of an
         operator to which no job can be submitted.
     :param lacks: returns what a job lacks on this cluster, for the log; empty if nothing.
@@ -56,6 +57,7 @@ class Runtimes:
     in_namespaces: tuple[str, ...]
     in_cluster: tuple[str, ...]
     ref: Callable[[Mapping[str, Any]], RuntimeRef | None]
+    of_other_kind: Callable[[RuntimeRef], RuntimeRef]
     require_supported: Callable[[frozenset[str]], None]
     lacks: Callable[[Served], str]
     require_code: Callable[[Served], None]

@@ -54,13 +54,17 @@ async def read_served(
         found = await read(api_paths.runtime(kind, version, ref, namespace))
         if found.status == 404:
             others = await read(api_paths.runtime(kind, version, replace(ref, name=""), namespace), optional=True)
+            other = kind.runtimes.of_other_kind(ref)
+            same = await read(api_paths.runtime(kind, version, other, namespace), optional=True)
             where = f" in namespace {namespace}" if ref.namespaced else ""
             raise RuntimeMismatchError(
                 f"the {ref} does not exist{where}",
                 where="$.spec.runtimeRef",
                 found=ref.name,
                 expected=f"a {ref.kind}",
-                remedy=_remedy(ref, [name_of(other) for other in others.body.get("items") or ()]),
+                remedy=f"there is a {other}: set runtimeRef.kind to {other.kind}"
+                if same.status == 200
+                else _remedy(ref, [name_of(runtime) for runtime in others.body.get("items") or ()]),
             )
         if found.status == 200:
             runtime = found.body

@@ -22,6 +22,7 @@ from airflow_provider_ktrain.core.kinds.strategic_merge import merged
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
     RUNTIMES,
     node_count,
+    of_other_kind,
     policy_of,
     require_policy,
     runtime_ref,
@@ -364,6 +365,7 @@ TRAINING_RUNTIMES = Runtimes(
     in_namespaces=tuple(plural for plural, namespaced in RUNTIMES.values() if namespaced),
     in_cluster=tuple(plural for plural, namespaced in RUNTIMES.values() if not namespaced),
     ref=runtime_ref,
+    of_other_kind=of_other_kind,
     require_supported=require_supported,
     lacks=lacks,
     require_code=require_code,

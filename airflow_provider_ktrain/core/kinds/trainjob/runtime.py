@@ -49,6 +49,13 @@ def runtime_ref(manifest: Mapping[str, Any]) -> RuntimeRef | None:
     return RuntimeRef(kind, plural, namespaced, ref["name"])
 
 
+def of_other_kind(ref: RuntimeRef) -> RuntimeRef:
+    """The TrainingRuntime with the name of a ClusterTrainingRuntime, or the other way round."""
+    kind = next(kind for kind in RUNTIMES if kind != ref.kind)
+    plural, namespaced = RUNTIMES[kind]
+    return RuntimeRef(kind, plural, namespaced, ref.name)
+
+
 def policy_of(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
     """The runtime's mlPolicy; empty if it has none."""
     policy = (runtime.get("spec") or {}).get("mlPolicy")
