@@ -408,3 +408,15 @@ def test_replica_without_a_template_is_accepted() -> None:
         "metadata": {"labels": {"a": "b"}}
     }
     assert replica()["replicas"] == 1
+
+
+@pytest.mark.parametrize(("implementation", "exported"), [(None, ["-x", "A"]), ("OpenMPI", ["-x", "A"]), ("Intel", [])])
+def test_variables_of_an_mpijob_reach_all_processes(implementation: str | None, exported: list[str]) -> None:
+    """The Launcher has them; sshd doesn't pass them to its sessions in the Workers."""
+    manifest = mpijob()
+    if implementation:
+        manifest["spec"]["mpiImplementation"] = implementation
+    made = overlay(manifest, JobOptions(command=["mpirun", "train"], env={"A": "1"}))
+    for once_more in (made, overlay(made, JobOptions(env={"A": "1"}))):
+        (launcher,) = once_more["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+        assert launcher["command"] == ["mpirun", *exported, "train"]

@@ -289,3 +289,21 @@ def test_runtimes_with_long_job_names_are_refused(job: str, nodes: int, fits: bo
         return
     with pytest.raises(RuntimeMismatchError, match="too long"):
         expanded(manifest, JobOptions(), runtime(replicated(job)))
+
+
+@pytest.mark.parametrize(
+    ("command", "policy", "sent"),
+    [
+        (["mpirun", "-np", "2", "train"], {"mpi": {}}, ["mpirun", "-x", "A=1", "-np", "2", "train"]),
+        (["/usr/bin/mpirun", "-x", "A", "train"], {"mpi": {}}, ["/usr/bin/mpirun", "-x", "A", "train"]),
+        (["mpirun", "-x", "A=2", "train"], {"mpi": {}}, ["mpirun", "-x", "A=2", "train"]),
+        (["mpirun", "train"], {"mpi": {"mpiImplementation": "Intel"}}, ["mpirun", "train"]),
+        (["mpirun", "train"], {"torch": {}}, ["mpirun", "train"]),
+        (["sh", "-c", "mpirun train"], {"mpi": {}}, ["sh", "-c", "mpirun train"]),
+    ],
+)
+def test_variables_reach_all_processes_of_mpirun(command: list[str], policy: Json, sent: list[str]) -> None:
+    """The launcher's node has no `env` of the job. mpirun passes the values of variables, not those of a Secret."""
+    of = runtime(replicated("node"), replicated("launcher"), **policy)
+    options = JobOptions(env={"A": "1", "TOKEN": {"secretKeyRef": {"name": "s", "key": "t"}}})
+    assert expanded(trainjob(trainer={"command": command}), options, of)["spec"]["trainer"]["command"] == sent

@@ -9,6 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES, add_to_node_terms, mapping_at
+from airflow_provider_ktrain.core.kinds.mpirun import OPEN_MPI, with_exports
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 from airflow_provider_ktrain.core.state.accelerators import DEFAULT_RESOURCE
@@ -149,6 +150,8 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
             _put(kind.form.main_container(spec, pod, role), "volumeMounts", volume.mount(), same="mountPath")
         program = kind.form.program(spec, pod, role)
         _over_program(program, options, runs_program=kind.runs_program(role))
+        if role in kind.launchers and program.get("command") and spec.get("mpiImplementation", OPEN_MPI) == OPEN_MPI:
+            program["command"] = with_exports(program["command"], {name: name for name in options.env})
         if kind.trains(spec, role):
             _set_resources(program, kind.form.resources_field, options)
     if options.pod_override:

@@ -17,6 +17,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
+from airflow_provider_ktrain.core.kinds.mpirun import OPEN_MPI, with_exports
 from airflow_provider_ktrain.core.kinds.runtimes import Runtimes, Served
 from airflow_provider_ktrain.core.kinds.strategic_merge import merged
 from airflow_provider_ktrain.core.kinds.trainjob.runtime import (
@@ -131,6 +132,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, pol
     trainer = mapping_at(spec, "trainer")
     if trainer.get("numNodes") is None and (count := node_count(result, runtime)) is not None:
         trainer["numNodes"] = count  # so that the follower knows the size of the job
+    _export_variables(trainer, runtime)
     replicated_by_runtime = replicated_jobs((runtime.get("spec") or {}).get("template") or {})
     with_policy = [job for job in replicated_by_runtime if _job_spec(job).get("successPolicy")]
     annotations = dict(mapping_at(result, "metadata").get("annotations") or {})
@@ -149,6 +151,19 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int, pol
         templates[name] = merged(templates.get(name) or {}, _patch(replicated, options))
     _set_templates(spec, templates)
     return result
+
+
+def _export_variables(trainer: dict[str, Any], runtime: Mapping[str, Any]) -> None:
+    """Pass the values of `env` to all processes of mpirun: the launcher's node, on which rank 0 runs, has no `env`.
+
+    A patch can't set it there. Values from a Secret or ConfigMap can't be passed.
+    """
+    mpi = ((runtime.get("spec") or {}).get("mlPolicy") or {}).get("mpi")
+    if mpi is None or (mpi.get("mpiImplementation") or OPEN_MPI) != OPEN_MPI or not trainer.get("command"):
+        return
+    env = [one for one in trainer.get("env") or () if isinstance(one, dict) and "value" in one]
+    exports = {str(one.get("name")): f"{one.get('name')}={one['value']}" for one in env}
+    trainer["command"] = with_exports(trainer["command"], exports)
 
 
 def patched_template(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> dict[str, Any]:
