@@ -289,7 +289,7 @@ def _program_failed(f: Failure) -> Cause:
     if f.tail.assertion:
         why = f"{why}: {f.tail.assertion}"
     code = _code(f)
-    what, resolution = f"{who} failed with {code}", "" if f.tail.exception else f"Read the log of {f.replica}."
+    what, resolution = f"{who} failed with {code}", f"Read the log of {f.replica}."
     if f.tail.child_exit_code and not why:
         process = f.tail.process or "one of its processes"
         what = f"{who} failed: {process} ended with {describe_exit_code(f.tail.child_exit_code)}"

@@ -146,7 +146,9 @@ class Closing:
         if stacks:
             text = "\n".join(stacks)
             self._log.error(f"The stacks of the processes when the job was released:\n{text}")
-        self._log.error("\n".join(filter(None, (cause.summary, cause.resolution))))
+        is_shown = cause.last_lines and cause.resolution == f"Read the log of {cause.replica}."
+        about = cause.summary if is_shown else "\n".join(filter(None, (cause.summary, cause.resolution)))
+        self._log.error(about)
         if cause.last_lines:
             lines = "\n".join(f"  {line}" for line in cause.last_lines)
             self._log.error(f"Last log lines of {cause.replica}:\n{lines}", logger=cause.replica)
