@@ -37,7 +37,7 @@ from airflow_provider_ktrain.engine import owned_job
 from airflow_provider_ktrain.engine import release as releasing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
-from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead
+from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Observed
 from airflow_provider_ktrain.engine.decisions import STATUS_LAG_SECONDS, Decisions
 from airflow_provider_ktrain.engine.follow.divergence import DivergenceProbe
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
@@ -749,6 +749,11 @@ async def _no_pods(claim: object) -> bool:
     return True
 
 
+def _not_seen(self: OwnedJob, event: Event, evidence: JobRead | Observed | None, **known: Any) -> Rule:
+    """A kill that ignores what was seen last."""
+    return _rule(self, event, None if isinstance(evidence, Observed) else evidence, **known)
+
+
 async def _no_wait(self: object, mode: Mode) -> tuple[list[Object], bool]:
     """A release that doesn't wait for the pods."""
     return [], True
@@ -783,7 +788,7 @@ def _replace_always(found: Object, *args: object, **kw: object) -> adoption.Deci
     return adoption.Decision(adoption.Adoption.REPLACE, "")
 
 
-_write = OwnedJob.write
+_write, _rule = OwnedJob.write, OwnedJob.rule
 PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or classes, names in them, replacements
     "JobChanged is ignored": ((OwnedJob, "write", _write_again),),
     "deletions are fenced by uid only": ((releasing, "delete_fenced", _delete_unfenced),),
@@ -792,7 +797,7 @@ PATCHES: dict[str, tuple[tuple[object, str, object], ...]] = {  # modules or cla
         (submitting._Claim, "without_pods", _no_pods),
         (submitting._Claim, "undone", _not_undone),
     ),
-    "a kill ignores what was seen last": ((OwnedJob, "observed", None),),
+    "a kill ignores what was seen last": ((OwnedJob, "rule", _not_seen),),
     "a release doesn't wait": ((releasing._Release, "wait", _no_wait),),
     "the owner is ignored": ((OwnedJob, "owner_in", _always_mine),),
     "a retry adopts each job": ((submitting, "decide_adoption", _adopt_always),),
