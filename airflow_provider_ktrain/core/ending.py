@@ -100,7 +100,7 @@ class Action(enum.StrEnum):
     FOLLOW = "goes on following the job"
     LOOK_AGAIN = "looks again"
     HAND_OVER = "ends, and another process follows the job"
-    NOTE = "notes on the job which pod it was, and goes on following it"
+    ANNOTATE = "notes on the job which pod it was, and goes on following it"
     LET_GO = "stops following the job, and changes nothing"
     LEAVE = "leaves the job as it is"
     REPORT = "reports the end, releases nothing"
@@ -257,7 +257,7 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.SUSPENDED, Event.TRIGGER_FAILED),
     ),
     Rule(
-        "pod stopped", Action.NOTE, "{job} is still followed. If it succeeds, it is probably incomplete.",
+        "pod stopped", Action.ANNOTATE, "{job} is still followed. If it succeeds, it is probably incomplete.",
         event=_of(Event.STOPPED_POD), owner=_of(Ownership.MINE),
     ),
     # the job of a sensor

@@ -38,7 +38,7 @@ class Decisions:
             seen = await following.observe(read)
             holds = await following.still_holds(noticed) if event in LIMITS and seen in ALIVE else True
         except (ApiStatusError, ApiUnavailable) as e:
-            following.note_unread(asked)
+            following.record_unread(asked)
             self._log_unread(noticed, e)
             return unread, None
         self._unread_logged = False

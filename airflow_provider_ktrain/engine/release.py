@@ -262,7 +262,7 @@ class _Release:
         self._end = self.began + timeout
         self._proved: set[str] = set()  # uids of pods that were read by name and are gone
         self._deletes_pods_from = math.inf  # timing.now() from which nobody else deletes running pods
-        self._note(self._pods)
+        self._record(self._pods)
 
     # the requests
 
@@ -426,7 +426,7 @@ class _Release:
             last = timing.now() + pause > self._end
             if gone or last:
                 pods = await self._ask(lambda: job_pods(self._api, self._ref))
-                self._note(pods)
+                self._record(pods)
                 left = [p for p in pods if mode is Mode.DELETE or _is_left(p)]
                 if not left and (last or timing.now() >= settled):
                     left = await self._ask(lambda: self._missed(pods, mode))  # noqa: B023  # is awaited here
@@ -465,7 +465,7 @@ class _Release:
             self._exists = job is not ABSENT
         return not self._exists and not await pod_owner_exists(self._api, self._ref)
 
-    def _note(self, pods: Iterable[Object]) -> None:
+    def _record(self, pods: Iterable[Object]) -> None:
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if uid not in self.seen or (_holds(pod) and not _holds(self.seen[uid])):

@@ -40,7 +40,7 @@ from airflow_provider_ktrain.engine.follow.repeated_lines import repeat_lines
 from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
-from airflow_provider_ktrain.engine.job_notes import JobNotes
+from airflow_provider_ktrain.engine.job_annotations import JobAnnotations
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.safe_log import SafeLog
 from airflow_provider_ktrain.engine.stopping import Stopping
@@ -84,7 +84,7 @@ class Training:
         self.job = OwnedJob(connect, host, log)
         self.handover = Handover()
         self._host, self._log, self._stop = host, log, stop
-        self._notes = JobNotes(self.job, log)
+        self._annotations = JobAnnotations(self.job, log)
         self._stopping = Stopping(self.job, host, self._positions, log)
         self.cursor: Cursor | None = None  #: Positions in the logs, updated in place.
         self._concluded: JobRead | None = None  # the read by which an ended job was concluded
@@ -265,8 +265,8 @@ class Training:
                     seconds = DELETION_SNOOZE_SECONDS
                 following.snooze(noticed, seconds)
                 return _Next.LOOK_AGAIN if rule.action is Action.LOOK_AGAIN else _Next.FOLLOW_ON
-            case Action.NOTE:
-                if not await self._notes.note(following):
+            case Action.ANNOTATE:
+                if not await self._annotations.record_stopped_pod(following):
                     following.snooze(noticed, UNREAD_SNOOZE_SECONDS)
                 return _Next.FOLLOW_ON
             case Action.HAND_OVER:
@@ -325,12 +325,12 @@ class Training:
         if rule.action is Action.CONCLUDE_SUSPENDED:
             await job.keep_from_restarting(read)
         if seen is Seen.INCOMPLETE:  # what shows this may be gone for the next process, and the log may have a result
-            noted, _ = await job.annotate(read.job, following.state.note, MARK_SECONDS)
+            noted, _ = await job.annotate(read.job, following.state.stopped_pods_annotation, MARK_SECONDS)
             read = replace(read, job=noted)
         await closing.read_remainder_of_ended_job(releases=True)
         seen, unmarked = following.seen, ""
         if seen in (Seen.SUCCEEDED, Seen.INCOMPLETE):
-            read, unmarked = await self._notes.mark(following, read, MARK_SECONDS)
+            read, unmarked = await self._annotations.mark(following, read, MARK_SECONDS)
         cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
         if cause is not None:
             closing.report_failure(cause)
@@ -341,7 +341,7 @@ class Training:
             result, said_already = await job.release_by_rule(Event.CONCLUDED), True
         if unmarked and seen is Seen.INCOMPLETE:  # Airflow stores a success before a retry could look at the job
             left = MARK_AGAIN_SECONDS if job.options.deadline is None else job.options.deadline - timing.epoch()
-            read, unmarked = await self._notes.mark(following, read, min(MARK_AGAIN_SECONDS, left))
+            read, unmarked = await self._annotations.mark(following, read, min(MARK_AGAIN_SECONDS, left))
             if unmarked:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
         await closing.read_remainder_after_release(deleted=result[0] is not None)

@@ -240,7 +240,7 @@ SCENARIOS = (
     Scenario("SIGTERM while the task is deferred", Event.KILL, Action.LEAVE, "another process or try",
              {"task": Task.ELSEWHERE, "hurried": True}),
     Scenario("somebody suspends the job", Event.SUSPENDED, Action.FOLLOW, "still followed"),
-    Scenario("a pod is evicted", Event.STOPPED_POD, Action.NOTE, "probably incomplete"),
+    Scenario("a pod is evicted", Event.STOPPED_POD, Action.ANNOTATE, "probably incomplete"),
     Scenario("a pod of a sensor's job is evicted", Event.STOPPED_POD, Action.FOLLOW,
              facts={"owner": Ownership.FOREIGN}),
     Scenario("somebody suspends a sensor's job", Event.SUSPENDED, Action.FOLLOW, "still followed",

@@ -26,7 +26,7 @@ from airflow_provider_ktrain.core.identity.names import (
     Unreadable,
     label_value,
 )
-from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note, true_conditions
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_annotation, true_conditions
 from tests.core.trainjobs import trainjob
 from tests.factories import owned_job
 
@@ -168,11 +168,11 @@ def test_a_failed_job_is_replaced_also_after_its_condition_has_vanished() -> Non
     found["metadata"]["annotations"] = {
         OWNER_ANNOTATION: Owner(KEY, 1, "before").annotation(),
         SUSPENDED_ANNOTATION: "before",
-        FAILED_ANNOTATION: failure_note(failed),
+        FAILED_ANNOTATION: failure_annotation(failed),
     }
     assert decide_adoption(found, Owner(KEY, 2, "me"), 1).action is Adoption.REPLACE
     assert true_conditions(found)["Failed"] == true_conditions(failed)["Failed"]
-    assert failure_note(trainjob()) is None
+    assert failure_annotation(trainjob()) is None
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", "null"])

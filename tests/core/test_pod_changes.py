@@ -157,7 +157,7 @@ def test_recorded_jobs_after_a_cut(name: str) -> None:
                 if change.deleted:
                     process.pods.mark_deleted(change.obj)
                 else:
-                    process.pods.note_earlier(change.obj)
+                    process.pods.record_earlier(change.obj)
         assert process.why_incomplete == ([STOPPED[name]] if name in STOPPED else []), seen
 
 

@@ -40,7 +40,7 @@ def ended_at(job: Mapping[str, Any]) -> str:
     return next((true[name].since for name in ("Succeeded", "Complete", "Failed") if name in true), "")
 
 
-def failure_note(job: Mapping[str, Any]) -> str | None:
+def failure_annotation(job: Mapping[str, Any]) -> str | None:
     """The value of FAILED_ANNOTATION; None if the job has not failed.
 
     A failed TrainJob loses its condition when its JobSet comes back, also while it is suspended (recording 60b).

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError, OperatorMissingError
 from airflow_provider_ktrain.core.identity.names import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_note
+from airflow_provider_ktrain.core.kinds.conditions import FAILED_ANNOTATION, failure_annotation
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.answers import Target
@@ -349,7 +349,7 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
             "resourceVersion": job["metadata"]["resourceVersion"],
             "annotations": {
                 SUSPENDED_ANNOTATION: (by or None) if suspend else None,
-                FAILED_ANNOTATION: failure_note(job) if suspend else None,
+                FAILED_ANNOTATION: failure_annotation(job) if suspend else None,
             },
         },
         "spec": kind_of(ref.kind).form.suspension(suspend),

@@ -72,7 +72,7 @@ class Following:
         self._broken: list[Part] = []  # whose reports have raised an error
         self._snoozed_until: dict[tuple[Event, Limit | None], float] = {}  # by event, in epoch seconds
         self._suspension_noticed = False
-        self._noted = 0, 0  # versions of the pods of which the job's annotation is complete
+        self._annotated = 0, 0  # versions of the pods of which the job's annotation is complete
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -174,12 +174,12 @@ class Following:
     def _stopped_pod(self) -> Noticed | None:
         """Whether the success of the job may be incomplete for a reason that its annotation doesn't have yet."""
         pods = self.state.pods
-        versions = pods.stopped_version, pods.groups.shown_version if self.state.is_noted else 0
-        if versions == self._noted or not self._options.release or self._is_snoozed(Event.STOPPED_POD):
+        versions = pods.stopped_version, pods.groups.shown_version if self.state.is_annotated else 0
+        if versions == self._annotated or not self._options.release or self._is_snoozed(Event.STOPPED_POD):
             return None
-        if self.state.note:
+        if self.state.stopped_pods_annotation:
             return Noticed(Event.STOPPED_POD)
-        self._noted = versions
+        self._annotated = versions
         return None
 
     def _restarts(self) -> Noticed | None:
@@ -246,9 +246,9 @@ class Following:
         """Take the job as this process has changed it: the watch shows that later."""
         self.state.job = stripped(dict(job))
 
-    def note_unread(self, asked: float) -> None:
+    def record_unread(self, asked: float) -> None:
         """Take that a read has failed, which began at `asked`, in epoch seconds."""
-        self._observer.note_unread(asked)
+        self._observer.record_unread(asked)
 
     async def observe(self, read: JobRead) -> Seen:
         """Take what was read from the API server, and return what it shows."""

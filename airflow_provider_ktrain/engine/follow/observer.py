@@ -80,9 +80,9 @@ class Observer(Part):
         """Wait until a watch has changes, the following is asked to stop, or `timeout` seconds have passed."""
         await self._news.wait(timeout)
         for subscription in (self._jobs, self._pods):
-            self._note(subscription)
+            self._record(subscription)
 
-    def _note(self, subscription: Subscription) -> None:
+    def _record(self, subscription: Subscription) -> None:
         """Take deletions and errors from a watch. The objects that exist are taken by `update`."""
         try:
             deleted = subscription.take()
@@ -136,7 +136,7 @@ class Observer(Part):
                     await asyncio.sleep(0)
                 changed = {u: pod for u, pod in pods.items() if not self._is_older(1, pod, self._read_pods.get(u))}
                 for uid in pods.keys() - changed.keys():
-                    state.pods.note_earlier(pods[uid])
+                    state.pods.record_earlier(pods[uid])
                 state.pods.update(changed, removed, timing.utc_now())
                 self._output.observe(changed, removed)
             if pods_known:
@@ -199,7 +199,7 @@ class Observer(Part):
             why = f"\n{e}"
         self._lost |= missing
         for replica, stopped in ends.items():
-            state.pods.note_end(replica, stopped)
+            state.pods.record_end(replica, stopped)
         if unknown := missing & state.ends.unknown:
             names = listed([state.kind.replica_name(*one) for one in sorted(unknown)], MAX_NAMED_REPLICAS)
             self._log.warning(
@@ -238,7 +238,7 @@ class Observer(Part):
                     state.pods.mark_deleted(pod, is_seen=True)
                     deleted[uid] = pod
                 else:
-                    state.pods.note_earlier(pod)
+                    state.pods.record_earlier(pod)
                     if uid not in existing or is_older(pod, existing[uid]):
                         continue
                 found |= {(replica, uid), (replica, "")}
@@ -353,8 +353,8 @@ class Observer(Part):
             await self.wait(end - timing.now())
             await self.update()
 
-    def note_unread(self, asked: float) -> None:
-        """Note that a read for a decision has failed, which began at `asked`, in epoch seconds.
+    def record_unread(self, asked: float) -> None:
+        """Record that a read for a decision has failed, which began at `asked`, in epoch seconds.
 
         The watches may not show that: without a leader of etcd, they stay open and silent.
         """
@@ -363,7 +363,7 @@ class Observer(Part):
         self._unread = (self._unread or (asked, asked))[0], timing.epoch()
 
     def _end_unread(self) -> None:
-        """Note that the API server answers reads again."""
+        """Record that the API server answers reads again."""
         if self._unread is not None:
             (began, failed), self._unread = self._unread, None
             self._outages = self._outages or Outages()

@@ -32,12 +32,12 @@ class RestartReporter(Part):
 
     def update(self, pods: Mapping[str, Object], removed: Iterable[str] = ()) -> None:
         """Record changes of the pods that exist."""
-        self._note(self._history.update(self._state.known_job, pods, removed))
+        self._record(self._history.update(self._state.known_job, pods, removed))
         self.report()
 
     def mark_deleted(self, pod: Object) -> None:
         """Record that a pod was deleted. `pod` is its last state."""
-        self._note(self._history.mark_deleted(pod))
+        self._record(self._history.mark_deleted(pod))
 
     def report(self, *, at_once: bool = False) -> None:
         """Log one line for each restart whose log has had time to arrive."""
@@ -65,5 +65,5 @@ class RestartReporter(Part):
         self.report(at_once=True)
         return self._history.handover()
 
-    def _note(self, restarts: list[Restart]) -> None:
+    def _record(self, restarts: list[Restart]) -> None:
         self._unreported += [(restart, timing.now()) for restart in restarts]

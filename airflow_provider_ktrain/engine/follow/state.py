@@ -119,12 +119,12 @@ class JobState:
         return incomplete_annotation(self.known_job) or next(shown, "")
 
     @property
-    def is_noted(self) -> bool:
+    def is_annotated(self) -> bool:
         """Whether the job has an annotation about stopped pods."""
         return annotation(self.known_job, STOPPED_PODS_ANNOTATION) is not None
 
     @property
-    def note(self) -> dict[str, str]:
+    def stopped_pods_annotation(self) -> dict[str, str]:
         """The annotation about stopped pods that the job doesn't have yet; empty if it has it."""
         value = stopped_pods_annotation(self.known_job, self.ends.stopped)
         return {} if value is None else {STOPPED_PODS_ANNOTATION: value}

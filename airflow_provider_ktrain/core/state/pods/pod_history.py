@@ -74,12 +74,12 @@ class PodHistory:
         uid = pod["metadata"]["uid"]
         if is_seen or (uid in self._known and is_newer(pod, self._known[uid])):
             self._seen_deleted.add(uid)
-        self.note_earlier(pod)
+        self.record_earlier(pod)
         self._known[uid] = pod
         self.groups.remove(uid)
         self.ends_version += 1
 
-    def note_earlier(self, pod: Pod) -> None:
+    def record_earlier(self, pod: Pod) -> None:
         """Record a state of a pod of which a later one may be known."""
         self._record_change(pod)
         if pod["metadata"]["uid"] not in self.groups.pods:
@@ -94,7 +94,7 @@ class PodHistory:
             self.ends_version += changes != before
             self.stopped_version += changes.requested is not None
 
-    def note_end(self, replica: Replica, text: str) -> None:
+    def record_end(self, replica: Replica, text: str) -> None:
         """Record how a pod ended that nobody has seen: see `stopped_pods.ends_in_events`."""
         if not text:
             self._ended_by_itself.add(replica)

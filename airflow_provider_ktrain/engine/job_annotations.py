@@ -1,4 +1,4 @@
-"""What a process notes on a job about pods that were stopped from outside: the job may succeed nevertheless."""
+"""What a process writes on a job about pods that were stopped from outside: the job may succeed nevertheless."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.follow.following import Following
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
 
-NOTE_SECONDS = 10.0  #: Time to annotate a job that goes on with a stopped pod: following waits for that.
+ANNOTATE_SECONDS = 10.0  #: Time to annotate a job that goes on with a stopped pod: following waits for that.
 
 
-class JobNotes:
+class JobAnnotations:
     """Writes the annotations of one job."""
 
     def __init__(self, job: OwnedJob, log: Log) -> None:
         self._job, self._log = job, log
         self._failure_logged = False
 
-    async def note(self, following: Following) -> bool:
-        """Note that a pod was stopped: only this process may have seen it. Returns whether that was written."""
+    async def record_stopped_pod(self, following: Following) -> bool:
+        """Record that a pod was stopped: only this process may have seen it. Returns whether that was written."""
         state = following.state
         job: Object | Absent = state.known_job
         try:
-            async with asyncio.timeout(NOTE_SECONDS):
-                job, why = await self._job.annotate(job, state.note, NOTE_SECONDS)
+            async with asyncio.timeout(ANNOTATE_SECONDS):
+                job, why = await self._job.annotate(job, state.stopped_pods_annotation, ANNOTATE_SECONDS)
         except TimeoutError:
-            why = f"no answer within {NOTE_SECONDS:.0f} s"
+            why = f"no answer within {ANNOTATE_SECONDS:.0f} s"
         if job is not ABSENT and not why:
             following.wrote(job)
             return True
@@ -47,15 +47,15 @@ class JobNotes:
     async def mark(self, following: Following, read: JobRead, seconds: float) -> tuple[JobRead, str]:
         """Write on a job that has succeeded why that is incomplete, so that no later try takes it for a success.
 
-        If it is complete, what says so is removed, and that a result proves it is noted: the next process may find
+        If it is complete, what says so is removed, and that a result proves it is recorded: the next process may find
         neither pods nor logs.
 
         :return: the job as it is now, and why that failed.
         """
         why = following.state.why_incomplete
-        notes = {INCOMPLETE_ANNOTATION: why}
+        annotations = {INCOMPLETE_ANNOTATION: why}
         if following.seen is not Seen.INCOMPLETE:
             proof = annotation_of_proof(following.state.known_job) if why else ""
-            notes = {INCOMPLETE_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
-        job, why = await self._job.annotate(read.job, notes, seconds)
+            annotations = {INCOMPLETE_ANNOTATION: "", STOPPED_PODS_ANNOTATION: proof}
+        job, why = await self._job.annotate(read.job, annotations, seconds)
         return replace(read, job=job), why
