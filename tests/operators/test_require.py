@@ -152,7 +152,8 @@ def test_a_bound_of_a_mapped_task_is_validated_before_the_submission(
     assert not instance.jobs()
     assert instance.operator is not None
     instance.operator.require = {"loss": "<= {{ x }}"}
-    instance.operator.render_template_fields({"x": 0.5})
+    context: Any = {"x": 0.5}
+    instance.operator.render_template_fields(context)
     assert instance.operator.require == {"loss": "<= 0.5"}
 
 
