@@ -348,10 +348,10 @@ class Training:
         released = result[0]
         kept = read.job is not ABSENT and deletes(job.options.on_finish_action, seen)
         said = "" if released is None or said_already else released.freed if kept else released.text
-        outcome = await closing.outcome(cause, released=said)
         if released is not None:  # running pods are gone: the deletion of the job must not count them again
             self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
-        job.let_go()
+        job.let_go()  # a request to stop changes nothing any more, also while the outcome is logged
+        outcome = await closing.outcome(cause, released=said)
         return _with_release(outcome, result, kept=ref if kept else None, ended=None if read.job is ABSENT else ref)
 
     async def _conclude_stored(
