@@ -160,19 +160,21 @@ class Life:
 
 
 class Answers(Supervisor):
-    """Airflow's supervisor, which knows the state of the task."""
+    """Airflow's supervisor, which knows the state of the task.
 
-    def __init__(self, truth: Truth) -> None:
+    :param xcoms: the XComs of the try.
+    """
+
+    def __init__(self, truth: Truth, xcoms: Callable[[], dict[str, Any]]) -> None:
         super().__init__(None)
-        self._truth = truth
-        self._xcoms: dict[str, Any] = {}
+        self._truth, self._xcoms = truth, xcoms
 
     def send(self, message: Any) -> Any:
         if isinstance(message, SetXCom):
-            self._xcoms[message.key] = message.value
+            self._xcoms()[message.key] = message.value
             return None
         if isinstance(message, GetXCom):
-            return XComResult(key=message.key, value=self._xcoms.get(message.key))
+            return XComResult(key=message.key, value=self._xcoms().get(message.key))
         if not isinstance(message, GetTaskStates):
             return None
         state = self._truth.state
@@ -469,7 +471,10 @@ def live(life: Life, plan: Plan, seed: int, connect: Callable[[VirtualCluster], 
         cluster.world.ahead = life.host_ahead
         truth.tell(str(life))
         connect(cluster)
-        with VirtualInstance(cluster, kind) as instance, supervised(Answers(truth)):
+        with (
+            VirtualInstance(cluster, kind) as instance,
+            supervised(Answers(truth, lambda: instance.ti.xcoms if instance.ti else {})),
+        ):
             instance.run_id = f"life-{seed}"
             Airflow(life, instance, truth, server).run()
     return truth
