@@ -28,7 +28,7 @@ def produced() -> Iterator[tuple[str, str]]:
         cause = cause_of(recording(path.stem))
         yield cause.category, cause.summary
     for case in CASES.values():
-        yield case["category"], case["first"]
+        yield case.get("category", Category.USER_CODE), case["first"]
     held = recording("14-pt-suspend-create-at-3s")
     for limit, seconds, job in ((Limit.QUEUE, 60, held["job"]), (Limit.LOG_STALL, 600, job_named("train"))):
         cause = diagnose_limit(limit, seconds, make_evidence(job, []))

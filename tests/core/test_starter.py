@@ -223,7 +223,7 @@ def test_sleeping_process_shows_its_stack(start: Any) -> None:
     container = start(*python(SLEEPS), env={"RANK": "3"})
     assert container.stopped() == 143
     assert functions(container.main_of("3")) == ["next_batch", "<module>"]
-    assert container.main_of("3").frames[0].line == 4
+    assert container.main_of("3").frames[0].line in (3, 4), "it may not have begun to sleep"
     assert container.seconds < 20, "the grace period is 30 s"
     assert container.ends == [End(0)]
 
