@@ -78,8 +78,8 @@ class InstantLoop(asyncio.SelectorEventLoop):
                     thread.join()
 
 
-class Broken(AssertionError):
-    """An invariant doesn't hold."""
+class Broken(BaseException):
+    """An invariant doesn't hold. No Exception, because the product tries again after each of these."""
 
 
 @dataclass(frozen=True)

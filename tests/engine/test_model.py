@@ -581,7 +581,7 @@ def find_broken(seeds: Iterator[int], make_training: type[Training] = Training) 
         interleaving = Interleaving(seed, loop, make_training)
         try:
             loop.run_until_complete(interleaving.run())
-        except Exception as e:
+        except (Exception, Broken) as e:
             story = "\n  ".join(interleaving.cluster.story)
             return f"seed {seed}: {type(e).__name__}: {e}\n  {story}"
         finally:
