@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from airflow_provider_ktrain import compat, compat_server
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.links.training import PREFIX, page_query
-from airflow_provider_ktrain.plugin import views
+from airflow_provider_ktrain.plugin import training_table, views
 from airflow_provider_ktrain.plugin.trainings import CATEGORIES, STATES, Filters, Trainings
 
 STATIC = Path(__file__).parent / "static"
@@ -169,7 +169,8 @@ def build() -> FastAPI:
         found, statuses = compat_server.find_trainings(keys), compat_server.read_statuses(keys)
         if missing := [key for key in keys if key not in found]:
             raise HTTPException(404, f"no task instance {missing[0]}")
-        return views.comparison([(found[key], statuses.get(key), rights[key.dag_id]) for key in keys], time.time())
+        listed = [(found[key], statuses.get(key), rights[key.dag_id]) for key in keys]
+        return training_table.comparison(listed, time.time())
 
     @app.get("/compare")
     def compare(request: Request, user: User, training: Compared) -> HTMLResponse:

@@ -19,7 +19,8 @@ from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION
-from airflow_provider_ktrain.plugin import views
+from airflow_provider_ktrain.plugin.stored_texts import clock, minute_of, number
+from airflow_provider_ktrain.plugin.training_table import keep_differing_parameters, sums_as_text, training_row
 
 MAX_ROWS = 50  #: How many rows one page has.
 CACHE_SECONDS = 10.0
@@ -143,21 +144,21 @@ class Trainings:
         if sums[1]:
             listed, statuses, more = self._shared.get((selection, filters), lambda: _page(filters, selection))
         rows = [
-            views.training_row(one, statuses.get(one.record.key), with_logs=rights[one.record.key.dag_id], now=now)
+            training_row(one, statuses.get(one.record.key), with_logs=rights[one.record.key.dag_id], now=now)
             for one in listed
         ]
-        views.keep_differing_parameters(rows)
+        keep_differing_parameters(rows)
         return SimpleNamespace(
             rows=rows,
             filters=filters,
-            sums=views.sums(*sums[1:]),
+            sums=sums_as_text(*sums[1:]),
             is_cut=sums[0] >= MAX_LISTED,
             most=f"{MAX_LISTED:,}",
             next=filters.query(after=listed[-1].position) if more else "",
             first=filters.query(after="") if filters.after else "",
-            since=views.clock(min((began[name] for name in rights), default=None)),
+            since=clock(min((began[name] for name in rights), default=None)),
             unsearched=filters.is_about_causes and not all(rights.values()),
-            data=(listed, statuses, sums, sorted(rights.items()), views.minute_of(now)),
+            data=(listed, statuses, sums, sorted(rights.items()), minute_of(now)),
         )
 
     def dag_ids(self, user: Any) -> list[str]:
@@ -190,6 +191,6 @@ def _sums(filters: Filters, selection: Selection) -> tuple[int, int, float, floa
         if filters.match(summary):
             usage = mapping(summary.get("usage"))
             count += 1
-            held += views.number(usage.get("held")) or 0.0
-            wasted += views.number(usage.get("wasted")) or 0.0
+            held += number(usage.get("held")) or 0.0
+            wasted += number(usage.get("wasted")) or 0.0
     return read, count, held, wasted

@@ -127,14 +127,19 @@ def test_triggerer_killed_with_a_second_one_beside(begin: Begin, triggerers: Air
     assert len(stage.segments(1)) == 3, "the worker and two triggerers"
 
 
-def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers: Airflow) -> None:
-    """It delays the event until it has run for ten seconds: the job has ended, but Airflow hasn't been notified."""
-    stage = begin("chaos_deferred_retries", seconds=6, wait=0)
+def replace_triggerer_after_the_end(stage: Stage, triggerers: Airflow) -> None:
+    """Before its event: it delays that until it has run for ten seconds."""
     wait_for("the job has ended", stage.ended)
     wait_for("its pods have ended", lambda: not stage.gpus())
     triggerers.signal("triggerer", signal.SIGKILL)
     stage.wait_state("deferred", timeout=0)
     triggerers.run("triggerer", "triggerer-2")
+
+
+def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers: Airflow) -> None:
+    """The job has ended, but Airflow hasn't been notified."""
+    stage = begin("chaos_deferred_retries", seconds=6, wait=0)
+    replace_triggerer_after_the_end(stage, triggerers)
     check_end(stage, "success")
     stage.check_succeeded_job()
 
@@ -142,11 +147,7 @@ def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers
 def test_triggerer_killed_between_the_end_and_the_judgement(begin: Begin, triggerers: Airflow) -> None:
     """No process has compared the values with `require` yet: they are read again from the ended job."""
     stage = begin("chaos_deferred_unmet", seconds=6, wait=0)
-    wait_for("the job has ended", stage.ended)
-    wait_for("its pods have ended", lambda: not stage.gpus())
-    triggerers.signal("triggerer", signal.SIGKILL)
-    stage.wait_state("deferred", timeout=0)
-    triggerers.run("triggerer", "triggerer-2")
+    replace_triggerer_after_the_end(stage, triggerers)
     check_end(stage, "failed")
     assert "TrainingRequirementError: loss is 0.5, required < 0.1" in stage.log()
 

@@ -37,7 +37,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
 from airflow_provider_ktrain.exceptions import TrainingJobError, as_airflow_errors, failure
 from airflow_provider_ktrain.operators import openlineage, task_store
 from airflow_provider_ktrain.operators.asset_events import add_training
-from airflow_provider_ktrain.plugin.views import printable
+from airflow_provider_ktrain.plugin.stored_texts import printable
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.core.manifests import pytorchjob

@@ -10,7 +10,8 @@ from jinja2 import Environment, PackageLoader
 from airflow_provider_ktrain.compat_server import UNREADABLE, Listed, TaskRecord
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.plugin.application import key_of
-from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, comparison
+from airflow_provider_ktrain.plugin.stored_texts import HIDDEN_CAUSE
+from airflow_provider_ktrain.plugin.training_table import comparison
 from tests.plugin.test_views import KEY
 
 TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)

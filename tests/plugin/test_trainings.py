@@ -14,8 +14,8 @@ import pytest
 from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.compat_server import Listed, Selection, TaskRecord
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
+from airflow_provider_ktrain.plugin.stored_texts import HIDDEN_CAUSE
 from airflow_provider_ktrain.plugin.trainings import CACHE_SECONDS, MAX_ROWS, OLD_READS, Filters, Shared, Trainings
-from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE
 
 NOW = 1000.0
 READABLE = "team-a"

@@ -20,7 +20,9 @@ from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
 from airflow_provider_ktrain.core.state.accelerators import GPU
 from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMetrics
-from airflow_provider_ktrain.plugin.views import HIDDEN_CAUSE, printable, training_row, training_view
+from airflow_provider_ktrain.plugin.stored_texts import HIDDEN_CAUSE, printable
+from airflow_provider_ktrain.plugin.training_table import training_row
+from airflow_provider_ktrain.plugin.views import training_view
 
 KEY = TaskInstanceId("dag", "run+1", "train")
 TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)
