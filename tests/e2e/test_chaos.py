@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.state.status import wants_suspension
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.chaos import airflow, begin, check_end, check_reaped, cluster, triggerers
-from tests.e2e.scenario import Begin, of_each_kind
+from tests.e2e.scenario import Begin, Stage, of_each_kind
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 needs_faults = pytest.mark.embedded("sets fault switches")
