@@ -89,6 +89,30 @@ def test_rank_that_has_joined_and_reports_no_timeout_is_not_named() -> None:
     assert cause_of(1, {}, worker_0=waits(0, 1) + dump).summary.endswith("both ranks wait in ALLREDUCE (work 8)")
 
 
+def test_last_error_of_a_missing_rank_is_the_cause() -> None:
+    """The operator sets how many ranks a replica has. The highest one is missing, which no gap shows."""
+    own = "[default3]:ERROR:data:shard 7 is locked by another reader\n"
+    job = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 2}}}}
+    pods = [pod("Worker", n, code=134, at=600) for n in range(2)]
+    for one in pods:
+        one["spec"]["containers"] = [{"name": "pytorch", "env": [{"name": "PET_NPROC_PER_NODE", "value": "4"}]}]
+    read = logs(worker_0=waits(0, 1, 2, 3), worker_1=own + waits(4, 5, 6))
+    cause = diagnose(make_evidence(failed() | job, pods, (), read))
+    assert cause.summary == (
+        "Worker 1 failed: shard 7 is locked by another reader "
+        "(rank 7, for which 7 of 8 ranks wait in ALLREDUCE (work 8))"
+    )
+    assert (cause.category, cause.replica) == (Category.USER_CODE, "Worker 1")
+    assert "7 of 8 ranks wait in ALLREDUCE (work 8); rank 7 of Worker 1 is missing" in cause.detail
+    read = logs(worker_0=own + waits(0, 1, 2, 3), worker_1=waits(4, 5, 6))  # rank 3's own, which waits
+    assert "rank 7 of Worker 1 is missing" in diagnose(make_evidence(failed() | job, pods, (), read)).summary
+
+
+def test_ranks_of_a_subgroup_are_not_counted_against_the_world() -> None:
+    cause = cause_of(1, {}, worker_0="".join(of_group(n, n, 8, "7") for n in (0, 1, 3)))
+    assert cause.summary == "NCCL timed out after 600 s: all 3 ranks wait in ALLREDUCE (work 8)"
+
+
 def test_rank_that_is_behind_is_named_and_not_the_first_that_complains() -> None:
     cause = cause_of(3, {}, worker_0=waits(0, work=9), worker_1=waits(1), worker_2=waits(2, work=9))
     assert cause.summary == (

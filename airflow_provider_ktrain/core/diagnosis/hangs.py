@@ -27,7 +27,8 @@ MAX_NAMED = 3  #: Processes that a sentence names.
 MAX_LISTED = 16  #: Processes of one group that the detail names.
 MAX_GROUPS = 12  #: How many groups the detail lists.
 GONE = "gone"  #: Why a rank has no stack: its process has ended.
-ABSENT, SILENT = "has not joined", "reports no timeout"  #: What a rank does in a collective operation of its peers.
+#: What a rank does in a collective operation of its peers.
+ABSENT, SILENT, MISSING = "has not joined", "reports no timeout", "is missing"
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python[\d.]+t?/")
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _CONSOLE_SCRIPT = re.compile(r"/s?bin/[^/.]+$")
@@ -154,9 +155,16 @@ class Hang:
             named = [self._clause(group, self._names(group)) for group in self.groups[:2]]
             return "; ".join(named) + (f"; and {counted(len(self.groups) - 2, 'group')} more" * (len(self.groups) > 2))
         odd, others = self.groups[: self.odd], self.groups[self.odd :]
+        if odd[0].place.why == MISSING:
+            return f"{self._count(others)}; {self._clause(odd[0], self._names(odd[0]))}"
         clauses = [self._clause(group, self._names(group)) for group in odd[:2]]
         clauses += [self._others(others)] if others else []
         return ", ".join(clauses)
+
+    @property
+    def waiting(self) -> str:
+        """The number of those that wait."""
+        return self._count(self.groups[self.odd :])
 
     def _names(self, group: Group) -> str:
         return listed([self.name(process) for process in group.processes], MAX_NAMED)
@@ -186,6 +194,13 @@ class Hang:
             who = counted(number, f"other {self._unit}")
         return self._clause(largest, who, many=number > 1)
 
+    def _count(self, groups: Sequence[Group]) -> str:
+        """Such as `7 of 8 ranks wait in ALLREDUCE (work 8)`, of all that are known."""
+        largest = max(groups, key=lambda group: len(group.processes))
+        number, total = len(largest.processes), sum(len(group.processes) for group in self.groups)
+        who = f"{number} of {counted(total, self._unit)}" if total > 2 else "its peer"
+        return self._clause(largest, who, many=number > 1)
+
     def _clause(self, group: Group, who: str, *, many: bool | None = None) -> str:
         """Such as `Worker 3 is in load_batch (data.py:41)`."""
         many = len(group.processes) > 1 if many is None else many
@@ -196,6 +211,8 @@ class Hang:
             return f"{who} {'have' if many else 'has'} not joined"
         if place.why == SILENT:
             return f"{who} {'report' if many else 'reports'} no timeout"
+        if place.why == MISSING:
+            return f"{who} {'are' if many else 'is'} missing"
         if place.why:
             state = place.why[-1:]
             known = f": {_STATES[state]}" if state in _STATES else ""
@@ -320,7 +337,7 @@ def find_odd(groups: Sequence[Group]) -> list[Group]:
     if len(groups) < 2:
         return []
     half = sum(len(group.processes) for group in groups) / 2
-    for why in (GONE, ABSENT, SILENT):
+    for why in (GONE, ABSENT, MISSING, SILENT):
         if gone := [group for group in groups if group.place.why == why]:
             return gone
     if silent := [group for group in groups if group.place.why]:

@@ -399,9 +399,18 @@ def _root_cause(lines: Sequence[str]) -> str:
 def _failed_process(lines: Sequence[str]) -> re.Pattern[str] | None:
     """The prefixes of the process that torchrun, Horovod or mpirun reports as the first to fail; None if none does."""
     if match := re.search(r"rank\s*:\s*(\d{1,9}) \(local_rank: (\d{1,9})\)", _root_cause(lines)):
-        return re.compile(rf"\[rank{match[1]}\]:|\[(?!rank)[A-Za-z_-]{{0,99}}{match[2]}\]:")
+        return prefix_of(int(match[1]), int(match[2]))
     match = re.search(r"Process name: (?:(\d{1,9})|\[\[\d{1,9},(\d{1,9})\],(\d{1,9})\])\s", "\n".join([*lines, ""]))
-    return re.compile(rf"\[(?:1,)?{match[1] or match[3]}\]<std(?:err|out)>:") if match else None
+    return prefix_of(int(match[1] or match[3])) if match else None
+
+
+def prefix_of(rank: int, local_rank: int | None = None) -> re.Pattern[str]:
+    """The prefixes of a process: those of PyTorch, torchrun, Horovod and mpirun.
+
+    :param local_rank: its number in its replica, by which torchrun names it. Default: None, torchrun didn't start it.
+    """
+    of_torchrun = "" if local_rank is None else rf"|\[(?!rank)[A-Za-z_-]{{0,99}}{local_rank}\]:"
+    return re.compile(rf"\[[Rr]ank{rank}\]:?|\[(?:1,)?{rank}\]<std(?:err|out)>:{of_torchrun}")
 
 
 def _clipped(text: str) -> str | None:
