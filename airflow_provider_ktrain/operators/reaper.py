@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.api.client import Api, Object
     from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
+    from airflow_provider_ktrain.engine.release import Released
     from airflow_provider_ktrain.worker_host import WorkerHost
 
 
@@ -127,7 +128,11 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                     if state != "success":
                         with contextlib.suppress(KtrainError):  # the release reads the job again
                             host.call(functools.partial(_report_success, ref, state, self.log))
-                    self.log.info(host.call(functools.partial(_release, ref)))
+                    released = host.call(functools.partial(_release, ref))
+                    if released is None:
+                        self.log.info("%s belongs to another try now. Nothing was released.", ref)
+                        continue
+                    self.log.info(released.text)
                     done.append(str(ref))
                 except KtrainError as e:  # must not keep the other jobs from being released
                     self.log.error("%s was not released. The next run tries again.\n%s", ref, e)
@@ -247,10 +252,12 @@ async def _report_success(ref: JobRef, state: str, log: Log, api: Api, namespace
     log.warning(f"{ref} succeeded, but its task is {state}.\nIf you clear the task, it trains again.\n{result}")
 
 
-async def _release(ref: JobRef, api: Api, namespace: str) -> str:
+async def _release(ref: JobRef, api: Api, namespace: str) -> Released | None:
     """Delete the job. Of a finished job that should be kept, delete only running pods.
 
     A finished job whose operator recreates its pods is deleted all the same.
+
+    :return: None: the job belongs to another try now.
     """
     from airflow_provider_ktrain.engine.release import DecisionOnRead, fitting_mode, release
 
@@ -262,5 +269,4 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
         keeps = kept and fitting_mode(ref, read.job, Mode.DELETE_PODS) is Mode.DELETE_PODS
         return Mode.DELETE_PODS if keeps else Mode.DELETE
 
-    released = await release(api, ref, DecisionOnRead(decide))
-    return released.text if released else f"{ref} belongs to another try now. Nothing was released."
+    return await release(api, ref, DecisionOnRead(decide))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 
+from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _release
 from tests.engine.tasks import EvictedApi
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
+from tests.operators.virtual_instance import VirtualInstance
 
 RESULT = 'KTRAIN_RESULT {"loss": 0.5}'
 
@@ -173,6 +176,31 @@ def test_job_followed_again_during_the_releases_is_kept(instance: Instance, supe
     supervisor.states = [*[TaskInstanceState.FAILED] * 3, TaskInstanceState.RUNNING]  # first both, then each
     assert len(reaper.second_look(instance.context, found)) == 1
     assert len(instance.jobs()) == 1
+
+
+@pytest.mark.embedded("changes a job between two requests")
+def test_job_adopted_before_its_release_is_not_reported(
+    instance: VirtualInstance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another try adopts it after Airflow has said that the task is failed, and before the release reads the job."""
+
+    class Adopting(Supervisor):
+        def send(self, message: Any) -> Any:
+            answer = super().send(message)
+            if self.asked == 2:  # the first question was for the second check
+                (job,) = instance.jobs()
+                owner = Owner.of(job)
+                assert isinstance(owner, Owner)
+                adopted = {OWNER_ANNOTATION: replace(owner, try_number=2, ti_id="next").annotation()}
+                name = job["metadata"]["name"]
+                instance.api.change(instance.kind.plural, name, lambda j: j["metadata"]["annotations"].update(adopted))
+            return answer
+
+    reaper, found = look(instance, dry_run=False)
+    with supervised(Adopting(TaskInstanceState.FAILED)):
+        assert reaper.second_look(instance.context, found) == []
+    assert instance.jobs()
+    assert "belongs to another try now. Nothing was released." in capsys.readouterr().out
 
 
 @pytest.mark.embedded("sets fault switches")
