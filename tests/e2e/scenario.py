@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 import re
 import signal
 import threading
@@ -207,6 +208,10 @@ class Stage:
             self.excuse()
         self.airflow.kill_task(self.dag, self.run, TASK, number)
 
+    def finish(self) -> None:
+        """Let the programs end as if their seconds had passed."""
+        pathlib.Path(self.airflow.env["CHAOS_STEPS"], f"{self.dag}.{self.run}.finish").touch()
+
     def clear(self) -> None:
         self.excuse("trained twice")
         self.airflow.clear(self.dag, self.run, TASK)
@@ -261,14 +266,20 @@ def beginning(airflow: Airflow, cluster: TestCluster, stages: list[Stage]) -> It
     :param stages: gets each stage.
     """
     with contextlib.ExitStack() as watchers:
+        watched: dict[str, Watcher] = {}
+
+        def watcher(kube: Kube, *, pods: bool = False) -> Watcher:
+            """The one of all stages: each takes seconds to end."""
+            what = "pods" if pods else kube.kind.name
+            if what not in watched:
+                watched[what] = watchers.enter_context(Watcher(kube, pods=pods))
+            return watched[what]
 
         def begin(dag: str, kind: Kind = PYTORCHJOB, start: bool = True, **conf: Any) -> Stage:
             require(cluster, kind, runtime="torch-distributed")
             kube = Kube(str(cluster.kubeconfig), cluster.namespace, kind)
-            watcher = watchers.enter_context(Watcher(kube))
             suffix = "" if kind is PYTORCHJOB else f"_{kind.name.lower()}"
-            pods = watchers.enter_context(Watcher(kube, pods=True))
-            stage = Stage(airflow, cluster, kube, watcher, dag + suffix, pods)
+            stage = Stage(airflow, cluster, kube, watcher(kube), dag + suffix, watcher(kube, pods=True))
             stages.append(stage)
             return stage.start(**conf) if start else stage
 

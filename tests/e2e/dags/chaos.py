@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import signal
 import time
 from typing import Any
 
@@ -12,9 +13,11 @@ from airflow_provider_ktrain.exceptions import TrainingRequirementError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainJobOperator
 
 STEPS = os.environ.get("CHAOS_STEPS", "")  # the directory of the programs' records, for `soak_count`
-# The run sets `seconds`, `seconds_of_first_try`, `stop_seconds`, `wait`, `nan_steps` and `code`. A line is written
-# before each second passes, so there is at least one. The end of the Master ends the job, so the Master waits for the
-# Worker, which has waited for the Master. The first process of a container gets SIGTERM only if it handles it.
+WORKER_MEMORY = int(os.environ.get("CHAOS_WORKER_MEMORY", "0"))  # a limit of worker pods in tests/executors
+# The run sets `seconds`, `seconds_of_first_try`, `stop_seconds`, `wait`, `nan_steps` and `code`. `Stage.finish` ends
+# the program earlier. A line is written before each second passes, so there is at least one. The end of the Master ends
+# the job, so the Master waits for the Worker, which has waited for the Master. The first process of a container gets
+# SIGTERM only if it handles it.
 COUNT = """
 record() {
     [ -z "STEPS" ] || [ ${RANK:-$PET_NODE_RANK} != 0 ] ||
@@ -23,7 +26,7 @@ record() {
 trap 'record end; sleep {{ dag_run.conf.get("stop_seconds", 0) }}; exit 143' TERM
 i=0
 seconds={{ ti.try_number == 1 and dag_run.conf.get("seconds_of_first_try") or dag_run.conf.get("seconds", 20) }}
-while [ $i -lt $seconds ]; do
+while [ $i -lt $seconds ] && [ ! -e 'STEPS/{{ ti.dag_id }}.{{ ti.run_id }}.finish' ]; do
     record $i
     echo line $i
     loss=0.5
@@ -66,6 +69,14 @@ class WaitsAfterExecute(PyTorchJobOperator):
         if context["ti"].try_number == 1:
             self.log.info("execute has returned")
             time.sleep(600)
+
+
+class UsesMemory(PyTorchJobOperator):
+    """When its process gets SIGUSR1, it uses more memory than its worker pod may."""
+
+    def execute(self, context: Any) -> Any:
+        signal.signal(signal.SIGUSR1, lambda *_: vars(self).update(used=b"x" * WORKER_MEMORY))
+        return super().execute(context)
 
 
 class WaitsAfterRelease(PyTorchJobOperator):
@@ -111,5 +122,12 @@ for queue in os.environ.get("CHAOS_QUEUES", "").split():  # of the workers in te
     dag(f"chaos_worker_{queue}", deferrable=False, queue=queue)
     dag(f"chaos_worker_retries_{queue}", deferrable=False, queue=queue, retries=1)
     dag(f"chaos_deferred_{queue}", queue=queue)
+if WORKER_MEMORY:
+    from kubernetes.client import V1Container, V1Pod, V1PodSpec, V1ResourceRequirements
+
+    limited = V1Container(name="base", resources=V1ResourceRequirements(limits={"memory": str(WORKER_MEMORY)}))
+    pod = {"pod_override": V1Pod(spec=V1PodSpec(containers=[limited]))}
+    dag("chaos_memory", UsesMemory, deferrable=False, executor_config=pod)
+    dag("chaos_memory_retries", UsesMemory, deferrable=False, executor_config=pod, retries=1)
 with a_dag("chaos_many"):  # jobs that end a second after their tasks have deferred
     PyTorchJobOperator.partial(**JOB).expand(env=[{"NUMBER": str(number)} for number in range(50)])
