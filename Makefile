@@ -109,9 +109,9 @@ test-horovod: $(VENV)/.test
 	@image=$$(mktemp -d); trap 'rm -rf "$$image"' EXIT; $(BIN)/python scripts/horovod_image.py "$$image" && \
 		KTRAIN_TEST_HOROVOD=$$image $(PYTEST) -n 0 -m horovod tests/e2e/test_horovod.py
 
-# the CeleryExecutor and the KubernetesExecutor, with PostgreSQL and Redis; skipped where there is no server
+# the CeleryExecutor and the KubernetesExecutor at once, with PostgreSQL and Redis; skipped where there is no server
 test-executors: $(VENV)/.test $(VENV)/.executors
-	@KTRAIN_TEST_DATABASE=postgresql $(PYTEST) -n 0 -rs -m executors tests/executors
+	@KTRAIN_TEST_DATABASE=postgresql $(PYTEST) -n 2 -rs -m executors tests/executors
 
 $(VENV)/.%: $(REQUIREMENTS)
 	@$(PYTHON) scripts/bootstrap.py $(VENV) $*

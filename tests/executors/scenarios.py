@@ -7,7 +7,7 @@ import pathlib
 import re
 from collections.abc import Callable
 
-from tests.e2e.airflow import wait_for
+from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.chaos import check_end
 from tests.e2e.scenario import LINE, TASK, Begin, Stage
 
@@ -20,7 +20,7 @@ SETTINGS = {
 }
 NOT_AGAIN = re.compile(r"Not logged again: (some|at least|[\d,]+) ")
 SHOWN_WITHIN = 60.0  # seconds from the end of a task until its log is complete
-ENDLESS = 600  # seconds: the test ends the training
+ENDLESS = 3600  # seconds: the test ends the training
 
 
 def wait_running(stage: Stage) -> None:
@@ -91,10 +91,22 @@ def check_marked_and_cleared(begin: Begin) -> None:
         check_end(stage, "success", jobs=2, try_number=2)
 
 
-def check_adopted(stage: Stage) -> None:
-    """The retry followed the only job to its end."""
-    check_end(stage, "success", try_number=2)
-    assert stage.ended_as("Succeeded")
+def reap(airflow: Airflow) -> str:
+    """Let the reaper run; returns the run's id."""
+    run = airflow.trigger("ktrain_reaper")
+    airflow.wait_state("ktrain_reaper", run, "reap", "success")
+    return run
+
+
+def check_adopted(*stages: Stage) -> None:
+    """The retries follow the only jobs to their ends."""
+    for stage in stages:
+        stage.wait_try(2)
+        stage.wait_state("running")
+        stage.finish()
+    for stage in stages:
+        check_end(stage, "success", try_number=2)
+        assert stage.ended_as("Succeeded")
 
 
 def check_stopped(released: list[Stage], left: list[Stage]) -> None:
@@ -111,8 +123,7 @@ def check_stopped(released: list[Stage], left: list[Stage]) -> None:
     for stage in released:
         stage.check_freed()
     assert [stage.gpus() for stage in left] == [2] * len(left)
-    airflow = left[0].airflow
-    airflow.wait_state("ktrain_reaper", airflow.trigger("ktrain_reaper"), "reap", "success")
+    reap(left[0].airflow)
     for stage in stages:
         assert stage.gpus() == 0
         stage.check_created(1)

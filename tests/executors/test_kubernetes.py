@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from kubernetes import client
 from tests.clusters import TestCluster
 from tests.clusters import cluster as a_cluster
 from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.chaos import chaos_airflow, check_end
+from tests.e2e.chaos import chaos_airflow, check_end, check_reaped
 from tests.e2e.kube import Kube
 from tests.e2e.scenario import TASK, Begin, Stage
 from tests.executors.scenarios import (
@@ -36,29 +37,45 @@ IMAGE = "airflow-worker"
 LOGS = "/opt/airflow/logs"
 INHERITED = ("AIRFLOW", "TEST_", "CHAOS_", "KTRAIN_", "PYTHON")  #: Begin the names of variables that worker pods get.
 WORKERS = "airflow"  #: Label and taint of the nodes for worker pods.
+MEMORY = 1536 * 2**20  #: Limit in bytes of the pods of `chaos_memory`. A worker takes about 600 MiB.
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestCluster]:
-    with a_cluster(images={IMAGE: None}, nodes=3, gpus=64, node_times=0.1) as reached:
+    with a_cluster(images={IMAGE: None}, nodes=4, gpus=64, node_times=0.1) as reached:
         yield reached
 
 
-@pytest.fixture(scope="module")
-def nodes(cluster: TestCluster) -> tuple[str, str]:
-    """The nodes for worker pods."""
-    core = Kube(str(cluster.kubeconfig)).core
-    _, *names = sorted(node.metadata.name for node in core.list_node().items)
-    for name in names:
-        taint = {"key": WORKERS, "value": "", "effect": "NoSchedule"}
-        core.patch_node(name, {"metadata": {"labels": {WORKERS: ""}}, "spec": {"taints": [taint]}})
-    return names[0], names[1]
+class Nodes:
+    """Three nodes for worker pods."""
+
+    def __init__(self, core: client.CoreV1Api) -> None:
+        self._core = core
+        _, *self.names = sorted(node.metadata.name for node in core.list_node().items)
+        for name in self.names:
+            taint = {"key": WORKERS, "value": "", "effect": "NoSchedule"}
+            core.patch_node(name, {"metadata": {"labels": {WORKERS: ""}}, "spec": {"taints": [taint]}})
+
+    def open(self, *names: str) -> None:
+        """Let worker pods start on these nodes only."""
+        for name in self.names:
+            self._core.patch_node(name, {"spec": {"unschedulable": None if name in names else True}})
 
 
 @pytest.fixture(scope="module")
-def airflow(
-    cluster: TestCluster, nodes: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Airflow]:
+def prepared(cluster: TestCluster) -> Nodes:
+    return Nodes(Kube(str(cluster.kubeconfig)).core)
+
+
+@pytest.fixture
+def nodes(prepared: Nodes) -> Iterator[Nodes]:
+    """Worker pods start on all of them afterwards."""
+    yield prepared
+    prepared.open(*prepared.names)
+
+
+@pytest.fixture(scope="module")
+def airflow(cluster: TestCluster, prepared: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     template = tmp_path_factory.mktemp("template") / "pod.yaml"
     settings = {
         **SETTINGS,
@@ -71,6 +88,7 @@ def airflow(
         "AIRFLOW__KUBERNETES_EXECUTOR__POD_TEMPLATE_FILE": str(template),
         "AIRFLOW__KUBERNETES_EXECUTOR__TASK_PUBLISH_MAX_RETRIES": "-1",
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
+        "CHAOS_WORKER_MEMORY": str(MEMORY),
     }
     with chaos_airflow(cluster, tmp_path_factory, **settings) as started:
         template.write_text(yaml.safe_dump(worker_pod(started.env)))
@@ -93,13 +111,13 @@ def worker_pod(variables: dict[str, str]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, "spec": spec}
 
 
-def worker_of(stage: Stage) -> str:
-    """The name of the pod that runs the task of a stage."""
+def worker_of(stage: Stage) -> client.V1Pod:
+    """The pod that runs the task of a stage."""
 
-    def running() -> str | None:
+    def running() -> client.V1Pod | None:
         found = stage.kube.pods(f"dag_id={stage.dag}")
         mine = [p for p in found if p.metadata.annotations["run_id"] == stage.run and p.status.phase == "Running"]
-        return mine[0].metadata.name if mine else None
+        return mine[0] if mine else None
 
     return wait_for("a worker pod runs", running)
 
@@ -122,11 +140,6 @@ def test_marked_and_cleared(begin: Begin) -> None:
     check_marked_and_cleared(begin)
 
 
-def evict(core: client.CoreV1Api, pod: str, namespace: str) -> None:
-    meta = client.V1ObjectMeta(name=pod, namespace=namespace)
-    core.create_namespaced_pod_eviction(pod, namespace, client.V1Eviction(metadata=meta))
-
-
 @dataclass(frozen=True)
 class Stop:
     """
@@ -136,56 +149,130 @@ class Stop:
 
     act: Callable[[Stage, int], None]
     signalled: bool = False
+    dag: str = "chaos_worker"
 
 
 def delete(stage: Stage, **options: Any) -> None:
-    stage.kube.core.delete_namespaced_pod(worker_of(stage), stage.kube.namespace, **options)
+    stage.kube.core.delete_namespaced_pod(worker_of(stage).metadata.name, stage.kube.namespace, **options)
 
 
-def kill(*pids: int) -> None:
+def evict(stage: Stage, task: int) -> None:
+    name, namespace = worker_of(stage).metadata.name, stage.kube.namespace
+    meta = client.V1ObjectMeta(name=name, namespace=namespace)
+    stage.kube.core.create_namespaced_pod_eviction(name, namespace, client.V1Eviction(metadata=meta))
+
+
+def signal_all_and_delete(stage: Stage, task: int) -> None:
+    """As the entrypoint of Airflow's image does, which passes the signal to all processes."""
+    kill(parent(task), task, number=signal.SIGTERM)
+    delete(stage)
+
+
+def kill(*pids: int, number: signal.Signals = signal.SIGKILL) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 STOPS = {
     "deleted": Stop(lambda stage, _: delete(stage), signalled=True),
-    "evicted": Stop(lambda stage, _: evict(stage.kube.core, worker_of(stage), stage.kube.namespace), signalled=True),
+    "deleted with 2 s": Stop(lambda stage, _: delete(stage, grace_period_seconds=2), signalled=True),
+    "all signalled": Stop(signal_all_and_delete, signalled=True),
+    "evicted": Stop(evict, signalled=True),
     "deleted by force": Stop(lambda stage, _: delete(stage, grace_period_seconds=0)),
     "killed": Stop(lambda _, task: kill(parent(task), task)),
     "task killed": Stop(lambda _, task: kill(task)),
+    "out of memory": Stop(lambda _, task: kill(task, number=signal.SIGUSR1), dag="chaos_memory"),
 }
 
 
-def test_stopped_workers(begin: Begin, airflow: Airflow) -> None:
+def process_of(stage: Stage) -> int:
+    """The process of a stage's task."""
+    (process,) = stage.airflow.task_processes(stage.airflow.task(stage.dag, stage.run, TASK)["id"])
+    return process
+
+
+def test_stopped_workers(begin: Begin) -> None:
     """Each way to stop a worker pod: of a task with a retry, and of one without. All at once: each needs a minute."""
-    retried = {how: begin("chaos_worker_retries", seconds=150) for how in STOPS}
-    alone = {how: begin("chaos_worker", seconds=ENDLESS) for how in STOPS}
+    retried = {how: begin(f"{stop.dag}_retries", seconds=ENDLESS) for how, stop in STOPS.items()}
+    alone = {how: begin(stop.dag, seconds=ENDLESS) for how, stop in STOPS.items()}
     for stage in (*retried.values(), *alone.values()):
         wait_running(stage)
+    out_of_memory = worker_of(alone["out of memory"])
     for how, stop in STOPS.items():
         for stage in (retried[how], alone[how]):
-            (task,) = airflow.task_processes(airflow.task(stage.dag, stage.run, TASK)["id"])
-            stop.act(stage, task)
+            stop.act(stage, process_of(stage))
     check_stopped(
         released=[alone[how] for how, stop in STOPS.items() if stop.signalled],
         left=[alone[how] for how, stop in STOPS.items() if not stop.signalled],
     )
-    for stage in retried.values():
-        check_adopted(stage)
+    (ended,) = [
+        p for p in alone["out of memory"].pods.objects.values() if p["metadata"]["uid"] == out_of_memory.metadata.uid
+    ]
+    assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
+    check_adopted(*retried.values())
 
 
-def test_lost_node(begin: Begin, airflow: Airflow, cluster: TestCluster, nodes: tuple[str, str]) -> None:
-    core = Kube(str(cluster.kubeconfig)).core
-    stays, lost = nodes
-    core.patch_node(stays, {"spec": {"unschedulable": True}})
-    retried = begin("chaos_worker_retries", seconds=150)
-    wait_running(retried)
-    core.patch_node(stays, {"spec": {"unschedulable": None}})
+def test_lost_and_silent_nodes(begin: Begin, cluster: TestCluster, nodes: Nodes) -> None:
+    """The workers of a silent node go on. When it is back, it gets to know that their pods were deleted."""
+    stays, lost, silent = nodes.names
+    nodes.open(lost)
+    retried, alone = begin("chaos_worker_retries", seconds=ENDLESS), begin("chaos_worker", seconds=ENDLESS)
+    for stage in (retried, alone):
+        wait_running(stage)
+    nodes.open(silent)
+    back, back_alone = begin("chaos_worker_retries", seconds=ENDLESS), begin("chaos_worker", seconds=ENDLESS)
+    forced = begin("chaos_worker_retries", seconds=ENDLESS)
+    followed = (back, back_alone, forced)
+    for stage in followed:
+        wait_running(stage)
+    processes = {stage.run: process_of(stage) for stage in followed}
+    nodes.open(stays)
     cluster.admin("lose", node=lost)
+    cluster.admin("silence", node=silent)
     try:
-        check_adopted(retried)
+        for stage in followed:
+            wait_for("its worker pod is deleted", lambda s=stage: worker_of(s).metadata.deletion_timestamp)  # type: ignore[misc]
+        delete(forced, grace_period_seconds=0)
+        forced.wait_try(2)
+        wait_for("the worker of try 1 has let go", lambda: not exists(processes[forced.run]))
+        for stage in (back, back_alone):
+            assert exists(processes[stage.run])
+            assert stage.airflow.task(stage.dag, stage.run, TASK)["state"] == "running"
+        cluster.admin("recover", node=silent)
+        check_stopped(released=[back_alone], left=[alone])
+        check_adopted(retried, back, forced)
     finally:
-        cluster.admin("recover", node=lost)
+        for name in (lost, silent):
+            cluster.admin("recover", node=name)
+
+
+def exists(pid: int) -> bool:
+    return pathlib.Path(f"/proc/{pid}").exists()
+
+
+def test_task_is_queued_too_long(begin: Begin, airflow: Airflow, nodes: Nodes) -> None:
+    """No worker pod can start: Airflow fails the task, without using its retries. The reaper releases what is left."""
+    left = begin("chaos_worker_retries", seconds=ENDLESS)
+    wait_running(left)
+    resumed = [begin(dag, seconds=90) for dag in ("chaos_deferred", "chaos_deferred_retries")]
+    for stage in resumed:
+        wait_running(stage)
+    nodes.open()
+    airflow.end("scheduler")
+    airflow.run(
+        "scheduler",
+        AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT="5",
+        AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL="2",
+    )
+    delete(left, grace_period_seconds=0)
+    assert left.wait_state("failed")["try_number"] == 2
+    for stage in resumed:
+        check_end(stage, "failed")
+        assert stage.ended_as("Succeeded")
+    airflow.end("scheduler")
+    airflow.run("scheduler")
+    nodes.open(*nodes.names)
+    check_reaped(left)
 
 
 def test_worker_is_stopped_while_a_task_resumes(begin: Begin) -> None:
