@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
@@ -24,6 +24,7 @@ MAX_STORED_CHARS = 256 * 1024  #: How much of a value is read: any task may stor
 #: Stands for a status that can't be read.
 UNREADABLE: Mapping[str, Any] = {"unreadable": True}
 MAX_LISTED = 10_000  #: Trainings that are read for a list, the newest ones.
+MAX_FIELD_CHARS = 1024  #: How much of one field of a summary is searched; ours have less.
 ROWS_AT_ONCE = 500  #: How many rows are fetched from the database at once.
 #: How long a triggerer with room may take to start a new trigger. Usually, it takes a second or two.
 TAKEOVER_SECONDS = 60.0
@@ -56,6 +57,7 @@ class Selection:
     :param states: in one of these states of Airflow. Default: empty, in any.
     :param since, until: whose try began from one time on, and before another. Default: None, at any time.
     :param task: only of this task and map index, in any run. Default: None, of all.
+    :param ids: only the task instances with these ids. Default: None, all.
     """
 
     dag_ids: frozenset[str]
@@ -63,6 +65,21 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None
     task: TaskInstanceId | None = None
+    ids: tuple[str, ...] | None = None
+
+
+class Cost(NamedTuple):
+    """What a training of a list cost, and why it failed: texts or numbers; None for what its summary doesn't have.
+
+    :param id: of the task instance.
+    :param held, wasted: seconds of its GPUs.
+    """
+
+    id: str
+    held: Any
+    wasted: Any
+    category: Any
+    cause: Any
 
 
 @dataclass(frozen=True)
@@ -189,43 +206,64 @@ def summarized_dags() -> dict[str, float]:
     return {dag_id: at.timestamp() for dag_id, at in rows}
 
 
-def trainings(selection: Selection, after: str = "", most: int = MAX_LISTED) -> Generator[Listed]:
-    """The newest trainings that have begun and have a summary, newest first.
+def trainings(selection: Selection, after: str, most: int) -> list[Listed]:
+    """The newest trainings that have begun and have a summary, newest first, in one query.
 
-    They are fetched while they are consumed, in one query.
-
-    :param after: the position of the training before the first one. Default: empty, begin with the newest.
+    :param after: the position of the training before the first one. Empty: begin with the newest.
     :param most: so many of them.
     """
     with _session() as session:
-        for row in session.execute(trainings_query(selection, after, most).execution_options(yield_per=ROWS_AT_ONCE)):
-            summary = _mapping(row.summary)
-            yield Listed(_position(row), _record(row), UNREADABLE if summary is None else summary)
+        rows = session.execute(trainings_query(selection, after, most)).all()
+    found = [(row, _mapping(row.summary)) for row in rows]
+    return [Listed(_position(row), _record(row), UNREADABLE if one is None else one) for row, one in found]
 
 
-def summaries(selection: Selection) -> Generator[Mapping[str, Any]]:
-    """The summaries of the newest MAX_LISTED trainings, in any order: in less time than `trainings` takes."""
-    from airflow.models.xcom import XComModel
-    from sqlalchemy import and_, select
+def costs(selection: Selection, after: str = "") -> Generator[Cost]:
+    """What the newest MAX_LISTED trainings cost, and why they failed, newest first.
 
-    newest = _newest(selection, "", MAX_LISTED)
-    query = select(_text_of(XComModel.value)).join(
-        newest, and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, newest.c))
-    )
+    They are fetched while they are consumed, in one query.
+
+    :param after: as for `trainings`.
+    """
     with _session() as session:
-        for text in session.scalars(query.execution_options(yield_per=ROWS_AT_ONCE)):
-            yield _mapping(text) or UNREADABLE
+        query = costs_query(selection, after, session.get_bind().dialect.name)
+        for *found, whole in session.execute(query.execution_options(yield_per=ROWS_AT_ONCE)):
+            yield Cost(*found) if whole is None else _cost(found[0], _mapping(whole) or UNREADABLE)
 
 
-def trainings_query(selection: Selection, after: str = "", most: int = MAX_LISTED) -> Any:
+def costs_query(selection: Selection, after: str, dialect: str) -> Any:
+    """The query of `costs`. To take fields from the database's JSON is faster than to read all of it as text.
+
+    The last column is the whole summary if it has no version: an XCom backend may have stored JSON in a text.
+    """
+    from airflow.models.taskinstance import TaskInstance as Ti
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import Text, case, cast, func, true
+
+    value = XComModel.value
+    is_json = func.json_valid(value) == 1 if dialect == "sqlite" else true()  # others store nothing else
+    fields = value["usage"]["held"], value["usage"]["wasted"], value["category"], value["cause"]
+    texts = [case((is_json, func.substr(field.as_string(), 1, MAX_FIELD_CHARS))) for field in fields]
+    version = case((is_json, value["version"].as_string()))
+    whole = case((version.is_(None), _text_of(value)))
+    return _newest(selection, after, MAX_LISTED, cast(Ti.id, Text), *texts, whole)
+
+
+def _cost(identifier: str, summary: Mapping[str, Any]) -> Cost:
+    usage = mapping(summary.get("usage"))
+    return Cost(identifier, usage.get("held"), usage.get("wasted"), summary.get("category"), summary.get("cause"))
+
+
+def trainings_query(selection: Selection, after: str, most: int) -> Any:
     """The query of `trainings`. A position that can't be read counts as none.
 
     It sorts rows without summaries: databases take long to make text of thousands of them.
     """
+    from airflow.models.taskinstance import TaskInstance as Ti
     from airflow.models.xcom import XComModel
     from sqlalchemy import and_, select
 
-    newest = _newest(selection, after, most)
+    newest = _newest(selection, after, most, Ti.id, *_task_columns()).subquery()
     return (
         select(*newest.c, _text_of(XComModel.value).label("summary"))
         .join(XComModel, and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, newest.c)))
@@ -233,7 +271,7 @@ def trainings_query(selection: Selection, after: str = "", most: int = MAX_LISTE
     )
 
 
-def _newest(selection: Selection, after: str, most: int) -> Any:
+def _newest(selection: Selection, after: str, most: int, *columns: Any) -> Any:
     from airflow.models.taskinstance import TaskInstance as Ti
     from airflow.models.xcom import XComModel
     from sqlalchemy import and_, or_, select
@@ -247,11 +285,13 @@ def _newest(selection: Selection, after: str, most: int) -> Any:
         wanted.append(Ti.start_date < selection.until)
     if selection.task is not None:
         wanted += [Ti.task_id == selection.task.task_id, Ti.map_index == selection.task.map_index]
+    if selection.ids is not None:
+        wanted.append(Ti.id.in_([uuid.UUID(one) for one in selection.ids]))
     if (place := _place(after)) is not None:
         wanted.append(or_(Ti.start_date < place[0], and_(Ti.start_date == place[0], Ti.id < place[1])))
     has_summary = and_(XComModel.key == SUMMARY_XCOM, *_is(XComModel, Ti))
-    newest = select(Ti.id, *_task_columns()).join(XComModel, has_summary).where(*wanted)
-    return newest.order_by(Ti.start_date.desc(), Ti.id.desc()).limit(most).subquery()
+    newest = select(*columns).select_from(Ti).join(XComModel, has_summary).where(*wanted)
+    return newest.order_by(Ti.start_date.desc(), Ti.id.desc()).limit(most)
 
 
 def _position(row: Any) -> str:

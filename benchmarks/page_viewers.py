@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import datetime
 import json
 import os
@@ -23,11 +22,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-from harness import cpu, machine, quantile, table
+from harness import cpu, machine, quantile, table, tree
 from harness.api_server import ApiServer, api_server
 
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
@@ -104,21 +102,6 @@ class Viewers:
 
     async def nobody(self) -> None:
         await asyncio.sleep(3600)
-
-
-def tree(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
-            parents.setdefault(parent, []).append(int(entry.parent.name))
-    found, queue = [pid], [pid]
-    while queue:
-        children = parents.get(queue.pop(), [])
-        found += children
-        queue += children
-    return found
 
 
 HEAD = [

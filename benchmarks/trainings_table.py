@@ -1,21 +1,25 @@
-"""How long the table of trainings takes to read, with 300 running trainings and 10,000 that have ended.
+"""What each view of the table of trainings takes, with 300 running trainings and 10,000 that have ended.
 
     KTRAIN_TEST_DATABASE=postgresql python benchmarks/trainings_table.py [--ended 10000]
 
-Nothing is cached: each view reads the DAGs, the page and the sums. Prints a Markdown table.
+Nothing is cached: each request reads the DAGs, the page and the sums. CPU is that of this process, which answers the
+requests as Airflow's API server does, and of the database's server. Prints a Markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
+import html
+import logging
 import os
+import re
 import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from harness import machine, table
-from harness.database import database, version
+from harness.database import cpu_of_server, database, version
 
 RUNNING, DAGS, REPEATS = 300, 20, 5
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
@@ -81,37 +85,42 @@ def fill(ended: int) -> None:
         session.execute(text("ANALYZE"))
 
 
-def main(ended: int) -> None:
-    """Fill the database and measure each view."""
+def measure(url: str) -> None:
+    """Ask for each view, as a browser does, and print what it took."""
     from airflow.api_fastapi.app import init_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from starlette.testclient import TestClient
 
-    from airflow_provider_ktrain.plugin.trainings import Filters, Shared, Trainings
+    from airflow_provider_ktrain import compat_server
+    from airflow_provider_ktrain.plugin import application, trainings
 
-    fill(ended)
+    logging.disable(logging.INFO)
     init_auth_manager()
-    admin, trainings = SimpleAuthManagerUser(username="admin", role="admin"), Trainings(Shared(cache_seconds=0.0))
-    first = trainings.view(admin, Filters(), time.time())
+    trainings.Shared.__init__.__defaults__ = (0.0, time.monotonic)  # nothing is kept
+    app = application.build()
+    admin = SimpleAuthManagerUser(username="admin", role="admin")
+    app.dependency_overrides[compat_server.user_dependency()] = lambda: admin
+    client, rows = TestClient(app), []
+    second = re.search(r'trainings\?([^"]*after[^"]*)"', client.get("/trainings").text)
     views = {
-        "first page": Filters(), "second page": Filters(after=first.rows and first.next.partition("=")[2]),
-        "one DAG": Filters(dag_id="dag_7"), "failed": Filters(state="failed"),
-        "one day": Filters(since="2026-11-05", until="2026-11-05"),
-        "category of the cause": Filters(category="out of memory"),
-        "text in the cause": Filters(text="not enough values"),
-        "text that no cause has": Filters(text="no cause says this"),
+        "first page": "", "second page": html.unescape(second[1]) if second else "", "one DAG": "dag_id=dag_7",
+        "failed": "state=failed", "one day": "since=2026-11-05&until=2026-11-05",
+        "category of the cause": "category=out+of+memory", "text in the cause": "text=not+enough+values",
+        "text that no cause has": "text=no+cause+says+this",
     }  # fmt: skip
-    rows = []
-    for name, filters in views.items():
+    for name, query in views.items():
         took = []
         for _ in range(REPEATS):
-            began = time.monotonic()
-            shown = trainings.view(admin, filters, time.time())
-            took.append(time.monotonic() - began)
-        rows.append(
-            [name, shown.sums["count"], len(shown.rows), f"{sorted(took)[REPEATS // 2]:.2f}", f"{max(took):.2f}"]
-        )
-    print(f"{machine()}; {version()}; {ended:,} ended and {RUNNING} running trainings of {DAGS} DAGs\n")
-    print(table(["view", "trainings", "rows", "median s", "longest s"], rows))
+            began, own, server = time.monotonic(), time.process_time(), cpu_of_server(url)
+            shown = client.get(f"/trainings?{query}").text
+            took.append((time.process_time() - own, cpu_of_server(url) - server, time.monotonic() - began))
+        count = re.search(r"<strong>([0-9,]+)</strong> trainings", shown)
+        medians = [f"{sorted(values)[REPEATS // 2]:.2f}" for values in zip(*took, strict=True)]
+        rows.append([name, count and count[1], *medians, f"{max(elapsed for *_, elapsed in took):.2f}"])
+    load = f"load {os.getloadavg()[0]:.0f}"
+    print(f"{machine()}; {version()}; {load}\n")
+    head = ["view", "trainings", "API server CPU s", "database CPU s", "median s", "longest s"]
+    print(table(head, rows), flush=True)
 
 
 if __name__ == "__main__":
@@ -120,4 +129,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home, database() as url:
         os.environ["AIRFLOW_HOME"] = home
         os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = url or f"sqlite:///{home}/airflow.db"
-        main(parser.parse_args().ended)
+        fill(parser.parse_args().ended)
+        measure(url)

@@ -189,10 +189,10 @@ def build() -> FastAPI:
         """The comparison of a training with the one before of the same task and map index."""
         this = compat_server.find_trainings([key]).get(key)
         selection = compat_server.Selection(frozenset({key.dag_id}), task=key)
-        before = this and next(compat_server.trainings(selection, this.position), None)
+        before = this and compat_server.trainings(selection, this.position, 1)
         if not before:
             raise HTTPException(404, "no training before this one")
-        both = urlencode([("training", page_query(one)) for one in (before.record.key, key)])
+        both = urlencode([("training", page_query(one)) for one in (before[0].record.key, key)])
         return RedirectResponse(f"{compat.base_path()}{PREFIX}/compare?{both}", headers=HEADERS)
 
     @app.get("/static/{name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -14,9 +14,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from airflow_provider_ktrain import compat_server
-from airflow_provider_ktrain.compat_server import ACTIVE_STATES, MAX_LISTED, Listed, Selection
+from airflow_provider_ktrain.compat_server import ACTIVE_STATES, MAX_LISTED, Cost, Listed, Selection
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION
 from airflow_provider_ktrain.plugin.stored_texts import clock, minute_of, number
@@ -68,11 +67,10 @@ class Filters:
         until = None if last is None else last + timedelta(days=1)
         return Selection(frozenset(mine), STATES.get(self.state, ()), first, until)
 
-    def match(self, summary: Mapping[str, Any]) -> bool:
+    def match(self, one: Cost) -> bool:
         """Whether the cause of a training is one of those that are asked for."""
-        cause = summary.get("cause")
-        found = not self.text or (isinstance(cause, str) and self.text.strip().lower() in cause.lower())
-        return found and self.category in ("", summary.get("category"))
+        found = not self.text or (isinstance(one.cause, str) and self.text.strip().lower() in one.cause.lower())
+        return found and self.category in ("", one.category)
 
 
 def _day(text: str) -> datetime | None:
@@ -166,18 +164,13 @@ class Trainings:
         return sorted(compat_server.rights(user, self._shared.get("dags", compat_server.summarized_dags)))
 
 
-def _trainings(filters: Filters, selection: Selection, most: int = MAX_LISTED) -> Generator[Listed]:
-    """Those that the database selects."""
-    if selection.dag_ids:
-        with closing(compat_server.trainings(selection, filters.after, most)) as found:
-            yield from found
-
-
 def _page(filters: Filters, selection: Selection) -> tuple[list[Listed], Mapping[TaskInstanceId, Any], bool]:
     """The trainings of a page, the statuses of those that run, and whether there are more."""
-    most = MAX_LISTED if filters.is_about_causes else MAX_ROWS + 1
-    with closing(_trainings(filters, selection, most)) as found:
-        listed = list(islice((one for one in found if filters.match(one.summary)), MAX_ROWS + 1))
+    if filters.is_about_causes:
+        with closing(compat_server.costs(selection, filters.after)) as found:
+            matching = (one.id for one in found if filters.match(one))
+            selection = replace(selection, ids=tuple(islice(matching, MAX_ROWS + 1)))
+    listed = compat_server.trainings(selection, filters.after, MAX_ROWS + 1)
     shown = listed[:MAX_ROWS]
     active = [one.record.key for one in shown if one.record.state in ACTIVE_STATES]
     return shown, compat_server.read_statuses(active) if active else {}, len(listed) > MAX_ROWS
@@ -186,11 +179,18 @@ def _page(filters: Filters, selection: Selection) -> tuple[list[Listed], Mapping
 def _sums(filters: Filters, selection: Selection) -> tuple[int, int, float, float]:
     """How many trainings were looked at and match, and how many seconds these held and wasted accelerators."""
     read, count, held, wasted = 0, 0, 0.0, 0.0
-    for summary in compat_server.summaries(selection) if selection.dag_ids else ():
+    for one in compat_server.costs(selection) if selection.dag_ids else ():
         read += 1
-        if filters.match(summary):
-            usage = mapping(summary.get("usage"))
+        if filters.match(one):
             count += 1
-            held += number(usage.get("held")) or 0.0
-            wasted += number(usage.get("wasted")) or 0.0
+            held += _amount(one.held)
+            wasted += _amount(one.wasted)
     return read, count, held, wasted
+
+
+def _amount(value: Any) -> float:
+    """A number, also as text; 0 for what is none."""
+    try:
+        return number(float(value)) or 0.0
+    except (TypeError, ValueError, OverflowError):
+        return 0.0

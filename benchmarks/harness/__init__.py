@@ -28,6 +28,21 @@ def cpu(pid: int | str = "self") -> float:
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(entry.parent.name))
+    found, queue = [pid], [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
 def memory(pid: int | str = "self", key: str = "VmRSS") -> float:
     """MiB of a process that are in memory (VmRSS), or its maximum so far (VmHWM)."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())

@@ -7,7 +7,7 @@ from typing import Any
 
 SLOW = 60_000  # milliseconds that a request or a condition may take on a loaded machine
 TICK = 200  # milliseconds between two looks
-GROWS = 5 * SLOW  # a status is written once a minute, and the page asks for it up to 30 s later
+GROWS = 5 * SLOW  # a status is written once a minute at least, and the page asks for it up to 30 s later
 
 
 def until(tab: Any, expression: str, arg: Any = None, timeout: int = SLOW) -> Any:

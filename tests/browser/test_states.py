@@ -95,14 +95,14 @@ def test_command_is_copied_where_the_browser_has_no_clipboard_api(airflow_site: 
 
 def test_names_for_a_screen_reader(airflow_site: Site, open_page: Open) -> None:
     tab = open_page(airflow_site.page(airflow_site.failed()))
-    for name in ("Why it failed", "Details of the cause", "Phase: Failed", "Metrics", "Replicas", "Commands"):
+    for name in ("Why it failed", "Details of the cause", "Phase: Failed", "Metrics", "Replicas"):
         tab.get_by_role("region", name=name, exact=True).first.wait_for()
     tab.get_by_role("navigation", name="Related pages").wait_for()
     airflow_site.running()
     tab = open_page(airflow_site.list())
     tab.get_by_role("rowheader", name="train", exact=True).first.wait_for()
     tab.get_by_role("button", name="DAG", exact=True).wait_for()  # without the arrow
-    assert tab.get_by_role("row").first.locator("th").count() == 8
+    assert tab.get_by_role("row").first.locator("th").count() == 11
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

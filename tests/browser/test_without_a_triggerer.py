@@ -20,8 +20,8 @@ def test_page_says_that_no_triggerer_follows_the_training(airflow_site: Site, op
     """Nothing is written for a job in a queue, so the age of its data doesn't show it."""
     phases = {"Running": airflow_site.running(), "Queued": airflow_site.queued()}
     tabs = {phase: open_page(airflow_site.page(training)) for phase, training in phases.items()}
-    for tab in tabs.values():
-        assert not tab.get_by_text(NOTE).count()
+    for tab in tabs.values():  # on a busy machine, heartbeats of the triggerer may be late
+        tab.get_by_text(NOTE).wait_for(state="detached", timeout=GROWS)
     airflow_site.airflow.end("triggerer")
     try:
         for phase, tab in tabs.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -36,6 +37,12 @@ KEYS = [
 ]
 #: What can't be read: text that nests too deep, the same as JSON of the database, and an object that is too large.
 STORED = ("[" * 100_000, "[" * 5_000 + "]" * 5_000, json.dumps({"phase": "x" * compat_server.MAX_STORED_CHARS}))
+#: By run. An XCom backend may store JSON in a text; any task may store something else.
+SUMMARIES: dict[str, Any] = {
+    "run-1": {"version": 1, "usage": {"held": 60.5}, "category": "user code", "cause": "x" * 2000},
+    "run-2": json.dumps({"version": 1, "usage": {"held": 7, "wasted": 1}, "cause": "of a text"}),
+    "run-3": ["neither"],
+}
 WITHOUT_STATUS = TaskInstanceId("team-b", "run-0", "prepare")
 ENDED = TaskInstanceId("team-b", "run-0", "earlier")
 MISSING = TaskInstanceId("team-b", "run-0", "was deleted")
@@ -60,7 +67,7 @@ def fill() -> None:
             session.execute(insert(TaskInstance).values(of_task))
     with create_session() as session:
         for key in (*KEYS, ENDED):
-            others = (SUMMARY_XCOM, {"cause": key.run_id}), ("job", {"phase": "of another XCom"})
+            others = (SUMMARY_XCOM, SUMMARIES.get(key.run_id, {"cause": key.run_id})), ("job", {"phase": "another"})
             for name, value in ((STATUS_XCOM, status_of(key)), *others):
                 serialized = BaseXCom.serialize_value(value)
                 XComModel.set(name, serialized, **vars(key), serialize=False, session=session)  # as its API does
@@ -69,6 +76,8 @@ def fill() -> None:
         for key, value in zip(KEYS[-3:], (json.dumps(STORED[0]), *STORED[1:]), strict=True):
             where = {"task": key.task_id, "key": STATUS_XCOM, "value": value}
             session.execute(text(f"UPDATE xcom SET value = {column} WHERE task_id = :task AND key = :key"), where)
+        deep = {"value": STORED[1], "key": SUMMARY_XCOM}  # deeper than SQLite takes for JSON
+        session.execute(text(f"UPDATE xcom SET value = {column} WHERE run_id = 'run-4' AND key = :key"), deep)
 
 
 @contextmanager
@@ -84,7 +93,7 @@ def counted_queries() -> Iterator[list[str]]:
 
 
 def found(selection: Selection, after: str = "") -> list[Listed]:
-    return list(compat_server.trainings(selection, after))
+    return compat_server.trainings(selection, after, 100)
 
 
 def main() -> None:
@@ -94,8 +103,9 @@ def main() -> None:
     every = Selection(frozenset(since))
     with counted_queries() as list_queries:
         listed = found(every)
-    with counted_queries() as sum_queries:
-        summaries = list(compat_server.summaries(every))
+    with counted_queries() as cost_queries:
+        costs = list(compat_server.costs(every))
+    by_id = found(replace(every, ids=(costs[3].id, costs[1].id)))
     with counted_queries() as queries:
         statuses = compat_server.read_statuses([*KEYS, WITHOUT_STATUS])
     with counted_queries() as find_queries:
@@ -113,9 +123,10 @@ def main() -> None:
                 "dags": sorted(since),
                 "newest_first": keys == [ENDED, *KEYS[::-1]],
                 "summary": [listed[-1].summary, listed[-1].record.state, listed[-1].record.try_number],
-                "queries": [len(list_queries), len(sum_queries), len(queries), len(find_queries)],
+                "queries": [len(list_queries), len(cost_queries), len(queries), len(find_queries)],
                 "after": [one.record.key for one in found(every, listed[20].position)] == keys[21:],
-                "summaries": sorted(map(str, summaries)) == sorted(str(one.summary) for one in listed),
+                "costs": [one[1:] for one in (costs[0], *costs[-5:])],
+                "by id": [one.record.key for one in by_id] == [listed[1].record.key, listed[3].record.key],
                 "of a DAG": len(found(Selection(frozenset({"team-a"})))),
                 "ended": [one.record.key.task_id for one in found(Selection(every.dag_ids, ("success",)))],
                 "of two seconds": [one.record.key.run_id for one in found(two_seconds)],

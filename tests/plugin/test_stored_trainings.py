@@ -35,7 +35,15 @@ def test_number_of_queries_does_not_grow_with_trainings(
         "newest_first": True,
         "summary": [{"cause": "run-0"}, "deferred", 2],
         "queries": [1, 1, 1, 1],
-        "summaries": True,
+        "costs": [
+            [None, None, None, "run-0"],  # the newest, of another run with this name
+            [None, None, None, None],
+            [None, None, None, None],
+            [7, 1, None, "of a text"],
+            ["60.5", None, "user code", "x" * compat_server.MAX_FIELD_CHARS],
+            [None, None, None, "run-0"],
+        ],
+        "by id": True,
         "after": True,
         "of a DAG": 48,
         "ended": ["earlier"],
@@ -51,8 +59,12 @@ def test_number_of_queries_does_not_grow_with_trainings(
 def test_query_of_the_table_for_mysql() -> None:
     """It is only compiled: its JSON is read as text, and it has no clause that MySQL lacks."""
     selection = Selection(frozenset({"team-a"}), ("failed",), datetime(2026, 11, 28, tzinfo=UTC))
-    query = compat_server.trainings_query(selection, "2026-11-28T10:00:00+00:00_00000000-0000-0000-0000-000000000001")
-    sql = " ".join(str(query.compile(dialect=mysql.dialect())).split())
-    assert "THEN CAST(xcom.value AS CHAR) END AS summary" in sql
-    assert "ORDER BY task_instance.start_date DESC, task_instance.id DESC LIMIT" in sql
-    assert "NULLS" not in sql
+    after = "2026-11-28T10:00:00+00:00_00000000-0000-0000-0000-000000000001"
+    rows = compat_server.trainings_query(selection, after, 50), compat_server.costs_query(selection, after, "mysql")
+    trainings, costs = (" ".join(str(query.compile(dialect=mysql.dialect())).split()) for query in rows)
+    assert "THEN CAST(xcom.value AS CHAR) END AS summary" in trainings
+    assert "JSON_UNQUOTE(JSON_EXTRACT(xcom.value, %s))" in costs
+    for sql in (trainings, costs):
+        assert "ORDER BY task_instance.start_date DESC, task_instance.id DESC LIMIT" in sql
+        assert "NULLS" not in sql
+        assert "json_valid" not in sql

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain import compat_server
-from airflow_provider_ktrain.compat_server import Listed, Selection, TaskRecord
+from airflow_provider_ktrain.compat_server import Cost, Listed, Selection, TaskRecord
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.plugin.stored_texts import HIDDEN_CAUSE
 from airflow_provider_ktrain.plugin.trainings import CACHE_SECONDS, MAX_ROWS, OLD_READS, Filters, Shared, Trainings
@@ -46,15 +47,25 @@ class Database:
         self.reads["dags"] += 1
         return {"team-a": 0.0, "team-b": 86400.0}
 
-    def trainings(self, selection: Selection, after: str = "", most: int = 10_000) -> Iterator[Listed]:
-        self.reads["trainings"] += 1
+    def _selected(self, selection: Selection, after: str) -> list[Listed]:
         self.selections.append(selection)
         self.may_answer.wait()
-        first = int(after) + 1 if after else 0
-        yield from (one for one in self.listed[first:] if one.record.key.dag_id in selection.dag_ids)
+        found = self.listed[int(after) + 1 if after else 0 :]
+        return [
+            one
+            for one in found
+            if one.record.key.dag_id in selection.dag_ids and (selection.ids is None or one.position in selection.ids)
+        ]
 
-    def summaries(self, selection: Selection) -> Iterator[Mapping[str, Any]]:
-        yield from (one.summary for one in self.trainings(selection))
+    def trainings(self, selection: Selection, after: str, most: int) -> list[Listed]:
+        self.reads["trainings"] += 1
+        return self._selected(selection, after)[:most]
+
+    def costs(self, selection: Selection, after: str = "") -> Iterator[Cost]:
+        self.reads["costs"] += 1
+        for one in self._selected(selection, after):
+            found, usage = one.summary, mapping(one.summary.get("usage"))
+            yield Cost(one.position, usage.get("held"), usage.get("wasted"), found.get("category"), found.get("cause"))
 
     def read_statuses(self, keys: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, Mapping[str, Any]]:
         self.reads["statuses"] += len(keys)
@@ -70,7 +81,7 @@ class Database:
 def database(monkeypatch: pytest.MonkeyPatch) -> Database:
     """In place of Airflow's."""
     here = Database()
-    for name in ("summarized_dags", "trainings", "summaries", "read_statuses", "rights"):
+    for name in ("summarized_dags", "trainings", "costs", "read_statuses", "rights"):
         monkeypatch.setattr(compat_server, name, getattr(here, name))
     return here
 
@@ -148,12 +159,13 @@ def test_row_that_cannot_be_read_breaks_no_table(database: Database) -> None:
     for _ in range(3000):
         deep = [deep]
     strange = {"cause": deep, "usage": 1, "parameters": [], "metrics": {"a": 1}}
-    odd: list[Mapping[str, Any]] = [compat_server.UNREADABLE, strange]
-    database.listed[10:12] = [Listed(one.position, one.record, odd[n]) for n, one in enumerate(database.listed[10:12])]
+    amounts: tuple[Any, ...] = ("nan", "1e400", 10**400, [], "an hour")
+    odd: list[Mapping[str, Any]] = [compat_server.UNREADABLE, strange, *({"usage": {"held": one}} for one in amounts)]
+    database.listed[10:17] = [Listed(one.position, one.record, odd[n]) for n, one in enumerate(database.listed[10:17])]
     shown = Trainings().view("admin", Filters(), NOW)
     assert len(shown.rows) == MAX_ROWS
     assert shown.rows[10]["state"] == "can't be read"
-    assert shown.sums["held"] == "118.0 h"
+    assert shown.sums["held"] == "113.0 h"
 
 
 def test_all_viewers_share_what_is_read(database: Database) -> None:
@@ -161,7 +173,7 @@ def test_all_viewers_share_what_is_read(database: Database) -> None:
     for _ in range(100):
         shown = trainings.view("admin", Filters(), NOW)
     assert len(shown.rows) == MAX_ROWS
-    assert database.reads == {"dags": 1, "trainings": 2, "statuses": 10}
+    assert database.reads == {"dags": 1, "costs": 1, "trainings": 1, "statuses": 10}
 
 
 def test_table_is_read_again_when_the_cache_has_expired(database: Database) -> None:
@@ -169,7 +181,7 @@ def test_table_is_read_again_when_the_cache_has_expired(database: Database) -> N
     trainings.view("admin", Filters(), NOW)
     del database.listed[1:]
     assert len(trainings.view("admin", Filters(), NOW).rows) == 1
-    assert database.reads == {"dags": 2, "trainings": 4, "statuses": 11}
+    assert database.reads == {"dags": 2, "costs": 2, "trainings": 2, "statuses": 11}
 
 
 class Reader:
