@@ -31,7 +31,9 @@ from tests.e2e.database import free_port
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TICK = 0.5  # seconds between checks of a condition: most are requests to the API server
-WITHIN = 900.0  # seconds until a condition counts as never true: a task with a retry took 500 at a load of 50
+#: Seconds until a condition counts as never true: a task with a retry took 500 at a load of 50. A test's own limit is
+#: longer, because it ends the test process and doesn't say what was waited for.
+WITHIN = 600.0
 WORKER_ENDS_WITHIN = 60.0  # seconds from the end of a try until its worker has written its log
 ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")  # states of a task
 COMPONENTS = ("api-server", "scheduler", "dag-processor")
@@ -144,6 +146,14 @@ class Airflow:
         wait_for("the API server answers", self._healthy)
         wait_for("the execution API answers", self._serves_workers)  # it is loaded at its first request
 
+    def ended_components(self) -> str:
+        """The components that have ended, each with the end of its output. Empty: all run."""
+        ended = [(name, code) for name, process in self.processes.items() if (code := process.poll()) is not None]
+        return "\n".join(
+            f"{name} ended with exit code {code}:\n{(self.home / f'{name}.out').read_text(errors='replace')[-2000:]}"
+            for name, code in ended
+        )
+
     def run(
         self, component: str, name: str | None = None, *, module: str = "airflow", **env: str
     ) -> subprocess.Popen[bytes]:
@@ -245,6 +255,8 @@ class Airflow:
     # the API
 
     def _healthy(self) -> bool:
+        if ended := self.ended_components():
+            raise RuntimeError(ended)
         with contextlib.suppress(OSError, ValueError, AssertionError):  # it may answer before it can work
             health = self.call("GET", "/api/v2/monitor/health")
             return all(health[c]["status"] == "healthy" for c in ("scheduler", "triggerer", "dag_processor"))

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("e2e") and item.path.name != FEATURES:
                 item.add_marker(pytest.mark.thorough)
             if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(1200))
+                item.add_marker(pytest.mark.timeout(1500))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import ctypes
 import os
 import pathlib
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -37,9 +38,15 @@ OPTIONS = {  # tests don't need durability
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A loopback port for a server that starts later.
+
+    It is below the ports of outgoing connections, one of which could otherwise take it meanwhile.
+    """
+    while True:
+        port = secrets.choice(range(20000, 30000))  # `random` has the same seed in all processes of pytest-xdist
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def selected() -> str:

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import urllib3
@@ -23,6 +23,7 @@ from tests.clusters import TestCluster, require
 from tests.e2e.airflow import WITHIN, Airflow, wait_for
 from tests.e2e.kube import Kube, selector_of
 
+T = TypeVar("T")
 TASK = "train"
 REPLICAS = {"PyTorchJob": ("Master 0", "Worker 0"), "TrainJob": ("node 0", "node 1")}
 #: Parametrizes a test over all kinds: it passes the kind to `begin`.
@@ -109,6 +110,16 @@ class Stage:
         self.run = self.airflow.trigger(self.dag, conf)
         return self
 
+    def wait(self, what: str, look: Callable[[], T | None], within: float = WITHIN) -> T:
+        """Wait until `look` returns a true value; returns that value. A failure says what the run's tasks do."""
+        try:
+            return wait_for(what, look, within)
+        except AssertionError as e:
+            tasks = self.airflow.tasks(self.dag, self.run)
+            found = ", ".join(f"{task['task_id']} is {task['state']} (try {task['try_number']})" for task in tasks)
+            log = self.log(max((task["try_number"] for task in tasks if task["task_id"] == TASK), default=1))
+            raise AssertionError(f"{e}; {found}\n{self.airflow.ended_components()}\n{log[-10_000:]}") from None
+
     # the cluster
 
     @property
@@ -127,7 +138,7 @@ class Stage:
         return [j for j in jobs if labels.items() <= (j["metadata"].get("labels") or {}).items()]
 
     def wait_created(self, number: int = 1) -> dict[str, Any]:
-        return wait_for(f"{number} jobs are created", lambda: self.created()[number - 1 :])[0]
+        return self.wait(f"{number} jobs are created", lambda: self.created()[number - 1 :])[0]
 
     def job(self) -> dict[str, Any] | None:
         """The job that currently exists."""
@@ -168,7 +179,7 @@ class Stage:
                 return not self.gpus()
             return False
 
-        wait_for(f"no pod of {self.dag} holds a GPU", free, within)
+        self.wait(f"no pod of {self.dag} holds a GPU", free, within)
 
     def check_succeeded_job(self) -> None:
         """The job is deleted. Below Airflow 3.3 it is kept for a retry: see docs/guarantees.md."""
@@ -186,9 +197,9 @@ class Stage:
 
     def wait_try(self, number: int) -> None:
         def reached() -> bool:
-            return bool(self.airflow.task(self.dag, self.run, TASK)["try_number"] == number)
+            return bool(self.airflow.task(self.dag, self.run, TASK)["try_number"] >= number)
 
-        wait_for(f"try {number}", reached)
+        self.wait(f"try {number}", reached)
 
     def wait_followed(self, try_number: int = 1) -> None:
         """Wait until a triggerer runs the task's trigger; before that, no process reacts to changes of the task."""
@@ -197,7 +208,7 @@ class Stage:
 
     def triggerer(self) -> str:
         """The name of the triggerer that has the task's trigger."""
-        return wait_for("a triggerer has it", lambda: self.airflow.triggerer_of(self.dag, self.run, TASK))
+        return self.wait("a triggerer has it", lambda: self.airflow.triggerer_of(self.dag, self.run, TASK))
 
     def set_state(self, state: str) -> None:
         self.excuse()
@@ -222,7 +233,7 @@ class Stage:
         return self.airflow.log(self.dag, self.run, TASK, try_number)
 
     def wait_line(self, text: str, try_number: int = 1) -> None:
-        wait_for(f"{text!r} in the log", lambda: text in self.log(try_number))
+        self.wait(f"{text!r} in the log", lambda: text in self.log(try_number))
 
     def segments(self, try_number: int) -> list[dict[str, list[int]]]:
         """The numbered lines that each process wrote to the log of a try, by replica: earlier ones first.

@@ -29,7 +29,7 @@ from tests.job_control.jobs import Jobs
 from tests.kueue.workloads import write_workload
 from tests.smtp import Mailbox, mailbox
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-features"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-features"), pytest.mark.timeout(1500)]
 KINDS = {"mpijob": MPIJOB, "trainjob": TRAINJOB, "killed_while_deferred": TRAINJOB}  # the others: PyTorchJob
 #: Runs that a test starts itself, after what it prepares.
 LATER = ("job_control",)
@@ -122,20 +122,20 @@ def unpause(airflow: Airflow, dag: str) -> None:
 
 
 def xcom(stage: Stage, key: str = "return_value", task: str = "train") -> Any:
-    wait_for(f"the XCom {key}", lambda: key in stage.airflow.xcom_keys(stage.dag, stage.run, task))
+    stage.wait(f"the XCom {key}", lambda: key in stage.airflow.xcom_keys(stage.dag, stage.run, task))
     return stage.airflow.xcom(stage.dag, stage.run, task, key)
 
 
 def wait_mail(mails: Mailbox, stage: Stage) -> str:
     """The cause in the only mail about a task."""
-    (cause,) = wait_for("a mail", lambda: mails.subjects(f"{stage.dag}.train: "))
+    (cause,) = stage.wait("a mail", lambda: mails.subjects(f"{stage.dag}.train: "))
     return str(cause)
 
 
 def wait_gone(stage: Stage) -> None:
     """Wait until the job is gone. Below Airflow 3.3, a job that has succeeded is kept for a retry, without pods."""
     if compat.calls_on_kill() or not stage.ended_as("Succeeded"):
-        wait_for("the job is gone", lambda: not stage.kube.jobs(stage.selector))
+        stage.wait("the job is gone", lambda: not stage.kube.jobs(stage.selector))
     stage.check_freed()
 
 
@@ -162,13 +162,13 @@ def test_deferred_training_logs_live_and_its_page_follows(stage: Stage) -> None:
     stage.wait_line("[Worker 0] line 4")
     stage.wait_line("[Master 0] line 4")
     assert stage.wait_state("deferred")["try_number"] == 1
-    wait_for(
+    stage.wait(
         "no worker has the task", lambda: not airflow.task_processes(airflow.task(stage.dag, stage.run, "train")["id"])
     )
     listed = f"{run_of(stage.run)}&amp;task_id=train"
-    wait_for("the table of trainings has it", lambda: listed in get(airflow.url, "/ktrain/trainings", admin)[1])
+    stage.wait("the table of trainings has it", lambda: listed in get(airflow.url, "/ktrain/trainings", admin)[1])
     update = page(stage.dag, stage.run, "train", "/update")
-    wait_for("the page has points", lambda: len(series(get(airflow.url, update, admin))) == 4)
+    stage.wait("the page has points", lambda: len(series(get(airflow.url, update, admin))) == 4)
     links = airflow.links(stage.dag, stage.run, "train")
     assert links["Training job"] == f"https://board.example/pytorchjobs/{job}"
     assert str(links["Training"]).startswith(f"/ktrain/training?dag_id={stage.dag}&run_id=")
@@ -341,7 +341,7 @@ def test_evicted_training_is_retried_before_its_asset_is_updated(stage: Stage) -
         runs = stage.airflow.runs("feature_asset_consumer")
         return [run for run in runs if run["state"] == "success"]
 
-    (run,) = wait_for("the run of the consumer", consumed)
+    (run,) = stage.wait("the run of the consumer", consumed)
     (extra,) = stage.airflow.xcom("feature_asset_consumer", run["dag_run_id"], "receive")
     assert (extra["job"], extra["usage"]) == (xcom(stage, "job"), xcom(stage, "usage"))
     assert len(stage.airflow.runs("feature_asset_consumer")) == 1

@@ -93,7 +93,7 @@ with a_dag("adopted"):
     PyTorchJobOperator(**sh(f"echo begins; {WAIT}; echo goes on"), deferrable=False, on_retry_callback=MAIL, **RETRY)
 
 with a_dag("cleared"):
-    PyTorchJobOperator(**sh("echo begins; {% if ti.try_number == 1 %}sleep 600 & wait{% endif %}"))
+    PyTorchJobOperator(**sh("echo begins; {% if ti.try_number == 1 %}sleep 600 & wait{% endif %}"), **RETRY)
 
 with a_dag("deadline"):
     PyTorchJobOperator(
