@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -140,13 +141,16 @@ class TrainingJobOperator(JobParameters):
     _run: TaskRun | None = None  # what this process does for the task
     _killed = False
 
-    def _begin(self, context: Context) -> TaskRun:
+    @contextlib.contextmanager
+    def _begin(self, context: Context) -> Iterator[TaskRun]:
+        from airflow_provider_ktrain.exceptions import as_airflow_errors
         from airflow_provider_ktrain.operators.task_run import TaskRun
 
-        self._run = run = TaskRun(self, context)
-        if self._killed:
-            run.kill()
-        return run
+        with as_airflow_errors(), TaskRun(self, context) as run:
+            self._run = run
+            if self._killed:
+                run.kill()
+            yield run
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""

@@ -32,7 +32,6 @@ from airflow_provider_ktrain.exceptions import (
     TrainingReleaseError,
     TrainingRequirementError,
     TrainingSupersededError,
-    as_airflow_errors,
     failure,
 )
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -89,7 +88,6 @@ class TaskRun:
             host.kill(KILLED)
         return host
 
-    @as_airflow_errors()
     def execute(self) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
         with summaries.explained(self._context, self._log):
@@ -175,7 +173,6 @@ class TaskRun:
         self._log.info("Deferred: the triggerer now follows %s.", deferral.job)
         self._operator.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
-    @as_airflow_errors()
     def resume(self, event: Mapping[str, Any]) -> Any:
         """Return the result, raise the cause, or follow the job if its trigger failed."""
         with summaries.explained(self._context, self._log):
@@ -186,7 +183,6 @@ class TaskRun:
             self._repeats_lines = outcome is ended
             return self._finish(outcome)
 
-    @as_airflow_errors()
     def resume_after_failure(self, next_kwargs: Mapping[str, Any] | None, otherwise: Callable[[], Any]) -> Any:
         """Resume after a trigger that failed, or whose deferral timed out.
 
