@@ -115,6 +115,7 @@ class Action(enum.StrEnum):
     )
     CONCLUDE_STORED = "takes the stored cause as the outcome, and completes the release"
     FREE_PODS = "deletes the running pods, and keeps the ended job"
+    DELETE_PODS = "deletes the pods that are left of it"
     RELEASE = "stores the cause, releases the job, and waits until its pods are gone"
     RELEASE_NOW = "releases the job by one request"
     DELETE_ENDED = "deletes the ended job"
@@ -136,6 +137,7 @@ ACTS: dict[Action, Mode | None] = {
     Action.CONCLUDE_INCOMPLETE: Mode.DELETE_PODS,
     Action.CONCLUDE_STORED: None,
     Action.FREE_PODS: Mode.DELETE_PODS,
+    Action.DELETE_PODS: Mode.DELETE_PODS,
     Action.RELEASE: None,
     Action.RELEASE_NOW: None,
     Action.DELETE_ENDED: Mode.DELETE,
@@ -355,7 +357,7 @@ RULES: tuple[Rule, ...] = (
         seen=_of(Seen.GONE), cause_stored=True,
     ),
     Rule(
-        "gone after its end", Action.LET_GO, "{job} is gone.",
+        "gone", Action.DELETE_PODS, "{job} is gone.",
         event=_of(
             Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.KEPT_UNRELEASED,
             Event.INTERRUPT, Event.KILL, *TROUBLE, Event.FINAL_ERROR, Event.CODE_REFUSED,

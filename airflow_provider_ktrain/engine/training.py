@@ -352,7 +352,7 @@ class Training:
             self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
         job.let_go()  # a request to stop changes nothing any more, also while the outcome is logged
         outcome = await closing.outcome(cause, released=said)
-        return _with_release(outcome, result, kept=ref if kept else None, ended=None if read.job is ABSENT else ref)
+        return _with_release(outcome, result, kept=ref if kept else None, ended=ref)
 
     async def _conclude_stored(
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead

@@ -120,10 +120,10 @@ def incomplete_training_is_not_concluded_as_a_success(s: Situation, rule: Rule) 
     return s.seen is not Seen.INCOMPLETE or rule.action not in (*CONCLUDES, Action.CONCLUDE_STORED)
 
 
-def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
-    """An ended job may have pods that still run."""
+def job_that_is_over_holds_no_gpus(s: Situation, rule: Rule) -> bool:
+    """Pods of an ended job may still run, and a deletion with propagationPolicy Orphan leaves pods."""
     left = {Event.HAND_OVER, *HARMLESS, *JUDGED}
-    if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event in left:
+    if s.owner is not Ownership.MINE or s.seen not in {*ENDED, Seen.GONE} or s.event in left:
         return True
     if s.event is Event.KILL and not kill_proves(s):
         return True
@@ -187,7 +187,7 @@ PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     own_end_counts,
     failed_job_that_may_train_again_is_suspended,
     incomplete_training_is_not_concluded_as_a_success,
-    ended_job_holds_no_gpus,
+    job_that_is_over_holds_no_gpus,
     stored_cause_is_used,
     nothing_is_decided_without_a_read,
     looking_again_takes_time,
@@ -263,7 +263,7 @@ SCENARIOS = (
     ),
     Scenario("marked failed after the end", Event.KILL, Action.FREE_PODS, "only proof",
              {"task": Task.OVER, "seen": Seen.SUCCEEDED}),
-    Scenario("marked failed, and the job is gone", Event.KILL, Action.LET_GO, "is gone",
+    Scenario("marked failed, and the job is gone", Event.KILL, Action.DELETE_PODS, "is gone",
              {"task": Task.OVER, "seen": Seen.GONE}),
     Scenario("marked failed in a worker", Event.KILL, Action.RELEASE_NOW, "{why}",
              {"task": Task.OVER, "hurried": True}),
@@ -310,7 +310,7 @@ SCENARIOS = (
              "probably incomplete", {"seen": Seen.INCOMPLETE}),
     Scenario("the triggerer died after a limit's release", Event.MISSING, Action.CONCLUDE_STORED,
              facts={"seen": Seen.GONE, "cause_stored": True}),
-    Scenario("Ctrl-C, and the job is gone", Event.INTERRUPT, Action.LET_GO, facts={"seen": Seen.GONE}),
+    Scenario("Ctrl-C, and the job is gone", Event.INTERRUPT, Action.DELETE_PODS, facts={"seen": Seen.GONE}),
     Scenario("somebody deleted the job", Event.MISSING, Action.CONCLUDE, "somebody else", {"seen": Seen.GONE}),
     Scenario("the triggerer died during a limit's release", Event.BEING_DELETED, Action.CONCLUDE_STORED,
              facts={"cause_stored": True, **MINE_RUNS}),

@@ -289,6 +289,24 @@ async def test_pod_whose_fields_cannot_be_read_stops_no_release(stays: bool) -> 
 
 
 @virtual
+@pytest.mark.parametrize("kind", [MPIJOB, TRAINJOB], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("in_trigger", [True, False])
+async def test_kill_deletes_the_pods_that_a_deleted_job_has_left(kind: Kind, in_trigger: bool) -> None:
+    """A user has deleted the job with `--cascade=orphan`."""
+    async with staged(kind) as training, connected(training.url) as api:
+        training.start(grace=2)
+        owner = Training(lambda: contextlib.nullcontext(api), host_of(shared=in_trigger), training.log)
+        owner.job.take(api, Submitted(training.ref, training.job, created=False))
+        for name in training.holding:
+            training.api.change("pods", name, lambda pod: pod["metadata"].pop("ownerReferences"))
+        training.api.remove(kind.plural, NAME)
+        await owner.stop()
+        await owner.close()
+        await asyncio.sleep(10)
+        assert not training.holding, training.log
+
+
+@virtual
 async def test_last_line_names_the_command_if_errors_outlast_the_time() -> None:
     async with staged() as training, connected(training.url) as api:
         training.start()

@@ -9,9 +9,11 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingTimeoutError, TrainingUserCodeError
 from tests.clusters import IMAGE
 from tests.operators.task_instance import Instance, Store, of_each_kind
+from tests.operators.virtual_instance import VirtualInstance
 
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""]
 FAILS = ["sh", "-c", "echo no such file >&2; sleep 3; exit 3"]
@@ -269,3 +271,31 @@ def test_retry_returns_the_result_of_a_kept_job_that_is_gone(instance: Instance)
     instance.delete()
     assert instance.execute(number=2, **kept(2)) is None
     assert not instance.jobs()
+
+
+@pytest.mark.embedded("sets fault switches")
+@pytest.mark.parametrize("action", ["delete_job", "keep_job"])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_retry_deletes_the_pods_that_a_deleted_job_has_left(
+    instance: VirtualInstance, action: str, is_read: bool
+) -> None:
+    """The job is deleted without its pods, which can't be deleted, before or after its end was read."""
+
+    def orphan(*_: object) -> None:
+        for job in instance.jobs():
+            if phase_of(job).ended:
+                for pod in instance.pods():
+                    name = pod["metadata"]["name"]
+                    instance.api.change("pods", name, lambda one: one["metadata"].pop("ownerReferences"))
+                instance.api.remove(instance.kind.plural, job["metadata"]["name"])
+
+    instance.api.replace("GET", r"/pods$|/pods\?" if is_read else "/pytorchjobs/", orphan, 1_000, processed=False)
+    instance.cluster.admin("status", status=403, verb="delete", path="/pods")
+    for number in (1, 2):
+        with pytest.raises(TrainingReleaseError):
+            instance.execute(number=number, **kept(2) | {"on_finish_action": action})
+        assert not instance.jobs()
+        assert instance.running()
+    instance.cluster.admin("clear")
+    assert instance.execute(number=3, **kept(2) | {"on_finish_action": action}) is None
+    assert not instance.running()

@@ -27,6 +27,7 @@ from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
+from airflow_provider_ktrain.engine.follow.state import phase_of_pod
 from airflow_provider_ktrain.engine.watch.informer import Outages, SharedInformer, Subscription, events_of
 from airflow_provider_ktrain.engine.watch.stripping import stripped
 
@@ -217,7 +218,7 @@ class Observer(Part):
     async def _replay(self, version: str, unread: Collection[tuple[Replica, str]]) -> None:
         """Take the changes of pods since a resourceVersion, until the ends of these replicas are known.
 
-        If a pod was stopped, all changes are taken: another pod may have replaced it, and be gone as well.
+        If a pod was stopped or has failed, all changes are taken: another may have replaced it, and be gone as well.
 
         :param unread: each with the uid of its newest pod; "" if no pod of it was seen.
         """
@@ -228,6 +229,7 @@ class Observer(Part):
         }  # fmt: skip
         path, timeout = api_paths.core(ref.namespace, "pods"), 2.0 * MISSED_CHANGES_SECONDS
         found, deleted = set[tuple[Replica, str]](), dict[str, Object]()
+        replicas = {replica for replica, _ in unread}
         async with self._api.stream(path, query=query, read_timeout=timeout) as response:
             async for event in events_of(response):
                 pod = stripped(event["object"])
@@ -241,8 +243,10 @@ class Observer(Part):
                     state.pods.record_earlier(pod)
                     if uid not in existing or is_older(pod, existing[uid]):
                         continue
-                found |= {(replica, uid), (replica, "")}
-                if found.issuperset(unread) and not state.ends.stopped:
+                if phase_of_pod(pod) != "Failed":  # else another one may have replaced it
+                    found |= {(replica, uid), (replica, "")}
+                ends = state.ends
+                if found.issuperset(unread) and not (ends.stopped or ends.unknown & replicas):
                     break
         for pod in deleted.values():
             self._output.mark_deleted(pod)

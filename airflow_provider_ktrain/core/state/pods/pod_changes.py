@@ -55,7 +55,7 @@ class PodEnd:
     :param first: which of the two was shown first.
     :param observed: whether the kubelet knew of the deletion when it reported the end (Kubernetes 1.34 and newer); None
         if the pod doesn't show that.
-    :param grace: the pod's grace period in seconds.
+    :param grace: for how many seconds it may run on after the request.
     """
 
     exists: bool = False
@@ -196,7 +196,7 @@ def end_of(pod: Json, changes: PodChanges | None, container: str, *, exists: boo
         disrupted=disrupted_at(pod) is not None,
         first=changes.first(container, _end(ended)),
         observed=status["observedGeneration"] == generation if shows_request else None,
-        grace=grace_of(pod),
+        grace=max(grace_of(pod), float(meta.get("deletionGracePeriodSeconds") or 0.0)),  # of the request
     )
 
 
