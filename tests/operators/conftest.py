@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from tests.clusters import REAL, TestCluster
 from tests.operators.task_instance import Instance
@@ -27,6 +28,19 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
         set_connection(virtual, monkeypatch)
         with VirtualInstance(virtual, kind) as made_virtual:
             yield made_virtual
+
+
+@pytest.fixture
+def celery_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes this version of Airflow's Celery provider the installed one: `make test-executors` installs another."""
+
+    def install(version: str) -> None:
+        folder = tmp_path / f"apache_airflow_providers_celery-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {compat.CELERY_PROVIDER}\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
 
 
 def set_connection(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from airflow_provider_ktrain.core.identity.names import JobRef
@@ -16,8 +18,9 @@ RETRIES, TIMEOUT = "Set retries to 1 or more", "visibility_timeout (now 86400 s)
 @pytest.mark.parametrize("retries", [0, 1])
 def test_settings_are_checked_at_the_submission(
     instance: Instance, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, retries: int,
-    deferrable: bool,
+    deferrable: bool, celery_provider: Callable[[str], None],
 ) -> None:  # fmt: skip
+    celery_provider("3.17.3")
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
     instance.execute(command=["true"], retries=retries, deferrable=deferrable)
     log = capsys.readouterr().out

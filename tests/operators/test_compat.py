@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any, cast
 
 import airflow
@@ -258,8 +259,10 @@ CELERY = "airflow.providers.celery.executors.celery_executor.CeleryExecutor"
     ],
 )
 def test_time_to_the_redelivery_of_a_message_by_the_executor(
-    configured: str, executor: str | None, more: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    configured: str, executor: str | None, more: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch,
+    celery_provider: Callable[[str], None],
+) -> None:  # fmt: skip
+    celery_provider("3.17.3")
     configuration = AirflowSDKConfigParser()
     monkeypatch.setattr("airflow.sdk.configuration.conf", configuration, raising=False)
     monkeypatch.delenv("AIRFLOW__CORE__EXECUTOR", raising=False)
@@ -269,12 +272,9 @@ def test_time_to_the_redelivery_of_a_message_by_the_executor(
 
 @pytest.mark.parametrize(("version", "seconds"), [("3.17.3", 86400.0), ("3.18.0", None), ("3.26.0rc1", None)])
 def test_newer_celery_provider_ignores_a_redelivered_message(
-    version: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    version: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch, celery_provider: Callable[[str], None]
 ) -> None:
-    folder = tmp_path / f"apache_airflow_providers_celery-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {compat.CELERY_PROVIDER}\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    celery_provider(version)
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
     assert compat.redelivery_seconds(None) == seconds
 
