@@ -1,8 +1,10 @@
 """The cost and the exactness of following logs: our LogFollower, PodManager, kubectl and a raw reader.
 
-    python benchmarks/logs.py [--lines 200000] [--seconds 15] [--only burst steady cuts flood streams]
+    python benchmarks/logs.py [--lines 200000] [--seconds 15] [--only burst inspect steady cuts flood streams]
 
 burst    a container has written --lines lines and ended: lines per second until all are read
+inspect  the same, only ours: without inspecting the lines, with keeping those that a diagnosis needs, and with all; by
+         turns, and also for five times as many lines, most of which are dropped as a flood
 steady   2,000 lines a second for --seconds, all contenders at once; then the same with a cut of every connection
          each second: lines lost and repeated
 cuts     five containers, ten cuts a second, only ours: at least a thousand cuts of streams
@@ -32,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -127,12 +130,13 @@ async def ours(parameters: Json) -> Json:
     texts: list[str] = []
     notes: list[str] = []
     alone = "containers" not in parameters
+    options = {key: parameters[key] for key in ("inspector",) if key in parameters}
 
     def keep(line: Any) -> None:
         (notes if line.note else texts).append(line.text if alone else f"{line.container} {line.text}")
 
     async with (
-        follower(to_logger() if parameters["logger"] else keep) as (follow, pods, api),
+        follower(to_logger() if parameters["logger"] else keep, **options) as (follow, pods, api),
         pods.subscribe(key=by_name(parameters["pod"]), news=news) as subscription,
     ):
         while True:
@@ -144,6 +148,32 @@ async def ours(parameters: Json) -> Json:
         report = await follow.drain(300)
         requests = api.stats["logs"]
     return {"texts": texts, "notes": notes, "unread": len(report.unread), "requests": requests}
+
+
+INSPECTED = ("no", "the last lines are kept", "and causes are looked for")
+
+
+async def inspected(parameters: Json) -> Json:
+    """LogFollower to a list, by turns with and without what a diagnosis inspects: CPU seconds of each round."""
+    emitter: Any = importlib.import_module("airflow_provider_ktrain.engine.logs.emitter")
+    collector: Any = importlib.import_module("airflow_provider_ktrain.engine.follow.evidence_collector")
+    cursors = importlib.import_module("airflow_provider_ktrain.core.logs.cursor")
+    collector.JobEvents = lambda context: None
+    looks = {module: vars(module)[name] for module, name in ((emitter, "count_plain"), (collector, "is_report"))}
+    see = collector.CauseScanner.see
+    used: dict[str, list[float]] = {kind: [] for kind in INSPECTED}
+    for _ in range(parameters["rounds"]):
+        for kind in INSPECTED:
+            is_whole = kind == INSPECTED[-1]
+            emitter.count_plain = looks[emitter] if is_whole else lambda block, lines: 0
+            collector.is_report = looks[collector] if is_whole else lambda text: False
+            collector.CauseScanner.see = see if is_whole else lambda *args: None
+            context = SimpleNamespace(api=None, state=None, cursor=cursors.Cursor(), log=None)
+            recorder = collector.EvidenceCollector(context).recorder
+            began = cpu_seconds()
+            await ours(parameters | ({} if kind == "no" else {"inspector": recorder}))
+            used[kind].append(cpu_seconds() - began)
+    return {"used": used, "lines": parameters["lines"]}
 
 
 async def changed(subscription: Any, news: Any) -> list[tuple[Any, bool]]:
@@ -307,6 +337,7 @@ CONTENDERS: dict[str, Callable[[Json], Awaitable[Json]]] = {
     "lines from a loop": logger_alone,
     "flood": flood,
     "streams": streams,
+    "inspected": inspected,
 }
 
 IMPORTED = (
@@ -499,6 +530,23 @@ async def burst(stage: Stage, args: argparse.Namespace) -> str:
     return f"A burst of {args.lines:,} lines of 100 bytes\n\n" + table(HEAD, rows)
 
 
+async def inspect(stage: Stage, args: argparse.Namespace) -> str:
+    rows = []
+    for lines, what in ((args.lines, "all logged"), (5 * args.lines, "most dropped")):
+        await stage.write("inspect", lines, 1e9)
+        await stage.phase("inspect", "Succeeded")
+        with stage.contender("inspected", pod="inspect", lines=lines, rounds=args.rounds) as process:
+            used = (await go(process))["used"]
+        await stage.remove("inspect")
+        for kind, found in used.items():
+            shares = sorted(one / base - 1 for one, base in zip(found, used["no"], strict=True))
+            cost = [quantile([one / lines * 1e5 for one in found], q) for q in (0, 0.5, 1)]
+            rows.append([what, lines, kind, *cost, *(f"{100 * shares[n]:+.0f}%" for n in (0, len(shares) // 2, -1))])
+    head = ["lines", "number", "inspected", "CPU s per 100,000 lines: least", "median", "most"]
+    head += ["beside the same round without: least", "median", "most"]
+    return f"LogFollower to a list, {args.rounds} rounds\n\n" + table(head, rows)
+
+
 async def steady(stage: Stage, args: argparse.Namespace) -> str:
     sections = []
     for cuts in (False, True):
@@ -588,7 +636,7 @@ async def streams_scene(stage: Stage, args: argparse.Namespace) -> str:
 
 
 SCENES: dict[str, Callable[[Stage, argparse.Namespace], Awaitable[str]]] = {
-    "burst": burst, "steady": steady, "cuts": cuts, "flood": flood_scene, "streams": streams_scene,
+    "burst": burst, "inspect": inspect, "steady": steady, "cuts": cuts, "flood": flood_scene, "streams": streams_scene,
 }  # fmt: skip
 
 
@@ -605,6 +653,7 @@ async def run(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=200_000, help="lines of the burst")
+    parser.add_argument("--rounds", type=int, default=7, help="of the scene inspect")
     parser.add_argument("--seconds", type=float, default=15, help="duration of the steady writers and the flood")
     parser.add_argument("--only", nargs="+", choices=SCENES)
     parser.add_argument("--contender", help=argparse.SUPPRESS)

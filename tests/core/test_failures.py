@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.diagnosis.cause_scanner import CauseScanner
+from airflow_provider_ktrain.core.diagnosis.cause_scanner import CauseScanner, count_plain
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
@@ -55,14 +55,14 @@ def evidence(case: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
 
 
 def kept(log: str) -> list[str]:
-    """What is kept of a log that is followed."""
+    """What is kept of a log that is followed, and comes in one block."""
     lines: list[str] = []
     for line in log.splitlines():
         repeated = re.match(r"#lines (\d+) (.*)", line)
         lines += [repeated[2]] * int(repeated[1]) if repeated else [line]
     scanner, end = CauseScanner[int](), max(len(lines) - TAIL_LINES, 0)
-    for number, line in enumerate(lines):
-        scanner.see(line, number)
+    for number in range(count_plain("\n".join(lines).encode(), len(lines)), len(lines)):
+        scanner.see(lines[number], number)
     return [*(lines[number] for number in scanner.kept() if number < end), *lines[end:]]
 
 

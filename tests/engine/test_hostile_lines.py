@@ -60,7 +60,7 @@ class Output:
             self._written += 1
             hour, second = divmod(self._written, 3600)
             stamp = f"2026-11-21T{hour:02}:{second // 60:02}:{second % 60:02}.000000001Z"
-            self._inspect(line.decode("utf-8", "replace"), stamp, 0)
+            self._inspect(line.decode("utf-8", "replace"), stamp, 0, False)
 
     def sent(self) -> dict[str, Any]:
         """All of it that leaves for Airflow."""
@@ -139,7 +139,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 async def test_what_is_kept_of_lines_does_not_grow_with_them(kind: str) -> None:
     """Neither of live lines nor of those from before a takeover, which all precede a later step."""
     live, earlier = Output(), Output(earlier=True)
-    earlier.output._inspector(MASTER)('KTRAIN_METRIC {"step": 1000000, "loss": 1}', "2026-11-22T00:00:00.0Z", 0)
+    earlier.output._inspector(MASTER)('KTRAIN_METRIC {"step": 1000000, "loss": 1}', "2026-11-22T00:00:00.0Z", 0, False)
 
     def held_after(*numbers: int) -> int:
         for line in (HOSTILE[kind](n).encode() for n in range(*numbers)):

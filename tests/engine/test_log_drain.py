@@ -66,7 +66,7 @@ async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> N
     write(kube.log("p"), 0, 400)
     kube.log("p").end()
 
-    async with following(kube, sink, inspector=lambda source: lambda text, time, run: seen.append(text)) as follower:
+    async with following(kube, sink, inspector=lambda source: lambda text, *_: seen.append(text)) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(6)
     assert report.total.lines == len(sink.lines) < 400

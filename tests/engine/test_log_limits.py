@@ -121,7 +121,7 @@ async def test_every_line_is_inspected_before_the_rate_limit(monkeypatch: pytest
 
     def inspector(source: LogLine) -> Any:
         sources.append(source)
-        return lambda text, time, run: seen.append(text)
+        return lambda text, *_: seen.append(text)
 
     write(kube.log("p"), 0, 1000)
     kube.log("p").end()
@@ -158,7 +158,7 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind, monkeypatch: py
     log_socket.log_socket().connect(lambda: 0, 100_000)
     monkeypatch.setattr(log_socket, "STALL_SECONDS", 3600)
     monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
-    inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
+    inspector = lambda source: lambda text, *_: seen.append(text)  # noqa: E731
     async with following(kube, sink, kind=kind, inspector=inspector):
         await until(lambda: len(sink.lines) == 5)
         await asyncio.sleep(2)
@@ -180,7 +180,7 @@ async def test_trigger_that_is_canceled_after_a_stall_logs_nothing_more(monkeypa
     socket.connect(lambda: 0, 100_000)
     monkeypatch.setattr(log_socket, "STALL_SECONDS", 0.2)
     monkeypatch.setattr(log_socket, "SETTLE_SECONDS", 3600)
-    inspector = lambda source: lambda text, time, run: seen.append(text)  # noqa: E731
+    inspector = lambda source: lambda text, *_: seen.append(text)  # noqa: E731
     async with following(kube, sink, inspector=inspector) as follower:
         await asyncio.sleep(0.1)
         passes(0.3)  # the stall

@@ -33,7 +33,7 @@ class Seen:
         self.texts: list[str] = []
 
     def __call__(self, source: LogLine) -> Inspect:
-        return lambda text, time, run: self.texts.append(text)
+        return lambda text, *_: self.texts.append(text)
 
 
 async def handed_over(kube: PodServer, lines: int = 10) -> Cursor:

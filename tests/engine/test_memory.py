@@ -62,7 +62,7 @@ async def test_memory_does_not_grow_with_launcher_pods() -> None:
         keep = evidence.recorder(LogLine(name, "mpi", "Launcher", 0, 0, "", ""))
         recorders.append(keep)
         for line in range(TAIL_LINES):
-            keep(f"line {line}", pod["metadata"]["creationTimestamp"], 0)
+            keep(f"line {line}", pod["metadata"]["creationTimestamp"], 0, False)
         mine = {pod["metadata"]["uid"]: pod}
         pods.update(mine, (), START)
         evidence.forget_others()
@@ -74,7 +74,7 @@ async def test_memory_does_not_grow_with_launcher_pods() -> None:
         sizes.append(sum(len(repr(vars(held))) for held in (pods, evidence, restarts, restarts._history)))
     assert sizes[599] < sizes[299] * 1.1
     assert restarts.crash_loop(6)
-    recorders[0]("a line that comes after its pod was forgotten", START.isoformat(), 0)
+    recorders[0]("a line that comes after its pod was forgotten", START.isoformat(), 0, False)
 
 
 async def test_memory_of_a_waiting_job_is_bounded() -> None:

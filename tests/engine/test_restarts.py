@@ -51,7 +51,7 @@ class Followed:
 
     def write(self, uid: str, run: int, text: str, second: int) -> None:
         source = LogLine("p-master-0", "pytorch", "Master", 0, 0, "", "", pod_uid=uid)
-        self.evidence.recorder(source)(text, f"2026-11-21T10:00:{second:02}.500000000Z", run)
+        self.evidence.recorder(source)(text, f"2026-11-21T10:00:{second:02}.500000000Z", run, False)
 
     def observe(self, pod: dict[str, Any]) -> list[str]:
         self.restarts.update({pod["metadata"]["uid"]: pod})

@@ -11,15 +11,17 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.identity.names import JobRef
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.evidence_collector import TAIL_LINES, EvidenceCollector
 from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from tests.apiserver import PodServer, log_time, serving
 
-from .log_following import write
+from .log_following import numbered, write
 from .tasks import Lines
 
 pytestmark = pytest.mark.virtual_time
@@ -60,10 +62,36 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         evidence = EvidenceCollector(FollowContext(api, state, log))
         keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
         for number in range(lines_read):
-            keep(f"line {number}", "2026-11-22T10:00:00Z", 0)
+            keep(f"line {number}", "2026-11-22T10:00:00Z", 0, False)
         found = await evidence.gather({("w", "main")}, [pod])
     assert diagnose(make_evidence(JOB, [pod], **found)).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"
+
+
+@pytest.mark.parametrize("begin", [0, 30, 460])
+async def test_cause_in_a_large_block_is_found_and_its_last_lines_are_kept(begin: int) -> None:
+    """Most lines of a block without a sign of an error aren't inspected: the cost of a flood."""
+    kube = PodServer()
+    pod = kube.pod("w", state="terminated", phase="Failed")
+    log = kube.log("w")
+    write(log, 0, begin)
+    for line in ("Traceback (most recent call last):", '  File "/srv/fit.py", line 9, in <module>', "fit.Diverged"):
+        log.write(log_time(begin / 100), line)
+    write(log, begin, 500)
+    write(log, 500, 900, begin=1)
+    log.end()
+    async with serving(kube) as api:
+        state = JobState(REF, Handover())
+        state.job = JOB
+        state.pods.update({pod["metadata"]["uid"]: pod}, (), timing.utc_now())
+        evidence = EvidenceCollector(FollowContext(api, state, Lines()))
+        follower = LogFollower(api, lambda line: None, kind=PYTORCHJOB, inspector=evidence.recorder)
+        follower.observe(pod)
+        await follower.drain(60)
+        found = await evidence.gather((), [pod])
+        await follower.close()
+    assert diagnose(make_evidence(JOB, [pod], **found)).summary == "Worker 0 failed: fit.Diverged (exit code 1)"
+    assert [line for line in found["logs"]["w/main"] if line.startswith("line 8")][-50:] == numbered(850, 900)
 
 
 async def gathered(kube: PodServer, pod: Any, lines: Sequence[tuple[int, str]], is_followed: bool) -> Any:
@@ -79,7 +107,7 @@ async def gathered(kube: PodServer, pod: Any, lines: Sequence[tuple[int, str]], 
         if is_followed:
             keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
             for second, line in lines:
-                keep(line, log_time(second), 0)
+                keep(line, log_time(second), 0, False)
         return await evidence.gather((), [pod])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from airflow_provider_ktrain.core.diagnosis.cause_scanner import CauseScanner
+from airflow_provider_ktrain.core.diagnosis.cause_scanner import LAST_LINES, CauseScanner
 from airflow_provider_ktrain.core.diagnosis.collectives import is_report
 from airflow_provider_ktrain.core.diagnosis.crash_loop import Restart
 from airflow_provider_ktrain.core.diagnosis.log_lines import TimedText
@@ -33,7 +33,7 @@ from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.reader import is_of_kubelet
 
 Pod = Mapping[str, Any]
-TAIL_LINES = 50  # last lines kept of each container: operators delete failed pods, and their logs with them
+TAIL_LINES = LAST_LINES  # last lines kept of each container: operators delete failed pods, and their logs with them
 REPORT_LINES = 64  # before them, of NCCL's timeouts: their C++ stacks and torchrun's own report follow
 REPORT_SECONDS = 900.0  # before the last line: an older timeout is one that torchrun's next processes trained after
 UNFOLLOWED_LINES = 10_000  # last lines that are read of a log that was not followed, or not from its beginning
@@ -78,8 +78,10 @@ class EvidenceCollector:
             self._resumed[key] = before.restart
         scanned, scanner = -1, CauseScanner[TailLine]()
 
-        def record(text: str, time: str, run: int) -> None:
+        def record(text: str, time: str, run: int, is_plain: bool) -> None:
             nonlocal scanned, scanner
+            if is_plain and scanner.number >= scanner.reads_until:
+                return
             line = TailLine(uid, run, time, ends_of(text))
             keep(line)
             if run != scanned:

@@ -179,9 +179,9 @@ class JobOutput:
         find_lost_ranks = self._guarded("lost ranks", self._finder_of_lost_ranks(source), source)
         count_nan = self._guarded("reports of NaN", self.divergence.inspector(source), source)
 
-        def inspect(text: str, written: str, run: int) -> None:
+        def inspect(text: str, written: str, run: int, is_plain: bool) -> None:
             self.last_line_at = timing.epoch()
-            keep(text, written, run)
+            keep(text, written, run, is_plain)
             take_report(text, written)
             find_lost_ranks(text)
             count_nan(text, run)
@@ -224,7 +224,7 @@ class JobOutput:
     def _inspector_of_earlier_lines(self, source: LogLine) -> Inspect:
         """Of lines from before a takeover. Later ones may have been read already, so their order counts."""
         take_report = self._taker_of_reports(source, earlier=True)
-        return lambda text, written, run: take_report(text, written)
+        return lambda text, written, run, is_plain: take_report(text, written)
 
     def _taker_of_reports(self, source: LogLine, *, earlier: bool = False) -> Callable[[str, str], None]:
         """A function that takes metrics from the lines of a container, and results if it is the primary's."""

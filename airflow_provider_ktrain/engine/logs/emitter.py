@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from airflow_provider_ktrain.core.diagnosis.cause_scanner import count_plain
 from airflow_provider_ktrain.core.logs.backlog import Backlog
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.core.logs.exec_trace import KnownJob, masked_trace
@@ -71,10 +72,12 @@ class Tally:
         )
 
 
-Inspect = Callable[[str, str, int], None]  #: Called with a line's text, its time and the number of its container's run.
+#: Called with a line's text, its time, the number of its container's run, and whether it is one of many lines without a
+#: sign of an error: see `count_plain`.
+Inspect = Callable[[str, str, int, bool], None]
 
 
-def ignore(text: str, time: str, run: int) -> None:
+def ignore(text: str, time: str, run: int, is_plain: bool) -> None:
     """An inspector that does nothing."""
 
 
@@ -167,6 +170,7 @@ class RateLimitedEmitter:
         self._unreported = self._unreported_bytes = 0
         self._steps = _Steps(self._before, self._missing, self._take, without_time=True)
         self._steps_again = _Steps(self._before_again, self._removed, self._take_again, without_time=False)
+        self._is_plain = False
 
     async def emit(self, block: bytes, replay: Replay) -> int:
         """Inspect the new lines of a block, and log them if there is room; returns their number.
@@ -221,23 +225,25 @@ class RateLimitedEmitter:
 
     async def _emit(self, block: bytes, replay: Replay, steps: _Steps) -> int:
         lines = block.decode("utf-8", "replace").split("\n")
+        plain = count_plain(block, len(lines)) if steps is self._steps else 0
         done = fresh = 0
         while done < len(lines):
             async with log_socket().turn:
-                until, new = self._slice(lines, done, replay, steps)
+                self._is_plain = done < plain
+                until, new = self._slice(lines, done, plain if self._is_plain else len(lines), replay, steps)
             self.read += until - done
             done, fresh = until, fresh + new
             if done < len(lines):
                 await asyncio.sleep(0)
         return fresh
 
-    def _slice(self, lines: list[str], start: int, replay: Replay, steps: _Steps) -> tuple[int, int]:
-        """Emit lines until the slice is over; returns where to continue, and the number of new lines."""
+    def _slice(self, lines: list[str], start: int, end: int, replay: Replay, steps: _Steps) -> tuple[int, int]:
+        """Emit lines up to `end` until the slice is over; returns where to continue, and the number of new lines."""
         began = clock.monotonic()  # noqa: TID251  # CPU time of a slice
         self._refill(timing.now())
         position, fresh = replay.position, 0
         before, gap, take, without_time = steps
-        for number in range(start, len(lines)):
+        for number in range(start, end):
             stamp, _, text = lines[number].partition(" ")
             time = normal_time(stamp)
             if time is None:  # a message of the kubelet, or the end of a line that began before sinceTime
@@ -257,7 +263,7 @@ class RateLimitedEmitter:
                 take(position, time, own)
             if clock.monotonic() - began > SLICE_SECONDS:  # noqa: TID251  # CPU time of a slice
                 return number + 1, fresh
-        return len(lines), fresh
+        return end, fresh
 
     # lines that come for the first time
 
@@ -276,7 +282,7 @@ class RateLimitedEmitter:
         :param timed: whether it has a timestamp: only then, each response has it, and it can be logged later.
         """
         text = masked_trace(text, self._source.role, self._job)
-        self._inspect(text, time, position.restart)
+        self._inspect(text, time, position.restart, self._is_plain)
         if self.backlog is None and not self.only_counts:
             self._log(position, time, text)
         elif timed:
