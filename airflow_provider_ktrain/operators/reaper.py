@@ -175,7 +175,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
     async def _find(self, deployment: str, api: Api, default: str) -> tuple[list[tuple[JobRef, Object]], str]:
         """The jobs of the deployment, and a text that names the namespaces: `default` if the parameter is empty."""
         from airflow_provider_ktrain.engine.api import api_paths
-        from airflow_provider_ktrain.engine.api.job_calls import served_version
+        from airflow_provider_ktrain.engine.api.job_calls import list_objects, served_version
 
         given = [self.namespaces] if isinstance(self.namespaces, str) and self.namespaces else list(self.namespaces)
         namespaces = list(dict.fromkeys(given or [default]))
@@ -183,7 +183,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
             raise ManifestError(
                 "invalid parameter", where="namespaces", found=repr(given), expected="names of namespaces"
             )
-        query = {"labelSelector": f"{DEPLOYMENT_LABEL}={label_value(deployment)}"}
+        selector = f"{DEPLOYMENT_LABEL}={label_value(deployment)}"
         found = []
         for namespace in namespaces:
             await self._check_namespace(api, namespace)
@@ -192,8 +192,8 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                     version = await served_version(api, kind)
                 except OperatorMissingError:
                     continue
-                jobs = await api.request("GET", api_paths.jobs(kind, version, namespace), query=query)
-                found += [(JobRef.of(kind, version, job, _owner(job)), job) for job in jobs.get("items") or ()]
+                jobs = await list_objects(api, api_paths.jobs(kind, version, namespace), selector, keep=dict)
+                found += [(JobRef.of(kind, version, job, _owner(job)), job) for job in jobs]
         return found, f"namespace{'s' if len(namespaces) > 1 else ''} {', '.join(map(repr, namespaces))}"
 
     async def _check_namespace(self, api: Api, namespace: str) -> None:

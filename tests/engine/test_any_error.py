@@ -229,6 +229,22 @@ async def test_try_ends_whose_earlier_job_keeps_changing(kind: Kind, status: str
 
 
 @virtual
+async def test_answer_about_another_job_of_the_name_does_not_replace_the_adopted_job() -> None:
+    """It would look deleted, and its pods would be deleted as those that it has left."""
+
+    def another(request: Request, true: Response | None) -> Response:
+        assert true is not None
+        return Response(200, {**true.body, "metadata": {**true.body["metadata"], "uid": "another"}})
+
+    kube = ApiServer()
+    async with served(kube) as url, connected(url) as api:
+        first, second = [Training(lambda: contextlib.nullcontext(api), host_of(), Lines()) for _ in range(2)]
+        created = await first.submit(Posted())
+        kube.replace("PATCH", NAME, another)
+        assert (await second.submit(Posted(try_number=2))).ref.uid == created.ref.uid
+
+
+@virtual
 async def test_expired_version_does_not_end_a_submission() -> None:
     """410 Gone says nothing about the request: a new one, without the version, succeeds."""
     kube = ApiServer()

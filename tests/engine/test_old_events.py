@@ -12,13 +12,14 @@ import pytest
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
-from tests.apiserver import NAMESPACE, Object, stamp
+from tests.apiserver import NAMESPACE, Object, Request, Response, stamp
 from tests.engine.staged import NAME, Staged, of_each_kind, staged, writes_of
 
 pytestmark = pytest.mark.virtual_time
 
 DENIED = 'Error creating: admission webhook "policy.example" denied the request: label team is missing'
 QUOTA = 'Error creating: pods "{}" is forbidden: exceeded quota: gpus, requested: 1, used: 8, limited: 8'
+EVENTS = {"apiVersion": "v1", "kind": "EventList"}
 JOBSET_DENIED = 'TrainJob resources reconciliation failed: admission webhook "vjobset.kb.io" denied the request: x'
 
 
@@ -113,6 +114,26 @@ async def test_normal_event_of_the_creation_contradicts_an_older_refusal(kind: K
         training.condition("Created")
         report(training, "FailedCreatePod", DENIED, first=180, last=180)
         report(training, "SuccessfulCreatePod", f"Created pod: {training.pod_name()}", first=170, last=170, normal=True)
+        assert await followed(training) is None
+
+
+async def test_event_on_another_page_contradicts_a_refusal() -> None:
+    """What is between us and the API server divides its lists into pages."""
+    left: list[Object] = []
+
+    def paged(request: Request, true: Response | None) -> Response:
+        assert true is not None
+        meta = {"resourceVersion": "1"}
+        if "continue" not in request.query:
+            left[:] = true.body["items"]
+        items, left[:] = left[:1], left[1:]
+        return Response(200, {**EVENTS, "items": items, "metadata": meta | ({"continue": "next"} if left else {})})
+
+    async with staged(since=200.0) as training:
+        training.condition("Created")
+        report(training, "FailedCreatePod", DENIED, first=180, last=180)
+        report(training, "SuccessfulCreatePod", f"Created pod: {training.pod_name()}", first=170, last=170, normal=True)
+        training.api.replace("GET", r"/events\?(?!.*watch)", paged, 1_000)
         assert await followed(training) is None
 
 

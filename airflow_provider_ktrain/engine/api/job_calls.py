@@ -338,34 +338,37 @@ async def delete_fenced(api: Api, ref: JobRef, job: Mapping[str, Any]) -> None:
     await api.request("DELETE", api_paths.job(ref), body={"propagationPolicy": propagation, "preconditions": fence})
 
 
-async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
-    """Suspend or resume the job, only if it hasn't changed since it was read.
+async def patch_fenced(
+    api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str | None], spec: Object | None = None
+) -> Object:
+    """Patch annotations and spec of the job, only if it hasn't changed since it was read; returns the job.
 
-    :param by: ti_id of the try that suspends it, so that the next try resumes it. Default: empty, nobody resumes it.
+    :param notes: annotations; None removes one.
     :raises ApiStatusError: 409 if the job has changed.
     """
-    patch = {
-        "metadata": {
-            "resourceVersion": job["metadata"]["resourceVersion"],
-            "annotations": {
-                SUSPENDED_ANNOTATION: (by or None) if suspend else None,
-                FAILED_ANNOTATION: failure_annotation(job) if suspend else None,
-            },
-        },
-        "spec": kind_of(ref.kind).form.suspension(suspend),
+    metadata = {"resourceVersion": job["metadata"]["resourceVersion"], "annotations": notes}
+    patch = {"metadata": metadata, **({} if spec is None else {"spec": spec})}
+    answer = await api.request("PATCH", api_paths.job(ref), body=patch)
+    if answer["metadata"]["uid"] != job["metadata"]["uid"]:
+        raise ApiUnavailable(f"PATCH {api_paths.job(ref)}: the response is about another job of this name")
+    return answer
+
+
+async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
+    """Suspend or resume the job by `patch_fenced`.
+
+    :param by: ti_id of the try that suspends it, so that the next try resumes it. Default: empty, nobody resumes it.
+    """
+    notes = {
+        SUSPENDED_ANNOTATION: (by or None) if suspend else None,
+        FAILED_ANNOTATION: failure_annotation(job) if suspend else None,
     }
-    return await api.request("PATCH", api_paths.job(ref), body=patch)
+    return await patch_fenced(api, ref, job, notes, kind_of(ref.kind).form.suspension(suspend))
 
 
 async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str]) -> Object:
-    """Set annotations of the job, or remove those with an empty value, only if it hasn't changed since it was read.
-
-    :raises ApiStatusError: 409 if the job has changed.
-    """
-    version = job["metadata"]["resourceVersion"]
-    annotations = {name: value or None for name, value in notes.items()}
-    patch = {"metadata": {"resourceVersion": version, "annotations": annotations}}
-    return await api.request("PATCH", api_paths.job(ref), body=patch)
+    """Set annotations of the job, or remove those with an empty value, by `patch_fenced`."""
+    return await patch_fenced(api, ref, job, {name: value or None for name, value in notes.items()})
 
 
 async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log | None = None) -> None:

@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.state.pods.objects import created_at, event_ti
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
+from airflow_provider_ktrain.engine.api.job_calls import list_objects
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_involved_name, by_involved_uid, by_uid
@@ -76,13 +77,13 @@ class JobEvents:
         by_uid = [f"involvedObject.uid={uid}" for uid in uids]
         for selector in [*between, *by_uid][:MAX_OBJECTS]:
             try:
-                answer = await self._api.request("GET", path, query={"fieldSelector": selector})
+                listed = await list_objects(self._api, path, fields=selector, keep=dict)
             except (ApiStatusError, ApiUnavailable) as e:
                 self._log.warning(f"Can't read the events of {ref}.\n{e}")
                 if isinstance(e, ApiStatusError) and e.status == 403:
                     self.exist = False  # they are never known: a job without pods then has its startup limit
                 return False
-            found += [event for event in answer.get("items") or () if event_time(event) >= began or selector in by_uid]
+            found += [event for event in listed if event_time(event) >= began or selector in by_uid]
         self.exist = bool(found)
         return True
 

@@ -57,6 +57,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     annotate,
     job_pods,
     list_pods,
+    patch_fenced,
     read_training,
 )
 from airflow_provider_ktrain.engine.api.request_errors import QuotaWait, explain
@@ -373,11 +374,9 @@ class _Claim:
         if suspended:
             # a resumed job gets a new startTime and a new deadline (`core/manifest/deadline.py`)
             notes[DEADLINE_ANNOTATION] = annotation(self.manifest, DEADLINE_ANNOTATION)
-        patch: Object = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": notes}}
-        if suspended and workload is None:
-            patch["spec"] = self.kind.form.suspension(False)
+        resumed = self.kind.form.suspension(False) if suspended and workload is None else None
         try:
-            job = await self.api.request("PATCH", api_paths.job(self.target), body=patch)
+            job = await patch_fenced(self.api, self.target, found, notes, resumed)
             ref = await self.ref(job)
             if workload is not None:
                 await kueue.set_active(self.api, self.target.namespace, workload, True)
