@@ -281,7 +281,7 @@ def test_retry_deletes_the_pods_that_a_deleted_job_has_left(
 ) -> None:
     """The job is deleted without its pods, which can't be deleted, before or after its end was read."""
 
-    def orphan(*_: object) -> None:
+    def orphan(*_: object) -> Any:
         for job in instance.jobs():
             if phase_of(job).ended:
                 for pod in instance.pods():
