@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -17,6 +18,7 @@ from tests.virtual import VirtualLoop
 
 own_directories()
 
+_COLLECTED = Counter[str]()  # combinations of the parameters of each sampled test
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 # the same examples in each run, even on a slow machine: HYPOTHESIS_PROFILE=explore searches for others
@@ -29,6 +31,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 def pytest_configure(config: pytest.Config) -> None:
     captured.register(config)
     leaks.register(config)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if mark := item.get_closest_marker("sampled"):
+        (every,) = mark.args
+        function = item.nodeid.partition("[")[0]
+        _COLLECTED[function] += 1
+        if (_COLLECTED[function] - 1) % every:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups; pytest-randomly has changed the order before

@@ -21,7 +21,7 @@ from tests.operators.conftest import set_connection
 
 pytestmark = pytest.mark.embedded("needs the scripted API server")
 LIVES = int(os.environ.get("KTRAIN_LIVES", "2000"))
-BATCH = 20
+BATCH = 10
 
 
 def check(life: Life, plan: Plan, seed: int, monkeypatch: pytest.MonkeyPatch, what: str = "") -> Truth:

@@ -275,13 +275,13 @@ def seconds(call: Any, text: Any, most: int = 5) -> float:
 
 
 def growth(call: Any, prefix: str) -> float:
-    """How much longer a call takes for 32 KiB of a repeated text than for 8 KiB: 4 is linear, 16 quadratic.
+    """How much longer a call takes for 16 KiB of a repeated text than for 4 KiB: 4 is linear, 16 quadratic.
 
-    A call that takes more than 0.2 s of CPU for 8 KiB is not tried with 32 KiB.
+    A call that takes more than 0.1 s of CPU for 4 KiB is not tried with 16 KiB.
     """
-    short, long = ((prefix * (size // len(prefix) + 1))[:size] for size in (8 * 1024, 32 * 1024))
+    short, long = ((prefix * (size // len(prefix) + 1))[:size] for size in (4 * 1024, 16 * 1024))
     least = seconds(call, short, 2)
-    return 0.0 if least < 5e-5 else math.inf if least > 0.2 else seconds(call, long, 2) / least
+    return 0.0 if least < 5e-5 else math.inf if least > 0.1 else seconds(call, long, 2) / least
 
 
 def is_quadratic(call: Any, prefix: str) -> bool:

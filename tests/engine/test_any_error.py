@@ -581,6 +581,7 @@ async def test_busy_api_server_is_no_reason_to_give_up() -> None:
 
 
 @virtual
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("in_trigger", [True, False])
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(

@@ -264,6 +264,7 @@ def held(follower: LogFollower) -> int:
     return len(follower._followed) + len(follower._observed) + len(follower.cursor.positions)
 
 
+@pytest.mark.sampled(2)
 @of_each_kind
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Kind) -> None:

@@ -357,6 +357,7 @@ def sweep(
     return Sweep(tmp_path, monkeypatch, Moments(), capsys, deferrable, retries)
 
 
+@pytest.mark.sampled(3)
 @of_retries
 @of_hosts
 @of_samples
@@ -365,6 +366,7 @@ def test_exception_at_any_moment(sweep: Sweep, samples: int) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.sampled(3)
 @of_retries
 @of_hosts
 @of_samples
