@@ -146,6 +146,13 @@ class Airflow:
         wait_for("the API server answers", self._healthy)
         wait_for("the execution API answers", self._serves_workers)  # it is loaded at its first request
 
+    def wait(self, what: str, look: Callable[[], T | None], timeout: float = WITHIN) -> T:
+        """Wait until `look` returns a true value; returns that value. A failure says which components have ended."""
+        try:
+            return wait_for(what, look, timeout)
+        except AssertionError as e:
+            raise AssertionError("\n".join(filter(None, (str(e), self.ended_components())))) from None
+
     def ended_components(self) -> str:
         """The components that have ended, each with the end of its output. Empty: all run."""
         ended = [(name, code) for name, process in self.processes.items() if (code := process.poll()) is not None]
@@ -307,7 +314,7 @@ class Airflow:
 
     def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
         """Start a run as soon as the DAG is known; returns its id."""
-        wait_for(f"the DAG {dag_id} is known", lambda: self.known(dag_id))
+        self.wait(f"the DAG {dag_id} is known", lambda: self.known(dag_id))
         self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
         # as Airflow names runs; a repeated request finds the run instead of starting another one
         run_id = f"manual__{datetime.now(UTC).isoformat()}"
@@ -345,7 +352,7 @@ class Airflow:
     def wait_run(self, dag_id: str, run_id: str, state: str) -> None:
         """Wait until the DAG run itself has this state, which the scheduler sets some time after the tasks end."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}"
-        wait_for(f"the run {run_id} is {state}", lambda: self.call("GET", path)["state"] == state)
+        self.wait(f"the run {run_id} is {state}", lambda: self.call("GET", path)["state"] == state)
 
     def known(self, dag_id: str) -> bool:
         found = self.call("GET", f"/api/v2/dags?dag_id_pattern={dag_id}&limit=100")["dags"]
@@ -391,7 +398,7 @@ class Airflow:
         seen: list[str] = []
         tries: set[str] = set()
         try:
-            found = wait_for(f"{dag_id}.{task_id} is {' or '.join(states)}", look, timeout)
+            found = self.wait(f"{dag_id}.{task_id} is {' or '.join(states)}", look, timeout)
         except AssertionError as e:
             raise AssertionError(
                 f"{e}; states seen: {list(dict.fromkeys(seen))}\n{self.log(dag_id, run_id, task_id)}"

@@ -20,7 +20,7 @@ from kubernetes import client, watch
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from tests.clusters import TestCluster, require
-from tests.e2e.airflow import WITHIN, Airflow, wait_for
+from tests.e2e.airflow import WITHIN, Airflow
 from tests.e2e.kube import Kube, selector_of
 
 T = TypeVar("T")
@@ -113,12 +113,12 @@ class Stage:
     def wait(self, what: str, look: Callable[[], T | None], within: float = WITHIN) -> T:
         """Wait until `look` returns a true value; returns that value. A failure says what the run's tasks do."""
         try:
-            return wait_for(what, look, within)
+            return self.airflow.wait(what, look, within)
         except AssertionError as e:
             tasks = self.airflow.tasks(self.dag, self.run)
             found = ", ".join(f"{task['task_id']} is {task['state']} (try {task['try_number']})" for task in tasks)
             log = self.log(max((task["try_number"] for task in tasks if task["task_id"] == TASK), default=1))
-            raise AssertionError(f"{e}; {found}\n{self.airflow.ended_components()}\n{log[-10_000:]}") from None
+            raise AssertionError(f"{e}; {found}\n{log[-10_000:]}") from None
 
     # the cluster
 

@@ -19,7 +19,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from tests import clusters
 from tests.clusters import TestCluster, require, served_version
-from tests.e2e.airflow import Airflow, running, wait_for
+from tests.e2e.airflow import Airflow, running
 from tests.e2e.conftest import DAGS, PATIENCE
 from tests.e2e.kube import Kube
 from tests.e2e.page import get, page, run_of, token
@@ -117,7 +117,7 @@ def of(*names: str) -> pytest.MarkDecorator:
 
 
 def unpause(airflow: Airflow, dag: str) -> None:
-    wait_for(f"the DAG {dag} is known", lambda: airflow.known(dag))
+    airflow.wait(f"the DAG {dag} is known", lambda: airflow.known(dag))
     airflow.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
 
 
@@ -415,4 +415,4 @@ def test_invalid_literal_is_an_import_error(airflow: Airflow) -> None:
         errors = airflow.call("GET", "/api/v2/importErrors?limit=100")["import_errors"]
         return next((e["stack_trace"] for e in errors if e["filename"].endswith("wrong_literal.py")), None)
 
-    assert "workers: invalid parameter; found -1" in wait_for("the import error", error)
+    assert "workers: invalid parameter; found -1" in airflow.wait("the import error", error)
