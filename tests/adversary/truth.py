@@ -36,13 +36,14 @@ class End:
 class Job:
     """A job that was created.
 
+    :ivar since: when the try began that has created it: from then on its execution_timeout counts.
     :ivar complete: whether its deciding programs have ended with 0 by themselves; None while the job has no end.
     """
 
     uid: str
     kind: str
     of_try: str
-    created: float
+    since: float
     elastic: bool = False
     programs: dict[str, list[End]] = field(default_factory=dict)  # by replica
     running: dict[str, str] = field(default_factory=dict)  # pods that hold GPUs: uid -> name
@@ -69,6 +70,7 @@ class Try:
     name: str
     number: int
     life: int  # number of clears before
+    began: float
     posts: int = 0
 
 
@@ -121,7 +123,7 @@ class Truth:
             self.task_ended = self._now()
 
     def start_try(self, name: str, number: int, has_retry: bool) -> None:
-        self.tries.append(Try(name, number, self.clears))
+        self.tries.append(Try(name, number, self.clears, self._now()))
         self.has_retry, self.worker_stopped, self.expired = has_retry, False, False
         self.task_ended = None
         self.set_state("running")
@@ -147,7 +149,7 @@ class Truth:
         me.posts += 1
         alive = [job for job in self.jobs.values() if job.running]
         lives = {one.name: one.life for one in self.tries}
-        job = self.jobs[uid] = Job(uid, kind, me.name, self._now(), elastic)
+        job = self.jobs[uid] = Job(uid, kind, me.name, me.began, elastic)
         self.tell(f"    {kind} {uid} is created")
         if me.posts > 1:
             self.object(f"{self.actor} submits a second time in one try")
@@ -189,7 +191,7 @@ class Truth:
     def _may_end(self, job: Job) -> bool:
         """Whether somebody may end a job that has not ended."""
         over = self.state in (*OVER, "none", "restarting", "removed")
-        late = self._timeout is not None and self._now() >= job.created + 0.9 * self._timeout - 1.5
+        late = self._timeout is not None and self._now() >= job.since + 0.9 * self._timeout - 1.5
         restarts = self._max_restarts is not None and job.restarts > self._max_restarts
         failures = [sum(end.code != 0 for end in ends) for ends in job.programs.values()]
         restarts = restarts or max(failures, default=0) >= CRASH_LOOP
@@ -238,7 +240,7 @@ class Truth:
 
     def _was_late(self, job: Job) -> bool:
         return (
-            self._timeout is not None and job.ended is not None and job.ended >= job.created + 0.9 * self._timeout - 6.0
+            self._timeout is not None and job.ended is not None and job.ended >= job.since + 0.9 * self._timeout - 6.0
         )
 
     def watch_clock(self) -> None:
