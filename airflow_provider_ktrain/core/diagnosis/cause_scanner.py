@@ -105,6 +105,7 @@ class CauseScanner(Generic[T]):
             or "Check failed: " in text
             or "Assertion `" in text
             or "core dumped" in text
+            or " detected ***" in text
             or "Killed" in text
         ):
             self.reads_until = self.number + MAX_SEEN

@@ -123,7 +123,7 @@ def _parsed(text: str, prefixes: tuple[str, ...], at: float | None) -> Line:
     known = next((prefix for prefix in prefixes if rest.startswith(prefix)), "")
     if known:
         process, rest = process or known.strip(), rest[len(known) :]
-    elif (begin := rest.rfind(TRACEBACK)) > 0 and not rest[:begin].endswith("Original "):
+    elif (begin := rest.rfind(TRACEBACK)) > 0 and not rest[:begin].endswith(("Original ", "traceback : ")):
         rest = rest[begin:]  # it follows a bar of progress, or what a program has not ended with a line break
     if rest.startswith(_BOX):
         rest = TRACEBACK if TRACEBACK[:-1] in rest else f"  {rest}"

@@ -86,8 +86,8 @@ class Tail:
     final_text: str = ""
 
 
-#: Markers for this provider, and what nslookup of an init container prints for a name that resolves.
-_NOISE = re.compile(r"KTRAIN_[A-Z_]{1,64} |(Server|Name|Address):\s+\S+$")
+#: Markers for this provider, what nslookup of an init container prints for a name that resolves, wandb, and Rust.
+_NOISE = re.compile(r"KTRAIN_[A-Z_]{1,64} |(Server|Name|Address):\s+\S+$|wandb: |note: run with `RUST_BACKTRACE")
 #: A line below the level of an error, also UserWarning and those of PyTorch, or about an attempt that is repeated.
 _MINOR = re.compile(
     r"(?i:(\b|[a-z])warn(ing)?\b|\bretrying\b|\bretry (\d|loop|attempt)|\bwill retry\b)|"
@@ -108,7 +108,7 @@ _CRASH_LINE = re.compile(
     r"Process group watchdog thread terminated with exception: (?P<why>\S.*)|"
     r"\] (?P<check>Check failed: \S.*)|"
     r"(free\(\)|malloc\(\)|double free|corrupted |munmap_chunk\(\)|Memory access fault by GPU|"
-    r"Assertion `.{1,200}' failed)"
+    r"Assertion `.{1,200}' failed|\*\*\* [\w ]{1,40} detected \*\*\*)"
 )
 #: An assertion of a CUDA kernel. The exception says only that one has failed.
 _DEVICE_ASSERTION = re.compile(r"Assertion `.{1,200}?` failed")
@@ -126,8 +126,16 @@ _POINTS = re.compile(
     r"\b(above|below|previous|logs?|traceback|stack ?trace|output)\b|"
     r"\b(another|other|some|a|one of the|one or more) (worker|rank|process|node|replica)(s|es)?( \w{1,20})? "
     r"(has |have )?(failed|died|raised|crashed|exited)|"
-    r"\b(rank|worker|process) \d{1,6} (has )?(failed|died|crashed|raised)"
+    r"\b(rank|worker|process) \d{1,6} (has )?(failed|died|crashed|raised)|"
+    r"\b(worker|process|child|subprocess)\b.{0,60}\b(failed|died|crashed|exited)\b.{0,20}\bexit ?(code|status)\b"
 )
+#: The exception that a process has recorded for torchrun, which shows it with an indent.
+_OF_REPORT = re.compile(
+    r"traceback : Traceback \(most recent call last\):(?:\n {2,400}\S.*)*"
+    r"\n {2,4}(?P<exception>[A-Za-z_][\w.]{,199}(: .*)?)\s*(\n|$)"
+)
+#: A message of Open MPI between dashed lines: its first sentences tell what has happened.
+_OF_MPI = re.compile(r"\b(MPI|MPI_ABORT|mpirun|mpiexec|prterun|ORTE|PRTE)\b")
 _KILLED = re.compile(r"^Killed$|\bKilled  ")
 _FIRST_OF_HOROVOD = re.compile(
     r"first process to do so was:\s{0,9}Process name:[^\n]{0,200}\s{1,9}Exit code:\s{1,9}(\d{1,9})"
@@ -210,12 +218,15 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     ]
     if reported:
         raised.insert(0, Traceback("", [reported], [-1], Weight.UNHANDLED))
+    if not raised and (recorded := _OF_REPORT.search(_root_cause(clean))):
+        raised = [Traceback("", [recorded["exception"].strip()], [len(own)], Weight.UNHANDLED)]
     nccl = _nccl_message(own)
     effects = _effects(raised, nccl)
     causes = [t for t in raised if t not in effects]
     pointing = [t for t in causes if _POINTS.search(t.exception)]
     causes = [t for t in causes if t not in pointing] or causes
-    pick = _Picker(has_launcher or bool(reported), _failed_process(clean))
+    failed = _failed_process(clean)
+    pick = _Picker(has_launcher or bool(reported), failed)
     chosen = pick(causes or effects, lambda one: (one.weight, one.lines[0]))
     latest = {ordered[n].process: n for n in progress}
     records = [r for r in find_records(ordered) if latest.get(r.process, -1) <= r.line]
@@ -231,7 +242,8 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     child = _first_to_fail(clean) if named is None else named.exit_code
     last = [line for line in _since_progress(own[-MAX_QUOTED_LINES:]) if not _INFORMATION.search(line)] + [crash_line]
     crashed = crash is not None or (child is not None and -child in _CRASH_SIGNALS)
-    written = [line.strip() for line in reversed(own) if re.search(r"\w", line)]
+    of_failed = [line.text for line in ordered if failed and failed.fullmatch(line.process)]
+    written = [line.strip() for line in reversed(_without_frame(of_failed or own)) if re.search(r"\w", line)]
     return Tail(
         exception=exception,
         is_handled=chosen is not None and chosen.is_handled,
@@ -334,6 +346,16 @@ def _last_line(written: Sequence[str]) -> str:
         match and earlier and match[1] == earlier[1] and match[2].startswith(("`", "syntax error: unexpected end"))
     )
     return before if is_quote else last
+
+
+def _without_frame(lines: Sequence[str]) -> Sequence[str]:
+    """The lines, where a message of Open MPI at their end has become one: that of its first paragraph."""
+    dashed = [number for number, line in enumerate(lines) if _DASHED_LINE.match(line)]
+    if len(dashed) < 2 or any(re.search(r"\w", line) for line in lines[dashed[-1] :]):
+        return lines
+    begin, end = dashed[-2:]
+    text = " ".join(itertools.takewhile(str.strip, lines[begin + 1 : end]))
+    return [*lines[:begin], text] if _OF_MPI.search(text) else lines
 
 
 def _nccl_message(lines: Sequence[str]) -> str:

@@ -38,6 +38,7 @@ _AFTER_LEVEL = re.compile(
     r"^[\s\]):|>-]{0,20}(?:(?:\[?[\w./<>-]{1,100}(?:\.py)?:(?:\w{1,100}:)?\d{1,9}[\])]?|[\w.]{1,100}(?=:\S| - |: )|"
     r"\[[\w.:/ -]{1,100}\]|\([\w.:/ -]{1,100}\))[\s:|-]{1,5})?"
 )
+_PLACE = re.compile(r" {2,99}[\w.-]{1,100}\.py:\d{1,9}$")  #: Rich's column at the end of a line.
 #: Records that aren't the program's own words about its end: those of launchers, NCCL, uploads and libraries.
 _NOT_OF_PROGRAM = re.compile(
     r"torch[./]distributed[./]|^wandb: |\bNCCL (WARN|INFO)\b|ChildFailedError|^Root Cause|_FATAL\b|"
@@ -72,7 +73,7 @@ def _message(text: str) -> str:
     after = text[match.end() :]
     if not after[:1] or (after[0].isspace() and match.start() and text[match.start() - 1] not in " [|(-:\t"):
         return ""
-    return _AFTER_LEVEL.sub("", after, count=1).strip()
+    return _PLACE.sub("", _AFTER_LEVEL.sub("", after, count=1).strip())
 
 
 def _of_json(text: str) -> str:

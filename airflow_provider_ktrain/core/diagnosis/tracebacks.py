@@ -59,6 +59,7 @@ class Traceback:
 
 _CHAIN_MESSAGES = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.<>]{,199}(:\s.*|:|)$")
+_QUALIFIED = re.compile(r"^[A-Za-z_][\w.]{,199}\.[A-Z]\w{,99}: ")  #: A class: not the name of a logger.
 _BARE_EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)|Exception|MemoryError)(:\s.*|:|)$"
 )
@@ -157,7 +158,7 @@ class _Process:
             if not self._open.outermost and (frame := _FRAME.match(text)):
                 self._open.outermost = frame[1]
             self._open.lines.append(number)
-        elif _EXCEPTION.match(text) and not is_progress(text):
+        elif _EXCEPTION.match(text) and (_QUALIFIED.match(text) or not is_progress(text)):
             if self._original:
                 self._open.chain.pop()
             self._open.chain.append(text.strip())
