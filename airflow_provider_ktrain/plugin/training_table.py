@@ -37,23 +37,33 @@ UNREADABLE_PHASE = "can't be read"  #: Stands for the phase in a row whose statu
 def training_row(listed: Listed, status: Mapping[str, Any] | None, *, with_logs: bool, now: float) -> dict[str, Any]:
     """One row of the table of trainings. One that can't be read says so, and breaks no table.
 
-    :param status: of a training that runs. None: it has none.
+    :param status: of one that `is_unfinished`. None: it has none.
     """
     try:
-        return _training_row(listed.record, listed.summary, status, with_logs, now)
+        return _training_row(listed.record, listed.summary, status, is_unfinished(listed), with_logs, now)
     except Exception:  # any task can store anything under our keys
-        return _training_row(listed.record, UNREADABLE, None, with_logs, now)
+        return _training_row(listed.record, UNREADABLE, None, False, with_logs, now)
+
+
+def is_unfinished(listed: Listed) -> bool:
+    """Whether a training runs, or nobody has stored how it ended: its status has the newest metrics and GPU time."""
+    return listed.record.state in ACTIVE_STATES or listed.summary.get("state") == "running"
 
 
 def _training_row(
-    record: TaskRecord, summary: Mapping[str, Any], status: Mapping[str, Any] | None, with_logs: bool, now: float
+    record: TaskRecord,
+    summary: Mapping[str, Any],
+    status: Mapping[str, Any] | None,
+    unfinished: bool,
+    with_logs: bool,
+    now: float,
 ) -> dict[str, Any]:
     key, read, active = record.key, mapping(status), record.state in ACTIVE_STATES
-    usage, own = mapping(summary.get("usage")), mapping(read.get("usage")) if active else {}
+    usage, own = mapping(summary.get("usage")), mapping(read.get("usage")) if unfinished else {}
     lasted = None if record.started_at is None else (now if active else record.ended_at or now) - record.started_at
     held, began = (number(usage.get("held")) or 0.0) + (number(own.get("held")) or 0.0), number(read.get("phase_since"))
-    metrics = mapping(read.get("metrics")) if active else mapping(summary.get("metrics"))
-    counted = (number(usage.get("tries")) or 0) + (1 if active else 0)
+    metrics = mapping(read.get("metrics")) if unfinished else mapping(summary.get("metrics"))
+    counted = (number(usage.get("tries")) or 0) + (1 if unfinished else 0)
     cause = text_of(summary.get("cause")) if record.state not in (*ACTIVE_STATES, "success") else ""
     broken = UNREADABLE in (summary, read)
     state = text_of(read.get("phase")) if active else STATE_WORDS.get(record.state, record.state.replace("_", " "))

@@ -19,7 +19,12 @@ from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION
 from airflow_provider_ktrain.plugin.stored_texts import clock, minute_of, number
-from airflow_provider_ktrain.plugin.training_table import keep_differing_parameters, sums_as_text, training_row
+from airflow_provider_ktrain.plugin.training_table import (
+    is_unfinished,
+    keep_differing_parameters,
+    sums_as_text,
+    training_row,
+)
 
 MAX_ROWS = 50  #: How many rows one page has.
 CACHE_SECONDS = 10.0
@@ -165,15 +170,15 @@ class Trainings:
 
 
 def _page(filters: Filters, selection: Selection) -> tuple[list[Listed], Mapping[TaskInstanceId, Any], bool]:
-    """The trainings of a page, the statuses of those that run, and whether there are more."""
+    """The trainings of a page, the statuses of the unfinished ones, and whether there are more."""
     if filters.is_about_causes:
         with closing(compat_server.costs(selection, filters.after)) as found:
             matching = (one.id for one in found if filters.match(one))
             selection = replace(selection, ids=tuple(islice(matching, MAX_ROWS + 1)))
     listed = compat_server.trainings(selection, filters.after, MAX_ROWS + 1)
     shown = listed[:MAX_ROWS]
-    active = [one.record.key for one in shown if one.record.state in ACTIVE_STATES]
-    return shown, compat_server.read_statuses(active) if active else {}, len(listed) > MAX_ROWS
+    keys = [one.record.key for one in shown if is_unfinished(one)]
+    return shown, compat_server.read_statuses(keys) if keys else {}, len(listed) > MAX_ROWS
 
 
 def _sums(filters: Filters, selection: Selection) -> tuple[int, int, float, float]:

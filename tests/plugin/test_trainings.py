@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,15 @@ def test_rows_of_running_and_ended_trainings(database: Database) -> None:
     assert (ended["cause"], ended["category"]) == ("ValueError: no data", "user code")
     assert ended["metrics"] == [("loss", "0.5", "0.25")]
     assert ended["parameters"] == {"lr": "0.10"}, "those of the other rows of this task differ only in this"
+
+
+def test_row_of_a_killed_training_has_what_was_stored_last(database: Database) -> None:
+    """No worker runs after a mark while the task is deferred: the summary is still the one of its beginning."""
+    ended = database.listed[10]
+    begun = {"state": "running", "usage": {"tries": 1, "held": 3600.0}}
+    database.listed[10] = replace(ended, summary=begun)
+    row = Trainings().view("admin", Filters(), NOW).rows[10]
+    assert (row["state"], row["held"], row["one_try"]) == ("Failed", "3 h", False)
 
 
 def test_pages_go_by_the_last_training_of_the_page_before(database: Database) -> None:

@@ -195,6 +195,7 @@ content.addEventListener("click", (event) => {
 addEventListener("resize", resizeCharts);
 addEventListener("storage", (event) => { if (event.key === "theme") { applyTheme(); redrawCharts(); } });
 
+applyTheme(); // it may have changed while the scripts were loaded
 layOut();
 setInterval(() => { if (!document.hidden) showDurations(); }, 1000);
 if (document.body.dataset.update && !document.hidden) update();
