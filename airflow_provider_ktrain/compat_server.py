@@ -38,6 +38,7 @@ class TaskRecord:
     :param followed: whether a triggerer that sends heartbeats has the trigger of a deferred task. Default: None, not
         known: the task isn't deferred, or only just.
     :param max_tries: only a clear changes it. Default: None, not known.
+    :param note: what somebody noted about it in Airflow. Default: empty, nothing.
     """
 
     key: TaskInstanceId
@@ -47,6 +48,7 @@ class TaskRecord:
     ended_at: float | None
     followed: bool | None = None
     max_tries: int | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,14 +165,15 @@ def _may_read(user: Any, dag_id: str, team: str | None, parts: Iterable[str]) ->
 
 def find_task(key: TaskInstanceId) -> TaskRecord | None:
     """The task instance; None if there is none."""
-    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.taskinstance import TaskInstance, TaskInstanceNote
     from sqlalchemy import select
 
+    note = select(TaskInstanceNote.content).where(TaskInstanceNote.ti_id == TaskInstance.id).scalar_subquery()
     with _session() as session:
-        found = session.execute(select(*_task_columns()).where(*_is(TaskInstance, key))).first()
+        found = session.execute(select(*_task_columns(), note.label("note")).where(*_is(TaskInstance, key))).first()
         if found is None:
             return None
-        record = _record(found)
+        record = replace(_record(found), note=found.note or "")
         return replace(record, followed=_followed(session, key)) if record.state == "deferred" else record
 
 

@@ -121,7 +121,7 @@ def _training_view(
         since=clock(number(read.get("phase_since"))),
         age="" if not active or written_at is None else Ticking.of(now, written_at),
         stale=stale,
-        notes=_notes(record, read, stale),
+        notes=_notes(record, read, stale) + ([f"Note in Airflow: {text_of(record.note)}"] if record.note else []),
         cause=cause,
         timeline=_timeline(phases, until, runs=active),
         job=job,
@@ -164,7 +164,8 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
             return [NOT_FOLLOWED]
         if record.state in ACTIVE_STATES:
             return ["There is no data yet. It appears when the job has a phase."]
-        return ["This try left no data: it ended before its job had a phase, or an older release ran it."]
+        ended = f" The task ended at {clock(record.ended_at)}." if record.ended_at else ""
+        return [f"This try left no data: it ended before its job had a phase, or an older release ran it.{ended}"]
     notes = [NOT_FOLLOWED] if record.followed is False else []
     if record.state in FAILED_STATES and read.get("phase") == Phase.SUCCEEDED:
         notes.append("The job succeeded, but the task failed: its result could not be returned or stored.")

@@ -22,6 +22,7 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.models import DagModel, DagRun, TaskInstance
 from airflow.models.base import Base
 from airflow.models.dagbundle import DagBundleModel
+from airflow.models.taskinstance import TaskInstanceNote
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
@@ -91,6 +92,7 @@ def fill_database() -> None:
             row = {"id": uuid.uuid4(), **key, "state": "failed", "try_number": 2, "max_tries": 2, "pool": "p"}
             row |= {"pool_slots": 1, "start_date": now, "updated_at": now, "executor_config": {}}
             session.execute(TaskInstance.__table__.insert().values(**row))
+            session.execute(TaskInstanceNote.__table__.insert().values(ti_id=row["id"], content=f"note on {dag_id}"))
             for name, value in ((STATUS_XCOM, STATUS), (SUMMARY_XCOM, {"cause": QUOTE})):
                 xcom = {"dag_run_id": run.id, "key": name, "value": json.dumps(value), "timestamp": now}
                 session.execute(XComModel.__table__.insert().values(**key, **xcom))

@@ -50,6 +50,7 @@ def test_page_and_list_need_the_rights_to_task_instances_and_xcoms(
     for dag in DAGS:
         expected = 200 if dag in readable else 403
         assert (pages[dag][0], pages[f"update of {dag}"][0]) == (expected, expected)
+        assert (f"Note in Airflow: note on {dag}" in pages[dag][1]) is (dag in readable)
         for name in ("list", "update of the list"):
             assert (f"dag_id={dag}&" in pages[name][1]) is (dag in readable), name
     for name in ("comparison", "update of the comparison"):

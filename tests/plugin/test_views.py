@@ -122,6 +122,7 @@ def test_lines_of_the_log_need_the_right_to_read_it() -> None:
         ({}, "queued", 0.0, "has not begun"),
         ({}, "deferred", 0.0, "no data yet"),
         ({}, "failed", 0.0, "left no data"),
+        ({}, "failed", 0.0, "ended at 1970-01-01 00:03:20 UTC"),
         (None, "deferred", 1000.0, "may be gone"),
         (None, "failed", 110.0, "killed"),
     ],
