@@ -5,6 +5,7 @@ It needs the extra `browser` and takes some minutes.
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from playwright.sync_api import sync_playwright
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.browser.site import Site, browser_path, site, token  # noqa: E402 - found by the line above
+from tests.browser.site import Site, Training, browser_path, site, token  # noqa: E402 - found by the line above
 from tests.browser.tabs import until  # noqa: E402
 from tests.e2e.airflow import wait_for  # noqa: E402
 
@@ -53,22 +54,39 @@ def running(made: Site) -> str:
     return made.page(training)
 
 
+@functools.cache
+def rates(made: Site) -> list[str]:
+    """Two runs of four mapped trainings each, of which one fails."""
+    dag_id = "learning_rates"
+    runs = [made.airflow.trigger(dag_id) for _ in range(2)]
+
+    def have_ended() -> bool:
+        tasks = [task for run in runs for task in made.airflow.tasks(dag_id, run)]
+        return len(tasks) == 8 and all(task["state"] in ("success", "failed") for task in tasks)
+
+    wait_for("all learning rates were tried", have_ended, 900)
+    return runs
+
+
 def listed(made: Site) -> str:
-    """The list inside Airflow's UI."""
-    made.begin("text_embeddings", "finetune")
-    running(made)
-    made.queued()
-    wait_for("the second training runs", lambda: made.status(made.begin("text_embeddings")).get("phase") == "Running")
-    return f"{made.airflow.url}/plugin/ktrain-trainings"
+    """The table with a filter."""
+    rates(made)
+    return f"{made.list()}?dag_id=learning_rates"
 
 
-IN_FRAME = "document.querySelector('iframe')?.contentDocument.querySelectorAll('tbody tr').length >= 3"
+def compared(made: Site) -> str:
+    """The comparison of a training of each run."""
+    return made.comparison(*(Training("learning_rates", run, "train", n) for n, run in enumerate(rates(made), 1)))
+
+
 PICTURES = {
     "training-running": Picture(running),
     "training-failed": Picture(lambda made: made.page(made.failed())),
     "training-hang": Picture(lambda made: made.page(made.hung()), size=(1200, 800)),
     "training-queued": Picture(lambda made: made.page(made.queued()), size=(1200, 760)),
-    "training-list": Picture(listed, size=(1200, 420), ready=IN_FRAME),
+    "training-list": Picture(listed, size=(1500, 640)),
+    "training-comparison": Picture(compared, size=(1200, 980), ready="charts.size > 1"),
+    "training-retried": Picture(lambda made: made.page(made.retried()), size=(1200, 1320), ready="charts.size > 0"),
     "training-dark": Picture(running, scheme="dark"),
     "training-phone": Picture(running, size=(390, 844)),
 }

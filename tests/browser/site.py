@@ -59,9 +59,10 @@ class Training:
     dag_id: str
     run_id: str
     task_id: str
+    map_index: int = -1
 
     def query(self) -> str:
-        names = {"dag_id": self.dag_id, "run_id": self.run_id, "task_id": self.task_id, "map_index": "-1"}
+        names = {"dag_id": self.dag_id, "run_id": self.run_id, "task_id": self.task_id, "map_index": self.map_index}
         return urllib.parse.urlencode(names)
 
 
@@ -115,6 +116,11 @@ class Site:
     def list(self) -> str:
         """The URL of the table of trainings."""
         return f"{self.airflow.url}/ktrain/trainings"
+
+    def comparison(self, *trainings: Training) -> str:
+        """The URL of their comparison."""
+        query = urllib.parse.urlencode([("training", training.query()) for training in trainings])
+        return f"{self.airflow.url}/ktrain/compare?{query}"
 
     def task_page(self, training: Training) -> str:
         """The URL of the task instance's details in Airflow's UI."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_names_for_a_screen_reader(airflow_site: Site, open_page: Open) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_is_wider_than_a_phone(airflow_site: Site, open_page: Open, scheme: str) -> None:
     trainings = airflow_site.running(), airflow_site.failed(), airflow_site.succeeded()
-    for url in (*map(airflow_site.page, trainings), airflow_site.list()):
+    for url in (*map(airflow_site.page, trainings), airflow_site.list(), airflow_site.comparison(*trainings)):
         tab = open_page(url, viewport=PHONE, color_scheme=scheme)
         until(tab, "served.size > 0")
         assert tab.evaluate(OVERFLOW) == 0, url
@@ -129,10 +130,12 @@ def test_page_keeps_focus_and_selection_when_it_is_updated(airflow_site: Site, o
 
 def test_contrast_of_texts(airflow_site: Site, open_page: Open) -> None:
     """WCAG 2 AA: 4.5 to 1 for texts of normal size, in both themes."""
-    for scheme in ("light", "dark"):
-        tab = open_page(airflow_site.page(airflow_site.failed()), color_scheme=scheme)
+    failed, succeeded = airflow_site.failed(), airflow_site.succeeded()
+    pages = airflow_site.page(failed), airflow_site.list(), airflow_site.comparison(failed, succeeded)
+    for url, scheme in itertools.product(pages, ("light", "dark")):
+        tab = open_page(url, color_scheme=scheme)
         assert tab.evaluate("document.documentElement.dataset.theme") == scheme
-        assert tab.evaluate(LOW_CONTRAST) == []
+        assert tab.evaluate(LOW_CONTRAST) == [], url
 
 
 LOW_CONTRAST = """() => {

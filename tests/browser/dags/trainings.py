@@ -66,6 +66,19 @@ for step in range(first, last + 1, 10):
 if last == 300:
     sys.exit("ValueError: the data set has a damaged file")
 """
+# With the highest rate, the loss becomes infinite.
+RATES_PROGRAM = r"""
+import json, math, random, sys, time
+
+rate, noise = float(sys.argv[sys.argv.index("--lr") + 1]), random.Random(7)
+for step in range(0, 3000, 50):
+    loss = 0.4 + 40 * rate + 6 * math.exp(-step * rate / 3) + noise.uniform(-0.05, 0.05)
+    if rate > 0.01 and step == 1000:
+        sys.exit(f"FloatingPointError: the loss is infinite at step {step}")
+    report = {"step": step, "loss": round(loss, 4), "val_accuracy": round(1 - loss / 8, 4)}
+    print("KTRAIN_METRIC", json.dumps(report), flush=True)
+    time.sleep(0.2)
+"""
 JOB: dict[str, Any] = {"image": os.environ.get("TEST_IMAGE", "scratch"), "on_finish_action": "delete_job"}
 EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "hang"
 LONG = 3600  # seconds: until the cluster is stopped
@@ -99,6 +112,11 @@ with DAG("retried_training", schedule=None, start_date=START):
         **JOB, task_id="train", command=["python3", "-u", "-c", RETRIED_PROGRAM], gpus=1,
         retries=1, retry_delay=datetime.timedelta(seconds=1),
     )  # fmt: skip
+
+with DAG("learning_rates", schedule=None, start_date=START):
+    PyTorchJobOperator.partial(**JOB, task_id="train", gpus=4, workers=1).expand(
+        command=[["python3", "-u", "-c", RATES_PROGRAM, "--lr", rate] for rate in ("0.0003", "0.001", "0.003", "0.03")]
+    )
 
 with DAG("odd_values", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=["python3", "-u", "-c", ODD_PROGRAM], gpus=1)
