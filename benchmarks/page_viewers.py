@@ -3,10 +3,10 @@
     python benchmarks/page_viewers.py [--viewers 100] [--seconds 120] [--peers 10]
 
 A real API server, with a deferred task that has a status at its limits: 256 replicas, and 10 KB of series. The status
-is rewritten once a minute, as a triggerer does. Each viewer is a task of this process that polls as the page's script
-does: after 5 s, after unchanged data 1.5 times later each time, up to 30 s. For comparison, other viewers send only the
-request for the task instance that Airflow's own page sends every 3 s ([api] auto_refresh_interval) while a task is
-active; Airflow's page also sends others. CPU is that of the API server's
+is rewritten every ten seconds, as a triggerer does that follows up to ten trainings. Each viewer is a task of this
+process that polls as the page's script does: after 5 s, after unchanged data 1.5 times later each time, up to 30 s. For
+comparison, other viewers send only the request for the task instance that Airflow's own page sends every 3 s ([api]
+auto_refresh_interval) while a task is active; Airflow's page also sends others. CPU is that of the API server's
 processes, above what they use without viewers. Prints Markdown tables.
 """
 
@@ -34,7 +34,7 @@ from airflow_provider_ktrain.core.state.steps.training_metrics import TrainingMe
 REPLICAS = 256
 FASTEST, SLOWEST, SLOWER = 5.0, 30.0, 1.5  # seconds between two requests of the page's script, and its backoff
 AIRFLOW_INTERVAL = 3.0  # seconds: [api] auto_refresh_interval
-REWRITE = 60.0  # seconds between two statuses
+REWRITE = 10.0  # seconds between two statuses
 TASK = "train"
 QUERY = "dag_id=bench&run_id=r&task_id=train&map_index=-1"
 UPDATE = f"/ktrain/training/update?{QUERY}"
