@@ -84,7 +84,7 @@ PICTURES = {
     "training-failed": Picture(lambda made: made.page(made.failed())),
     "training-hang": Picture(lambda made: made.page(made.hung()), size=(1200, 800)),
     "training-queued": Picture(lambda made: made.page(made.queued()), size=(1200, 760)),
-    "training-list": Picture(listed, size=(1750, 800)),
+    "training-list": Picture(listed, size=(1750, 675)),
     "training-comparison": Picture(compared, size=(1200, 760), ready="charts.size > 1"),
     "training-retried": Picture(lambda made: made.page(made.retried()), size=(1200, 1320), ready="charts.size > 0"),
     "training-dark": Picture(running, scheme="dark"),
