@@ -197,7 +197,7 @@ def test_no_form_of_a_text_takes_long(text: str) -> None:
     [
         "PGPASS", "SMTP_PASS", "AZURE_STORAGE_SAS", "ENCRYPTION_KEY_B64", "HF_TOKEN", "WANDB_API_KEY",
         "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "client_secret", "AUTH_HEADER", "SSH_KEY", "DB_PW", "PGPW", "S3_CREDS",
-        "awsCreds", "GIT_CRED", "HSM_PIN", "card-pin",
+        "awsCreds", "GIT_CRED", "HSM_PIN", "card-pin", "GH_PAT",
     ],
 )  # fmt: skip
 def test_variables_with_a_secret_name_are_hidden(name: str) -> None:
@@ -259,6 +259,8 @@ def test_references_to_secrets_are_shown() -> None:
          ["sh", "-c", "docker login -u me -p *** && docker run -p 80:80 x"]),
         (["sh", "-c", "helm registry login -p 'abc' r.io"], ["sh", "-c", "helm registry login -p '***' r.io"]),
         (["sh", "-c", "ssh login -p 22"], ["sh", "-c", "ssh login -p 22"]),
+        (["sh", "-c", "wandb login --relogin abc && train"], ["sh", "-c", "wandb login --relogin *** && train"]),
+        (["sshpass", "-p", "abc", "ssh", "-p", "22", "host"], ["sshpass", "-p", "***", "ssh", "-p", "22", "host"]),
         (["aws", "configure", "set", "aws_secret_access_key", "abc"],
          ["aws", "configure", "set", "aws_secret_access_key", "***"]),
         (["sh", "-c", "aws configure set aws_secret_access_key abc; train"],

@@ -21,7 +21,7 @@ _OTHER = (
     r"secret|token(?!i[sz]|s)|credential|creds(?![a-z])|(?<![a-z])cred(?![a-z])|"
     r"(?<!mpi)(?<!omp)(?<!cpu)(?<!core)(?<!numa)(?<!thread)(?<!proc)(?<!gpio)[_-]pin(?![\w-])|"
     r"(?<!un)auth(?!ors?\b|enticity)|cookie|signature|api_?key|dsn\b|conn(?:ection)?_?str|"
-    r"bearer|\bjwt|(?<![a-z])sas(?![a-z])|"
+    r"bearer|\bjwt|(?<![a-z])sas(?![a-z])|(?:gh|git(?:hub|lab)?|devops|ado)_pat(?![a-z])|"
     r"(?:[_-]|\b|private_?|access_?|account_?|encryption_?|signing_?)key(?:_?(?:b64|base64|pem|hex|data))?\b"
 )
 _PASSWORD_NAME = re.compile(_PASSWORD, re.IGNORECASE)
@@ -53,7 +53,7 @@ _NO_SENTENCE = r"(?![a-z]+[,.]?\s+[a-z\"'(])"
 #: Every name of a secret contains one of these words.
 _NAME_HINTS = (
     "pass", "pw", "secret", "token", "cred", "auth", "cookie", "_pin", "-pin",
-    "signature", "key", "dsn", "conn", "bearer", "jwt", "sas",
+    "signature", "key", "dsn", "conn", "bearer", "jwt", "sas", "_pat",
 )  # fmt: skip
 
 
@@ -141,6 +141,10 @@ RULES = (
     _form(
         rf"\b(?:docker|podman|nerdctl|buildah|skopeo|helm|crane|oras)(?:{_WORD_END}[\w./-]{{1,64}}){{0,3}}?{_WORD_END}login\b"
         rf"[^\n;|&]{{0,256}}?[\s\"']-p(?:=|{_WORD_END})", r"[^\s\"']+", "docker login -u me -p SECRET", "login",
+    ),
+    _form(
+        rf"\b(?:wandb{_WORD_END}login(?:{_WORD_END}--relogin)?|sshpass{_WORD_END}-p|redis-cli{_WORD_END}-a){_WORD_END}",
+        r"(?!-)[^\s\"']+", "wandb login SECRET", "wandb", "sshpass", "redis-cli",
     ),
     _form(
         r"(?<![\w-])(?:-u|--(?:proxy-)?user)(?:[ =]|[\"'],\s*)[\"']?(?!\d+:\d+\b)[^\s:\"'/]{1,256}:", r"[^\s\"']+",
