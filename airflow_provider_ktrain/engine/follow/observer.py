@@ -245,8 +245,7 @@ class Observer(Part):
                         continue
                 if phase_of_pod(pod) != "Failed":  # else another one may have replaced it
                     found |= {(replica, uid), (replica, "")}
-                ends = state.ends
-                if found.issuperset(unread) and not (ends.stopped or ends.unknown & replicas):
+                if found.issuperset(unread) and not ((ends := state.ends).stopped or ends.unknown & replicas):
                     break
         for pod in deleted.values():
             self._output.mark_deleted(pod)
