@@ -254,7 +254,7 @@ def test_task_is_queued_too_long(begin: Begin, airflow: Airflow, nodes: Nodes) -
     """No worker pod can start: Airflow fails the task, without using its retries. The reaper releases what is left."""
     left = begin("chaos_worker_retries", seconds=ENDLESS)
     wait_running(left)
-    resumed = [begin(dag, seconds=90) for dag in ("chaos_deferred", "chaos_deferred_retries")]
+    resumed = [begin(dag, seconds=ENDLESS) for dag in ("chaos_deferred", "chaos_deferred_retries")]
     for stage in resumed:
         wait_running(stage)
     nodes.open()
@@ -265,6 +265,8 @@ def test_task_is_queued_too_long(begin: Begin, airflow: Airflow, nodes: Nodes) -
         AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL="2",
     )
     delete(left, grace_period_seconds=0)
+    for stage in resumed:
+        stage.finish()
     assert left.wait_state("failed")["try_number"] == 2
     for stage in resumed:
         check_end(stage, "failed")
@@ -277,8 +279,9 @@ def test_task_is_queued_too_long(begin: Begin, airflow: Airflow, nodes: Nodes) -
 
 def test_worker_is_stopped_while_a_task_resumes(begin: Begin) -> None:
     """The executor starts another pod if the task had not begun, else a retry returns the result."""
-    stage = begin("chaos_deferred_retries", seconds=20)
+    stage = begin("chaos_deferred_retries", seconds=ENDLESS)
     wait_running(stage)
+    stage.finish()
     wait_for("the training ends", stage.ended)
     delete(stage, grace_period_seconds=0)
     stage.wait_state("success")
@@ -288,10 +291,12 @@ def test_worker_is_stopped_while_a_task_resumes(begin: Begin) -> None:
 
 def test_scheduler_is_away(begin: Begin, airflow: Airflow) -> None:
     """Trainings that end meanwhile succeed."""
-    stages = [begin(dag, seconds=30) for dag in ("chaos_worker", "chaos_deferred")]
+    stages = [begin(dag, seconds=ENDLESS) for dag in ("chaos_worker", "chaos_deferred")]
     for stage in stages:
         wait_running(stage)
     airflow.end("scheduler")
+    for stage in stages:
+        stage.finish()
     for stage in stages:
         wait_for("the training ends", stage.ended)
     airflow.run("scheduler")
@@ -301,9 +306,10 @@ def test_scheduler_is_away(begin: Begin, airflow: Airflow) -> None:
 
 def test_pods_cannot_be_created_when_a_task_resumes(begin: Begin, cluster: TestCluster) -> None:
     """With task_publish_max_retries=-1, it waits."""
-    stage = begin("chaos_deferred", seconds=20)
+    stage = begin("chaos_deferred", seconds=ENDLESS)
     wait_running(stage)
     cluster.admin("status", status=503, verb="create", path="/pods$")
+    stage.finish()
     stage.wait_state("queued")
     wait_for("the training ends", stage.ended)
     stage.check_freed()
@@ -313,12 +319,14 @@ def test_pods_cannot_be_created_when_a_task_resumes(begin: Begin, cluster: TestC
 
 def test_kubernetes_api_is_away(begin: Begin, airflow: Airflow, cluster: TestCluster) -> None:
     """Trainings go on. A scheduler that looks for orphaned tasks meanwhile ends: something must start it again."""
-    stages = [begin(dag, seconds=60) for dag in ("chaos_worker", "chaos_deferred")]
+    stages = [begin(dag, seconds=ENDLESS) for dag in ("chaos_worker", "chaos_deferred")]
     for stage in stages:
         wait_running(stage)
     cluster.admin("refuse", seconds=20)
     wait_for("the API server is away", lambda: not stages[0].answers())
     wait_for("the API server is back", stages[0].answers)
+    for stage in stages:
+        stage.finish()
 
     def succeeded() -> bool:
         if airflow.processes["scheduler"].poll() is not None:
