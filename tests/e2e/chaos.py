@@ -13,7 +13,7 @@ import pytest
 
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.e2e.airflow import ROOT, Airflow, running
+from tests.e2e.airflow import Airflow, running
 from tests.e2e.conftest import DAGS
 from tests.e2e.scenario import Begin, Stage, beginning
 from tests.e2e.soak_count import Observed, counted, read_records
@@ -25,10 +25,8 @@ QUICK = {  # Airflow notices within seconds what takes minutes by default
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
     "AIRFLOW__KTRAIN__WORKER_SECONDS": "2",
-    "KTRAIN_REAPER_DRY_RUN": "false",
-    "KTRAIN_REAPER_CONFIRM_AFTER": "2",
 }
-CHAOS_DAGS = (*sorted(DAGS.glob("chaos*.py")), ROOT / "example_dags" / "ktrain_reaper.py")
+REAPER = "chaos_reaper"  #: The DAG of the reaper.
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +44,12 @@ def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @contextlib.contextmanager
 def chaos_airflow(cluster: TestCluster, folders: pytest.TempPathFactory, **settings: str) -> Iterator[Airflow]:
-    """An Airflow with the DAGs `dags/chaos*.py` and the reaper.
+    """An Airflow with the DAGs `dags/chaos*.py`.
 
     :param settings: environment variables of all components.
     """
     dags = folders.mktemp("dags")
-    for dag in CHAOS_DAGS:
+    for dag in sorted(DAGS.glob("chaos*.py")):
         (dags / dag.name).symlink_to(dag)
     settings = {**QUICK, "CHAOS_STEPS": str(folders.mktemp("steps")), **settings}
     with running(folders.mktemp("airflow"), cluster, dags, **settings) as started:
@@ -107,11 +105,17 @@ def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -
     stage.check_created(jobs)
 
 
+def reap(airflow: Airflow) -> str:
+    """Let the reaper run; returns the id of its run."""
+    run = airflow.trigger(REAPER)
+    airflow.wait_state(REAPER, run, "reap", "success")
+    return run
+
+
 def check_reaped(stage: Stage) -> None:
     """No process was left to release the job: the reaper's next run releases it."""
     assert stage.gpus() == 2
     stage.excuse()
-    run = stage.airflow.trigger("ktrain_reaper")
-    stage.airflow.wait_state("ktrain_reaper", run, "reap", "success")
+    reap(stage.airflow)
     assert stage.gpus() == 0
     stage.check_created(1)

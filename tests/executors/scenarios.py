@@ -7,8 +7,8 @@ import pathlib
 import re
 from collections.abc import Callable
 
-from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.chaos import check_end
+from tests.e2e.airflow import wait_for
+from tests.e2e.chaos import check_end, reap
 from tests.e2e.scenario import LINE, TASK, Begin, Stage
 
 SETTINGS = {
@@ -89,13 +89,6 @@ def check_marked_and_cleared(begin: Begin) -> None:
         check_end(stage, "failed")
     for stage in cleared:
         check_end(stage, "success", jobs=2, try_number=2)
-
-
-def reap(airflow: Airflow) -> str:
-    """Let the reaper run; returns the run's id."""
-    run = airflow.trigger("ktrain_reaper")
-    airflow.wait_state("ktrain_reaper", run, "reap", "success")
-    return run
 
 
 def check_adopted(*stages: Stage) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.clusters import TestCluster
 from tests.clusters import cluster as a_cluster
 from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.chaos import chaos_airflow, check_end
+from tests.e2e.chaos import REAPER, chaos_airflow, check_end, reap
 from tests.e2e.scenario import TASK, Begin, Stage
 from tests.executors import broker
 from tests.executors.broker import Redis
@@ -27,7 +27,6 @@ from tests.executors.scenarios import (
     check_shown,
     check_stopped,
     parent,
-    reap,
     wait_running,
 )
 
@@ -227,7 +226,7 @@ def test_broker_is_away(begin: Begin, airflow: Airflow, workers: Workers, redis:
     check_shown(retried, 60, try_number=2)
     run = reap(airflow)
     told = "succeeded, but its task is failed.\nIf you clear the task, it trains again."
-    wait_for("the reaper's log", lambda: told in airflow.log("ktrain_reaper", run, "reap"))
+    wait_for("the reaper's log", lambda: told in airflow.log(REAPER, run, "reap"))
     assert not alone.job()
 
 
