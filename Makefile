@@ -27,7 +27,8 @@ OPTIONS := -q --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 # these have targets of their own
 SEPARATE := not chaos and not browser and not index and not horovod and not executors
 
-UNIT := -n 3 -m 'not thorough and $(SEPARATE)'
+# of folders without such tests, the tables take seconds to read
+UNIT := -n 3 -m 'not thorough and $(SEPARATE)' $(addprefix --ignore=,embedded_cluster/tests/conformance tests/browser tests/executors)
 
 unit: $(VENV)/.test
 	@$(PYTEST) $(UNIT)

@@ -8,6 +8,7 @@ import pytest
 from .match import differences, nested
 from .scenario import HERE, Scenario, load_all
 
+pytestmark = pytest.mark.thorough
 SCENARIOS = load_all()
 
 
