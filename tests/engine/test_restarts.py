@@ -81,6 +81,19 @@ async def test_recreated_pod_has_its_own_lines() -> None:
     assert [message.partition(" after ")[2] for message in messages] == ["KeyError: 'first'.", "exit code 1."]
 
 
+async def test_restart_of_a_container_that_never_began_is_reported_at_once() -> None:
+    """It wrote no line for which to wait. Its runs follow each other too fast for each to be seen."""
+    job = Followed()
+    job.evidence.recorder(LogLine("p-master-0", "pytorch", "Master", 0, 0, "", "", pod_uid="a"))
+    epoch, end = "1970-01-01T00:00:00Z", "2026-11-21T10:00:10Z"
+    ended = {"terminated": {"startedAt": epoch, "finishedAt": end, "exitCode": 128, "reason": "StartError"}}
+    for restarts in (0, 1, 3):
+        waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+        job.restarts.update({"a": pod("a", 0, restarts, state=waiting, lastState=ended)})
+    first, second = (f"Master 0 restarted ({n} time) after StartError, exit code 128." for n in ("1st", "3rd"))
+    assert job.log.messages == [first, second]
+
+
 @pytest.mark.virtual_time
 async def test_restart_is_not_reported_before_a_line_arrives() -> None:
     job, began = Followed(), timing.now()

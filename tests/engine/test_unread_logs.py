@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,22 @@ async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, s
         found = await evidence.gather({("w", "main")}, [pod])
     assert diagnose(make_evidence(JOB, [pod], **found)).summary == summary
     assert ERROR not in log.messages, "the follower logs the lines"
+
+
+async def test_container_that_never_began_has_no_missing_lines() -> None:
+    kube = PodServer()
+    kube.fail("GET", "/log", 400, math.inf)
+    async with serving(kube) as api:
+        follower = LogFollower(api, lambda line: None, kind=PYTORCHJOB)
+        for restart in (1, 4):
+            pod = kube.pod("w", state="waiting", restart=restart)
+            (status,) = pod["status"]["containerStatuses"]
+            status["lastState"] = {"terminated": {"exitCode": 128, "reason": "StartError"}}
+            follower.observe(pod)
+            await asyncio.sleep(20)
+        report = await follower.drain(60)
+        await follower.close()
+    assert not [gap for tally in report.containers.values() for gap in tally.gaps]
 
 
 @pytest.mark.parametrize("begin", [0, 30, 460])

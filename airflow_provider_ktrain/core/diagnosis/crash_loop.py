@@ -27,6 +27,7 @@ from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.pod_failures import describe_exit_code
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
+from airflow_provider_ktrain.core.logs.container_run import START_ERRORS
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json, created, name_of, uid_of
 from airflow_provider_ktrain.core.state.status import wants_suspension
@@ -63,6 +64,11 @@ class Restart:
     pod_loss: str = ""
     may_run_on: str = ""
     back_off_seconds: float | None = None
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the previous run could not be started, so that it wrote no line."""
+        return self.terminated.get("reason") in START_ERRORS
 
     def describe(self, lines: Sequence[str] | None) -> str:
         """One line for the log.
@@ -309,7 +315,10 @@ class RestartHistory:
         if count <= container.restarts:
             return None
         container.restarts = count
-        run = dict([container.run, *_ended_runs(status)]).get(count - 1, {})
+        known = dict([container.run, *_ended_runs(status)])
+        newest = known[max(known)]
+        never_began = newest.get("reason") in START_ERRORS  # nor did the one before it, which was over in no time
+        run = known.get(count - 1) or (newest if never_began else {})
         self._reported = max(self._reported, _began(status))
         started = epoch_seconds(objects.state_of(status, "running").get("startedAt"))
         finished = epoch_seconds(run.get("finishedAt"))

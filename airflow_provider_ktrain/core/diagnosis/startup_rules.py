@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, describe_exit_code
+from airflow_provider_ktrain.core.logs.container_run import START_ERRORS
 from airflow_provider_ktrain.core.state.nodes import describe_selection
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json, avoided_nodes
@@ -291,17 +292,14 @@ def _pull_error(message: str, known: FailurePattern) -> str:
 
 def find_start_error(reason: str, message: str) -> FailurePattern | None:
     """What a container's state means; None if it isn't that the container runtime could not start the container."""
-    if reason not in (*_START_REASONS, "CreateContainerError"):
+    if reason not in (*START_ERRORS, "CreateContainerError"):
         return None
     return _start_error(message)[0]
 
 
-_START_REASONS = ("StartError", "ContainerCannotRun", "RunContainerError")
-
-
 def start_error_cause(f: Failure) -> Cause | None:
     """The kubelet reports that the container never ran: the container runtime could not start its command."""
-    if f.reason not in _START_REASONS:
+    if f.reason not in START_ERRORS:
         return None
     known, error = _start_error(f.message)
     what, code = f"{f.replica} {known.description}", describe_exit_code(f.exit_code)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Pod = Mapping[str, Any]
+#: Why a run of a container has ended that never began, by its terminated state.
+START_ERRORS = ("StartError", "ContainerCannotRun", "RunContainerError")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Run:
     :param final: the pod has ended, so there will be no other run.
     :param restarting: the run has just ended, and another one will start.
     :param backing_off: the kubelet waits before it starts the next run, and already serves the ended one as `previous`.
+    :param never_began: the container runtime could not start it, or the one before: it wrote nothing.
     :param started_at: as the kubelet reports it; "" if unknown.
     :param finished_at: as the kubelet reports it; "" if it runs or this isn't known.
     """
@@ -29,6 +32,7 @@ class Run:
     final: bool = False
     restarting: bool = False
     backing_off: bool = False
+    never_began: bool = False
     started_at: str = field(default="", compare=False)
     finished_at: str = field(default="", compare=False)
 
@@ -41,7 +45,8 @@ def run_of(pod: Pod, container: str) -> Run:
     found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
     state = found.get("state") or {}
     running, terminated = "running" in state, state.get("terminated")
-    newest = state.get("running") or terminated or (found.get("lastState") or {}).get("terminated") or {}
+    last = (found.get("lastState") or {}).get("terminated")
+    newest = state.get("running") or terminated or last or {}
     started = running or terminated is not None or bool(found.get("lastState"))
     policy = spec.get("restartPolicy", "Always")
     init = any(c.get("name") == container for c in spec.get("initContainers") or ())
@@ -54,6 +59,7 @@ def run_of(pod: Pod, container: str) -> Run:
         final=final,
         restarting=terminated is not None and again and policy != "Never" and not final,
         backing_off=started and not running and terminated is None,
+        never_began=str((terminated or last or {}).get("reason")) in START_ERRORS,
         started_at=str(newest.get("startedAt") or ""),
         finished_at=str(newest.get("finishedAt") or ""),
     )

@@ -45,7 +45,7 @@ class RestartReporter(Part):
         while self._unreported and (at_once or (self.due or 0.0) <= now):
             restart, seen = self._unreported[0]
             lines = self._lines_of_run(restart)
-            if lines == [] and not at_once and now < seen + MAX_LOG_DELAY_SECONDS:
+            if lines == [] and not (at_once or restart.never_began) and now < seen + MAX_LOG_DELAY_SECONDS:
                 self._next = now + LOG_DELAY_SECONDS
                 return
             self._unreported.pop(0)
@@ -54,7 +54,10 @@ class RestartReporter(Part):
     @property
     def due(self) -> float | None:
         """When the next restart is to be reported, by `timing.now`; None if there is none."""
-        return max(self._unreported[0][1] + LOG_DELAY_SECONDS, self._next) if self._unreported else None
+        if not self._unreported:
+            return None
+        restart, seen = self._unreported[0]
+        return seen if restart.never_began else max(seen + LOG_DELAY_SECONDS, self._next)
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
         """The container that failed at least `limit` times in a row; None if there is none, or no limit."""

@@ -268,7 +268,9 @@ class ContainerFollower:
         """The container has restarted: read the rest of the run before the newest one, then begin the newest one."""
         run, position = self.observed.run, self._position
         previous = run.restart - 1
-        if position.restart < previous:
+        if run.never_began:
+            self._begin(run.restart)
+        elif position.restart < previous:
             if not position.complete or position.restart + 1 < previous:
                 self.emitter.gap(
                     f"logs of runs before run {previous} may be missing: the kubelet keeps one previous run", position
