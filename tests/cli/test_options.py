@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 
 def test_an_unknown_field_is_an_error_with_strict_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = pytorchjob()
-    manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "x"
+    manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["newInKubernetes"] = "x"
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(manifest))
     assert main(["check", str(file)]) == 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.checks.problem import ERROR, WARNING, Level, Problem, raise_errors
 from airflow_provider_ktrain.core.kinds import KINDS, did_you_mean
+from airflow_provider_ktrain.core.text.output import SUGGESTION
 
 if TYPE_CHECKING:  # imported in functions: a DAG file that is only parsed checks no manifest
     from airflow_provider_ktrain.core.checks.job import Field, Rule
@@ -54,7 +55,7 @@ def check(
     :param kind: the kind that the manifest must have (`PyTorchJob`). Default: any training job.
     :param schema: the JSON schema that the server publishes for this kind and version, `$ref`s to
         `#/components/schemas/` allowed. With it an unknown field is an error, as under strict field validation.
-        Default: our own table of fields; an unknown field is then a warning.
+        Default: our own table of fields; an unknown field that isn't similar to a known one is then a warning.
     """
     from airflow_provider_ktrain.core.checks.job import Field, Job
     from airflow_provider_ktrain.core.manifest import schema as schemas
@@ -91,7 +92,10 @@ def _identity(root: Field, expected_kind: str | None) -> Iterator[Problem]:
 def _mismatch(m: Mismatch, strict: bool) -> Problem:
     """The manifest matches the schema of its kind."""
     code, message, hint = _MISMATCHES["unknown to the server" if strict and m.code == "unknown" else m.code]
-    lenient = m.code == "unknown" or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one
+    unknown = m.code == "unknown" and not m.hint.startswith(
+        SUGGESTION
+    )  # another version may have it; a misspelt one is refused
+    lenient = unknown or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one
     level = WARNING if lenient and not strict else ERROR
     quoted = re.search(r"\['(.*?)'\]$", m.path)
     field = quoted[1] if quoted else m.path.rpartition(".")[2]

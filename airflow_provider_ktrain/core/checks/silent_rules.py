@@ -21,7 +21,9 @@ _KNOWN_KEYS = (
     "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt",
 )  # fmt: skip
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z|k|a)?sh")
-_OF_RANK = r"(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|PET_[A-Z_]+|JOB_COMPLETION_INDEX)"
+_OF_RANK = (
+    r"(?:(?:LOCAL_|NODE_)?RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_[A-Z_]+|JOB_COMPLETION_INDEX|(?:NUM_|N)NODES)"
+)
 _VARIABLE = re.compile(rf"(?<!\$)\$(?:{_OF_RANK}\b|\{{{_OF_RANK}\}})")
 #: A pod with less memory than the first, in bytes, doesn't start; no node has as many cores as the second.
 _LEAST_MEMORY, _MOST_CORES = 1024 * 1024, 2000
