@@ -27,7 +27,8 @@ def frame_of(tab: Any) -> Any:
 
 def test_button_of_a_task_opens_its_page_in_the_same_tab(airflow_site: Site, open_page: Open) -> None:
     training = airflow_site.running()
-    tab = open_page(airflow_site.task_page(training))
+    # Airflow 3.2 says so when its page is left while it reads the log
+    tab = open_page(airflow_site.task_page(training), allowed="BodyStreamBuffer was aborted")
     tab.get_by_role("link", name="Training", exact=True).click()
     tab.get_by_role("heading", name="Training train").wait_for()
     assert f"dag_id={training.dag_id}" in tab.url
@@ -64,7 +65,7 @@ def test_group_that_a_program_never_ends_folds_the_later_lines(airflow_site: Sit
     training = airflow_site.begin("group_without_end")
     airflow_site.wait_state(training, "success")
     tab = open_page(airflow_site.task_page(training).removesuffix("/details"))
-    tab.get_by_text("before the group").wait_for()
+    tab.get_by_text("] before the group").wait_for()  # Airflow 3.2 doesn't fold the manifest, which has the program
     group = tab.get_by_text("of the program")
     group.wait_for()
     for later in ("in the group", "succeeded after"):

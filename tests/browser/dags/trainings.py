@@ -55,11 +55,11 @@ sys.exit(1)
 """
 # Opens a group of Airflow's log view and never ends it.
 GROUP_PROGRAM = "print('before the group'); print('::gr' + 'oup::of the program'); print('in the group')"
-# Its first attempt fails at step 300. The second one begins at step 200, as from a checkpoint.
+# Its first try fails at step 300. The second one begins at step 200, as from a checkpoint.
 RETRIED_PROGRAM = r"""
 import json, os, sys, time
 
-first, last = (0, 300) if os.environ["KTRAIN_ATTEMPT"] == "1" else (200, 500)
+first, last = (0, 300) if os.environ["KTRAIN_TRY"] == "1" else (200, 500)
 for step in range(first, last + 1, 10):
     print("KTRAIN_METRIC", json.dumps({"step": step, "loss": round(5 / (step + 1) ** 0.5, 4)}), flush=True)
     time.sleep(0.05)
