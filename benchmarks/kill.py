@@ -41,7 +41,7 @@ from harness.triggerer import wait_for as wait
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import clusters
 from tests.e2e.airflow import running, wait_for
-from tests.e2e.chaos import CHAOS_DAGS
+from tests.e2e.conftest import DAGS
 from tests.e2e.scenario import Begin, beginning
 
 HEAD = ["busy processes", "load", "kill", "n", "pods gone p50 s", "max s"]
@@ -78,7 +78,7 @@ def first_kills(args: argparse.Namespace) -> None:
         dags, home = Path(folder, "dags"), Path(folder, "airflow")
         dags.mkdir()
         home.mkdir()
-        for dag in CHAOS_DAGS:
+        for dag in sorted(DAGS.glob("chaos*.py")):
             (dags / dag.name).symlink_to(dag)
         with (
             clusters.cluster(gpus=8) as cluster,
