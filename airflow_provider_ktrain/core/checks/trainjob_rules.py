@@ -99,6 +99,19 @@ def reserved_env(job: Job) -> Iterator[Finding]:
             yield Finding(env, message, env["name"].text, "the Trainer's value", "remove it")
 
 
+@rule("mpirun-env", WARNING, TRAINJOB)
+def mpirun_env(job: Job) -> Iterator[Finding]:
+    """A shell's mpirun gets the variables of `env` by -x."""
+    trainer = job.spec["trainer"]
+    words = [word.text for word in (*trainer["command"], *trainer["args"])]
+    line = next((word for word in words if re.search(r"\b(?:mpirun|mpiexec)\s", word)), "")
+    unset = [n for e in trainer["env"] if (n := e["name"].text) and not re.search(rf"\b{re.escape(n)}\b", line)]
+    if line and unset:
+        message = "rank 0 doesn't get these variables: the launcher's node, on which it runs, has no `env`"
+        hint = "write -x NAME=value in the command, or a command that begins with mpirun, without a shell"
+        yield Finding(trainer["env"], message, ", ".join(unset), "mpirun -x", hint)
+
+
 @rule("torchrun", WARNING, TRAINJOB)
 def torchrun(job: Job) -> Iterator[Finding]:
     """Several nodes of a torch runtime are started by torchrun. Only a cluster shows whether the runtime is for torch.
