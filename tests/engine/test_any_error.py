@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.ending import Event, Mode
 from airflow_provider_ktrain.core.errors import AccessError, ClusterError, KtrainError, UnreachableError
 from airflow_provider_ktrain.core.identity.names import (
     OWNER_ANNOTATION,
+    SUBMISSION_LABEL,
     SUSPENDED_ANNOTATION,
     OnFinishAction,
     Owner,
@@ -229,19 +230,22 @@ async def test_try_ends_whose_earlier_job_keeps_changing(kind: Kind, status: str
 
 
 @virtual
-async def test_answer_about_another_job_of_the_name_does_not_replace_the_adopted_job() -> None:
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_answer_about_another_job_of_the_name_does_not_replace_the_own_job(method: str) -> None:
     """It would look deleted, and its pods would be deleted as those that it has left."""
 
     def another(request: Request, true: Response | None) -> Response:
         assert true is not None
-        return Response(200, {**true.body, "metadata": {**true.body["metadata"], "uid": "another"}})
+        other = {"uid": "another", "labels": {SUBMISSION_LABEL: "another"}}
+        return Response(true.status, {**true.body, "metadata": {**true.body["metadata"], **other}})
 
     kube = ApiServer()
+    kube.replace(method, "/pytorchjobs", another)
     async with served(kube) as url, connected(url) as api:
-        first, second = [Training(lambda: contextlib.nullcontext(api), host_of(), Lines()) for _ in range(2)]
-        created = await first.submit(Posted())
-        kube.replace("PATCH", NAME, another)
-        assert (await second.submit(Posted(try_number=2))).ref.uid == created.ref.uid
+        for number in (1, 2):
+            owner = Training(lambda: contextlib.nullcontext(api), host_of(), Lines())
+            submitted = await owner.submit(Posted(try_number=number))
+            assert submitted.ref.uid == kube.objects["pytorchjobs"][NAME]["metadata"]["uid"]
 
 
 @virtual

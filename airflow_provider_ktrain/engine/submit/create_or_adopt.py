@@ -218,6 +218,8 @@ class _Claim:
             if e.status == 409 and e.reason == "AlreadyExists":
                 return None
             raise
+        if not self.is_created_as(job):
+            raise ApiUnavailable(f"POST {collection}: the response is about another job of this name")
         return Submitted(await self.ref(job), job, created=True)
 
     async def without_pods(self) -> bool:
