@@ -216,10 +216,14 @@ def test_error_of_the_manifest_does_not_name_the_parameter() -> None:
         built(PyTorchJobOperator, override, manifest=manifest)
 
 
-def test_unknown_field_is_a_warning_that_names_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
-    built(PyTorchJobOperator, {"spec": {"imagePullSecret": [{"name": "a"}]}}, image="i:1")
-    output = capsys.readouterr().out
-    assert "imagePullSecret: did you mean `imagePullSecrets`? pod_override: unknown field" in output
+def test_misspelt_field_is_an_error_that_names_the_right_one() -> None:
+    with pytest.raises(ManifestError, match=r"imagePullSecret: did you mean `imagePullSecrets`\? pod_override"):
+        built(PyTorchJobOperator, {"spec": {"imagePullSecret": [{"name": "a"}]}}, image="i:1")
+
+
+def test_other_unknown_field_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    built(PyTorchJobOperator, {"spec": {"quantumLanes": 2}}, image="i:1")
+    assert "quantumLanes: pod_override: unknown field" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "PET_NNODES"])

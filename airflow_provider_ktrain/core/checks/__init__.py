@@ -92,9 +92,8 @@ def _identity(root: Field, expected_kind: str | None) -> Iterator[Problem]:
 def _mismatch(m: Mismatch, strict: bool) -> Problem:
     """The manifest matches the schema of its kind."""
     code, message, hint = _MISMATCHES["unknown to the server" if strict and m.code == "unknown" else m.code]
-    unknown = m.code == "unknown" and not m.hint.startswith(
-        SUGGESTION
-    )  # another version may have it; a misspelt one is refused
+    # another version may have an unknown field, while the API server refuses one that is misspelt
+    unknown = m.code == "unknown" and not m.hint.startswith(SUGGESTION)
     lenient = unknown or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one
     level = WARNING if lenient and not strict else ERROR
     quoted = re.search(r"\['(.*?)'\]$", m.path)
