@@ -55,6 +55,11 @@ class Kube:
     def delete(self, job: str) -> None:
         self.custom.delete_namespaced_custom_object(*self.resource, job)
 
+    def evict(self, pod: str) -> None:
+        """Evict a pod as `kubectl drain` does."""
+        body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pod, namespace=self.namespace))
+        self.core.create_namespaced_pod_eviction(pod, self.namespace, body)
+
     def create(self, create: Callable[[str, Any], Any], body: dict[str, Any]) -> None:
         """Create an object in the namespace, unless it exists."""
         try:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kubernetes import client
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from tests import clusters
@@ -71,8 +70,7 @@ class Run:
     def evict(self, replica: str) -> str:
         """Evict the pod of a replica as `kubectl drain` does. Returns its node."""
         pod = self.pod(replica)
-        body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pod.metadata.name, namespace=self.kube.namespace))
-        self.kube.core.create_namespaced_pod_eviction(pod.metadata.name, self.kube.namespace, body)
+        self.kube.evict(pod.metadata.name)
         return str(pod.spec.node_name)
 
     def evict_by_kubelet(self, replica: str) -> None:

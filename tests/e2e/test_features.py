@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kubernetes import client
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
@@ -332,7 +331,7 @@ def test_evicted_training_is_retried_before_its_asset_is_updated(stage: Stage) -
     """The program saves and exits with 0 when it is evicted: its job succeeds, and the task does not."""
     stage.wait_line("[Master 0] begins")
     (pod,) = stage.kube.pods(stage.selector)
-    evict(stage.kube, pod.metadata.name)
+    stage.kube.evict(pod.metadata.name)
     assert stage.wait_state("success")["try_number"] == 2
     assert "Master 0 ended with exit code 0 after it was evicted from " in stage.log(1)
     assert "[Master 0] complete" in stage.log(2)
@@ -346,12 +345,6 @@ def test_evicted_training_is_retried_before_its_asset_is_updated(stage: Stage) -
     assert (extra["job"], extra["usage"]) == (xcom(stage, "job"), xcom(stage, "usage"))
     assert len(stage.airflow.runs("feature_asset_consumer")) == 1
     wait_gone(stage)
-
-
-def evict(kube: Kube, pod: str) -> None:
-    """Evict a pod as `kubectl drain` does."""
-    body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pod, namespace=kube.namespace))
-    kube.core.create_namespaced_pod_eviction(pod, kube.namespace, body)
 
 
 @pytest.mark.embedded("writes the Workload itself, where no Kueue runs")

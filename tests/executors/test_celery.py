@@ -225,8 +225,8 @@ def test_broker_is_away(begin: Begin, airflow: Airflow, workers: Workers, redis:
     check_shown(running, 120)
     check_shown(retried, 60, try_number=2)
     run = reap(airflow)
-    told = "succeeded, but its task is failed.\nIf you clear the task, it trains again."
-    wait_for("the reaper's log", lambda: told in airflow.log(REAPER, run, "reap"))
+    warning = "succeeded, but its task is failed.\nIf you clear the task, it trains again."
+    wait_for("the reaper's log", lambda: warning in airflow.log(REAPER, run, "reap"))
     assert not alone.job()
 
 

@@ -157,9 +157,7 @@ def delete(stage: Stage, **options: Any) -> None:
 
 
 def evict(stage: Stage, task: int) -> None:
-    name, namespace = worker_of(stage).metadata.name, stage.kube.namespace
-    meta = client.V1ObjectMeta(name=name, namespace=namespace)
-    stage.kube.core.create_namespaced_pod_eviction(name, namespace, client.V1Eviction(metadata=meta))
+    stage.kube.evict(worker_of(stage).metadata.name)
 
 
 def signal_all_and_delete(stage: Stage, task: int) -> None:
