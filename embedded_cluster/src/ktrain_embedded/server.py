@@ -42,6 +42,7 @@ from ktrain_embedded.trainer_status import StatusServer
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+PORTS = range(30_000, 32_000)
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 PARENT_CHECK_INTERVAL = 0.5  # seconds between checks whether the parent is still running
 STATE_FILE = "cluster.json"
@@ -205,9 +206,12 @@ class Cluster:
 
 
 def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
+    """A port below the kernel's range of ephemeral ports, so that no connection takes it before the server listens."""
+    while True:
+        port = secrets.choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind((HOST, port))
+            return port
 
 
 @contextlib.contextmanager
