@@ -397,7 +397,39 @@ def test_schema_of_the_server_is_checked_strictly(check: Check, tmp_path: pathli
         "unknown-field",
         "$.spec.nprocPerNode",
     )
-    assert not written
+    assert len(written) == 1  # the dry run, which ignores unknown fields
+
+
+def test_all_kinds_of_problems_are_found_in_one_run(check: Check, tmp_path: pathlib.Path) -> None:
+    """The schema of this server has no fields of pods, as many CRDs. Its operator's webhook refuses the job."""
+    anything = {"x-kubernetes-preserve-unknown-fields": True}
+    replicas = {"additionalProperties": {"properties": {"replicas": {}, "restartPolicy": {}, "template": anything}}}
+    job = {
+        "x-kubernetes-group-version-kind": [{"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}],
+        "properties": {
+            **dict.fromkeys(("apiVersion", "kind", "metadata"), anything),
+            "spec": {"properties": {"pytorchReplicaSpecs": replicas}},
+        },
+    }
+    manifest = pytorchjob(comand=["python", "train.py"], imagePullPolicy="always", newInKubernetes=1)
+    del manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
+    published: Object = {SCHEMA: {"openapi": "3.0.0", "components": {"schemas": {"Job": job}}}}
+    with serving(tmp_path, {**SERVED, **published, JOBS: 422}) as (kubeconfig, written):
+        assert codes(check(manifest, kubeconfig)[1]) == [
+            ("error", "unknown-field"),
+            ("error", "value"),
+            ("warning", "unknown-field"),
+        ]
+        assert not written
+        del manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["imagePullPolicy"]
+        manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["serviceAccountName"] = "absent"
+        assert codes(check(manifest, kubeconfig)[1]) == [
+            ("error", "refused"),
+            ("error", "unknown-field"),
+            ("error", "reference"),
+            ("warning", "unknown-field"),
+        ]
+    assert [line for line in written if "fieldValidation=Ignore" in line and "dryRun=All" in line] == written
 
 
 def test_terminating_namespace_is_an_error(check: Check, tmp_path: pathlib.Path) -> None:
@@ -458,7 +490,7 @@ def test_objects_that_the_manifest_names_and_that_do_not_exist_are_reported(
     with serving(tmp_path, SERVED) as (kubeconfig, written):
         status, problems = check(manifest, kubeconfig)
     assert status == 1
-    assert not written
+    assert written  # a dry run, which doesn't look for them
     assert [(p["level"], p["found"], p["expected"]) for p in problems] == [  # by line, errors first
         ("error", "hub", "a Secret"),
         ("error", "no/name", "a ConfigMap"),

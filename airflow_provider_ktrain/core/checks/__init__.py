@@ -37,6 +37,9 @@ _MISMATCHES = {
     "duplicate": ("duplicate", "duplicate entry in a list", "remove one of them"),
 }  # fmt: skip
 
+_SUGGESTED = re.compile(rf"{SUGGESTION}`(.*)`\?$")
+_OF_MISSING = ("missing", "no-replicas", "no-container")  #: Codes of fields that are missing.
+
 
 def rules() -> tuple[Rule, ...]:
     """All rules. Their modules are imported on the first call, so that a DAG file which is only parsed skips them."""
@@ -55,7 +58,8 @@ def check(
     :param kind: the kind that the manifest must have (`PyTorchJob`). Default: any training job.
     :param schema: the JSON schema that the server publishes for this kind and version, `$ref`s to
         `#/components/schemas/` allowed. With it an unknown field is an error, as under strict field validation.
-        Default: our own table of fields; an unknown field that isn't similar to a known one is then a warning.
+        Default: our own table of fields, as for parts of which the schema says nothing. An unknown field that isn't
+        similar to a known one is then a warning.
     """
     from airflow_provider_ktrain.core.checks.job import Field, Job
     from airflow_provider_ktrain.core.manifest import schema as schemas
@@ -66,9 +70,10 @@ def check(
     if name not in KINDS or (kind and name != kind):
         return identity
     job = Job(root, KINDS[name])
-    strict = schema is not None
-    expected = schema or schemas.schema_of(name, job.operator.version)
-    shape = [_mismatch(m, strict) for m in schemas.compare(manifest, expected)]
+    own = schemas.schema_of(name, job.operator.version)
+    shape = [_mismatch(m, schema is not None) for m in schemas.compare(manifest, own if schema is None else schema)]
+    parts = schemas.undescribed(manifest, schema, own) if schema is not None else ()
+    shape += [_mismatch(m, False) for part, of, path in parts for m in schemas.compare(part, of, path)]
     found = [problem for rule in rules() for problem in rule.problems(job)]
     return sorted([*identity, *_without_consequences(found, shape)], key=lambda p: p.level is not ERROR)
 
@@ -106,8 +111,11 @@ def _without_consequences(found: list[Problem], shape: list[Problem]) -> Iterato
     """One problem for one mistake.
 
     At the same path, a rule's finding is more precise than the schema's. Problems within a value of the wrong type or
-    in the wrong list are consequences of that.
+    in the wrong list are consequences of that. A field is missing because its name is misspelt.
     """
+    suggested = [(p.path.rpartition(".")[0], _SUGGESTED.match(p.hint)) for p in shape if p.code == "unknown-field"]
+    meant = {f"{parent}.{match[1]}" for parent, match in suggested if match}
+    found, shape = ([p for p in ps if p.path not in meant or p.code not in _OF_MISSING] for ps in (found, shape))
     by_rule = {p.path for p in found}
     broken = tuple(p.path for p in (*shape, *found) if p.code in ("type", "wrong-list"))
 

@@ -187,6 +187,35 @@ def compare(value: Any, schema: Schema, path: str = "$", root: Schema | None = N
             yield from compare(item, schema.get("items") or {}, f"{path}[{i}]", root)
 
 
+def undescribed(
+    value: Any, schema: Schema, own: Schema, path: str = "$", root: Schema | None = None
+) -> Iterator[tuple[Any, Schema, str]]:
+    """The parts of a value of which a published schema says nothing, each with our schema of it, and its path.
+
+    :param own: our schema of the value.
+    :param root: see `compare`. Default: the published schema itself.
+    """
+    root = schema if root is None else root
+    schema = _resolved(schema, root)
+    of_fields = schema.get("properties") or {}
+    of_others, of_items = schema.get("additionalProperties"), schema.get("items")
+    if isinstance(value, dict):
+        if not of_fields and not isinstance(of_others, Mapping):
+            yield value, own, path
+            return
+        for key, inner in value.items():
+            published = of_fields.get(key, of_others)
+            ours = (own.get("properties") or {}).get(key, own.get("additionalProperties"))
+            if isinstance(published, Mapping) and isinstance(ours, Mapping):
+                yield from undescribed(inner, published, ours, member(path, key), root)
+    elif isinstance(value, list) and isinstance(own.get("items"), Mapping):
+        if not of_items:
+            yield value, own, path
+            return
+        for i, item in enumerate(value):
+            yield from undescribed(item, of_items, own["items"], f"{path}[{i}]", root)
+
+
 def _compare_mapping(value: dict[str, Any], schema: Schema, path: str, root: Schema) -> Iterator[Mismatch]:
     properties: Mapping[str, Schema] = schema.get("properties") or {}
     others = schema.get("additionalProperties")

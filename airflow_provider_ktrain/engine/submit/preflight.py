@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.checks.server_rules import (
     queue_of,
 )
 from airflow_provider_ktrain.core.checks.trainjob_rules import judge_runtime
-from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.identity.names import code_hash
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest import schema
@@ -35,6 +35,8 @@ from airflow_provider_ktrain.engine.submit.runtimes import answer_to, read_serve
 
 SUBMISSION = "dry-run"  #: Value of the label of a job that is never created.
 KUEUE_GROUP = "kueue.x-k8s.io"
+#: Codes of errors that a dry run doesn't find. It ignores unknown fields after one was found.
+_NOT_OF_DRY_RUN = ("unknown-field", "reference")
 
 
 async def preflight(
@@ -50,8 +52,8 @@ async def preflight(
 
     This requests the API version that the server serves, the namespace, the rights of `ktrain rbac`, the queues and the
     priority class of Kueue, the metadata of the objects that the manifest names, and the runtime of a TrainJob. Unless
-    these checks find an error, it requests a dry run of the creation, which also runs the operator's webhook. Nothing
-    is created.
+    these checks find an error that would be met again, it requests a dry run of the creation, which also runs the
+    operator's webhook. Nothing is created.
 
     :param rendered: False if values are still templates: then there is no dry run. Default: True.
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
@@ -85,8 +87,13 @@ async def preflight(
                 raise
             if not any(p.code == "runtime-patch" for p in errors):  # that says the same
                 problems.append(Problem.of("runtime", e, "$.spec"))
-        if not errors:
-            problems += await _dry_run(api, kind, version, sent, namespace, queued=answers.queue is not None)
+        if all(p.code in _NOT_OF_DRY_RUN for p in errors):
+            queued, strict = answers.queue is not None, not errors
+            try:
+                problems += await _dry_run(api, kind, version, sent, namespace, queued=queued, strict=strict)
+            except KtrainError:
+                if strict:
+                    raise
     return sorted(problems, key=lambda p: p.level is not ERROR)
 
 
@@ -159,18 +166,20 @@ async def _may(api: Api, right: Right, namespace: str) -> bool:
 
 
 async def _dry_run(
-    api: Api, kind: Kind, version: str, manifest: Mapping[str, Any], namespace: str, *, queued: bool
+    api: Api, kind: Kind, version: str, manifest: Mapping[str, Any], namespace: str, *, queued: bool, strict: bool
 ) -> list[Problem]:
     """The problems of a create that changes nothing.
 
     Kueue's webhook suspends a job that it manages, and sets `managedBy` for a queue of MultiKueue.
+
+    :param strict: whether unknown fields are problems.
     """
     try:
         created = await api.request(
             "POST",
             api_paths.jobs(kind, version, namespace),
             body=manifest,
-            query={"fieldValidation": "Strict", "dryRun": "All"},
+            query={"fieldValidation": "Strict" if strict else "Ignore", "dryRun": "All"},
         )
     except (ApiStatusError, ApiUnavailable) as e:
         if isinstance(e, ApiStatusError) and e.reason == "AlreadyExists":  # by an earlier try of the task: it is valid
