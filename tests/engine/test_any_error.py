@@ -294,6 +294,22 @@ async def test_create_that_is_processed_after_an_error_is_released(status: int) 
 
 
 @virtual
+async def test_create_that_is_processed_after_the_refusal_of_the_next_one_is_released() -> None:
+    """The second response says nothing about the first request."""
+
+    def late(request: Request, true: Response | None) -> Response:
+        asyncio.get_running_loop().call_later(10, lambda: kube.put("pytorchjobs", {**request.body}))
+        return failure(504, "request timed out")
+
+    kube = ApiServer()
+    kube.replace("POST", "/pytorchjobs", late, processed=False)
+    kube.replace("POST", "/pytorchjobs", ERRORS["403"], processed=False)
+    log = await killed_in_submission(kube, 2)
+    assert sum(line.startswith("POST ") for line in kube.requests) == 2
+    assert not kube.objects["pytorchjobs"], log
+
+
+@virtual
 @pytest.mark.parametrize("stays", [False, True])
 async def test_pod_whose_fields_cannot_be_read_stops_no_release(stays: bool) -> None:
     async with staged() as training, connected(training.url) as api:

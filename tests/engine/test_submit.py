@@ -25,7 +25,7 @@ from airflow_provider_ktrain.core.errors import (
 )
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
-from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import served_version
 from airflow_provider_ktrain.engine.api.request_errors import explain
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
@@ -279,6 +279,69 @@ async def test_create_with_a_lost_response_counts_as_created(task: Task, cluster
     assert "can't process the request" in str(task.log)
 
 
+QUOTA_EXCEEDED = ApiStatusError(
+    403, "Forbidden", 'pytorchjobs.kubeflow.org "train" is forbidden: exceeded quota: jobs, requested: '
+    "count/pytorchjobs.kubeflow.org=1, used: count/pytorchjobs.kubeflow.org=4, limited: "
+    "count/pytorchjobs.kubeflow.org=4",
+)  # fmt: skip
+
+
+class RefusingApi(MeddledApi):
+    """The response to the first create is lost, and the next ones are refused. Then so many reads of the job fail."""
+
+    processed, unread = True, 0
+    refusal = ApiStatusError(
+        404, "NotFound", 'namespaces "default" not found', {"name": "default", "kind": "namespaces"}
+    )  # fmt: skip
+    creates = 0
+
+    async def request(self, method: str, path: str, **how: Any) -> Object:
+        if method == "POST":
+            self.creates += 1
+            if self.creates > 1:
+                raise self.refusal
+            if not self.processed:
+                raise ApiUnavailable("the request got lost")
+        elif method == "GET" and self.creates > 1 and self.unread:
+            self.unread -= 1
+            raise ApiUnavailable("the read got lost")
+        answer = await super().request(method, path, **how)
+        if method == "POST":
+            raise ApiUnavailable("the answer got lost")
+        return answer
+
+
+@of_each_kind
+@pytest.mark.parametrize("unread", [0, 2])
+@pytest.mark.parametrize("refusal", [RefusingApi.refusal, QUOTA_EXCEEDED], ids=["namespace", "quota"])
+async def test_job_of_a_lost_create_is_taken_although_the_next_create_is_refused(
+    task: Task, cluster: AnyCluster, refusal: ApiStatusError, unread: int
+) -> None:
+    """The namespace is being deleted, or the job itself has used up the quota."""
+    async with api_of(cluster, RefusingApi) as api:
+        api.refusal, api.unread = refusal, unread
+        submitted = await task.submit(1, api=api)
+        assert (submitted.created, api.unread) == (True, 0)
+
+
+async def test_refusal_after_a_lost_create_is_an_error_if_no_job_exists(task: Task, cluster: AnyCluster) -> None:
+    async with api_of(cluster, RefusingApi) as api:
+        api.processed = False
+        with pytest.raises(ClusterError, match=r"namespace .* does not exist"):
+            await task.submit(1, api=api)
+        assert api.creates == 2
+
+
+async def test_refusal_after_a_lost_create_is_no_error_while_the_job_cannot_be_read(
+    task: Task, cluster: AnyCluster
+) -> None:
+    async with api_of(cluster, RefusingApi) as api:
+        api.unread = 1_000
+        with pytest.raises(UnreachableError, match="the read got lost"):
+            await task.submit(1, api=api, patience=3)
+        assert api.creates > 2
+
+
 @of_each_kind
 async def test_change_between_read_and_write_is_decided_again(task: Task, cluster: AnyCluster) -> None:
     """The job succeeds just before it is deleted: the delete gets 409, and submit decides again."""
@@ -327,13 +390,6 @@ async def test_submit_retries_on_an_overloaded_api_server(task: Task, cluster: A
     submitted = await task.submit()
     assert submitted.created
     assert str(task.log).count("Trying again") == 1, "one message for each outage"
-
-
-QUOTA_EXCEEDED = ApiStatusError(
-    403, "Forbidden", 'pytorchjobs.kubeflow.org "train" is forbidden: exceeded quota: jobs, requested: '
-    "count/pytorchjobs.kubeflow.org=1, used: count/pytorchjobs.kubeflow.org=4, limited: "
-    "count/pytorchjobs.kubeflow.org=4",
-)  # fmt: skip
 
 
 class FullApi(MeddledApi):

@@ -105,32 +105,33 @@ class Posting:
 
     async def send(self, api: Api, path: str, body: Object) -> Object:
         """Send the request and return the response."""
-        self.until = timing.now() + CREATE_SECONDS
-        before, self.may_have_job = self.may_have_job, True
+        before = self.until, self.may_have_job
+        self.until, self.may_have_job = timing.now() + CREATE_SECONDS, True
         query = {"fieldValidation": "Strict"}
-        request = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
-        self._request = asyncio.ensure_future(request)
-        try:
-            job = await asyncio.shield(self._request)
-        except ApiStatusError as e:
-            if e.status == 403:  # the right is missing, or something forbids the job: nothing was created
-                self.until, self.may_have_job = 0.0, before
-            raise
-        self.until = 0.0
-        return job
+        sent = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
+        self._request = asyncio.ensure_future(sent)
+        self._request.add_done_callback(lambda request: self._note_response(request, *before))
+        return await asyncio.shield(self._request)
 
-    async def wait(self) -> None:
-        """Wait for the response, if a request is on its way.
+    def _note_response(self, request: asyncio.Future[Object], until: float, may_have_job: bool) -> None:
+        """Note what the response proves. After a refusal, it is as before, for an earlier request may have no response.
 
         A signal handler may have raised an error while it was sent. That is no response. After a 504 or 500, the API
         server may still process the request.
         """
+        error = asyncio.CancelledError() if request.cancelled() else request.exception()
+        status = error.status if isinstance(error, ApiStatusError) else 0
+        if error is None:
+            self.until = 0.0
+        elif isinstance(error, KtrainError) and not isinstance(error, ApiUnavailable) and status not in (500, 504):
+            self.until = until
+            if status == 403:  # the right is missing, or something forbids the job: nothing was created
+                self.may_have_job = may_have_job
+
+    async def wait(self) -> None:
+        """Wait for the response, if a request is on its way."""
         if self._request is not None:
             await asyncio.wait([self._request])
-            error = asyncio.CancelledError() if self._request.cancelled() else self._request.exception()
-            refused = isinstance(error, KtrainError) and not isinstance(error, ApiUnavailable)
-            if error is None or (refused and not (isinstance(error, ApiStatusError) and error.status in (500, 504))):
-                self.until = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -210,12 +211,19 @@ class _Claim:
         await self.pauses.wait()
 
     async def create(self) -> Submitted | None:
-        """Create the job. None: a job of this name exists."""
+        """Create the job. None: a job of this name exists.
+
+        If the request is refused, an earlier one may still have created the job, for example if that has used up a
+        quota. So the job is looked for.
+        """
         collection = api_paths.jobs(self.kind, self.version, self.target.namespace)
+        may_exist = self.posting.may_have_job
         try:
             job = await self.posting.send(self.api, collection, self.manifest)
         except ApiStatusError as e:
             if e.status == 409 and e.reason == "AlreadyExists":
+                return None
+            if may_exist and not e.transient and await self.find() is not ABSENT:
                 return None
             raise
         if not self.is_created_as(job):
