@@ -25,7 +25,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
-from tests.apiserver import stamp
+from tests.apiserver import Request, Response, stamp
 from tests.engine.staged import NAME, Staged, of_each_kind, staged
 from tests.engine.tasks import Call, Handover, Lines, Sink
 from tests.until import until
@@ -691,6 +691,28 @@ async def test_403_ends_a_job_that_was_just_created() -> None:
         with pytest.raises(AccessError, match="no right to watch"):
             await owner.follow(training.ref, Options())
         assert timing.now() - began < 30.0
+
+
+async def test_401_to_a_read_does_not_end_a_job_that_was_just_created() -> None:
+    """The create was accepted with these credentials. Whether they are refused for good shows the watch."""
+
+    async def created(api: object, **_: Any) -> Submitted:
+        return Submitted(training.ref, training.job, created=True)
+
+    def without_jobs(request: Request, true: Response | None) -> Response:
+        assert true is not None
+        return Response(true.status, {**true.body, "items": []})
+
+    async with staged() as training, training.owner() as owner:
+        training.start()
+        await owner.submit(Call(created))
+        training.api.replace("GET", "/pytorchjobs.*limit", without_jobs)
+        training.api.fail("GET", f"/pytorchjobs/{NAME}", 401, 2)  # the client repeats the request once
+        training.after(30.0, training.end)
+        outcome = await owner.follow(training.ref, Options())
+        assert isinstance(outcome, Outcome)
+        assert outcome.succeeded
+        assert training.api.refused == 2
 
 
 async def test_follower_continues_after_an_outage_of_the_api_server() -> None:

@@ -283,7 +283,7 @@ class Observer(Part):
                 state.gone, state.uncertain = read is ABSENT, read is not ABSENT
                 job = None if read is ABSENT else read
             except (ApiUnavailable, ApiStatusError) as e:
-                if self._fail_fast and not e.transient:
+                if self._fail_fast and not e.transient and e.status != 401:  # the watch shows whether that lasts
                     raise
                 state.uncertain = True
         elif job is not None:
