@@ -95,7 +95,7 @@ class StatusWriter:
             self._waiting[key] = _Waiting(build, write, _URGENT if is_urgent else _OTHER)
         self._start()
 
-    async def conclude(self, key: TaskInstanceId, build: Build, write: Write) -> bool:
+    async def store_conclusion(self, key: TaskInstanceId, build: Build, write: Write) -> bool:
         """Write the task's status before all others and without the interval, instead of one that was offered.
 
         It waits at most CONCLUSION_SECONDS. What isn't written by then is offered as an urgent status, so that it
@@ -219,14 +219,14 @@ class TaskStatusSink:
         with contextlib.suppress(Exception):  # it must not disturb the training
             _writer().offer(self._key, self._begin, self._write, urgent=urgent)
 
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
+    async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         """Store the conclusion in the task's status, before a job that has not ended is released.
 
         It is a part of each status that this process writes from now on. It replaces an earlier conclusion.
         """
         self._conclusion = dict(document)
         try:
-            return await _writer().conclude(self._key, self._begin_conclusion, self._write)
+            return await _writer().store_conclusion(self._key, self._begin_conclusion, self._write)
         except Exception as e:
             log.warning("The cause can't be stored in Airflow.\n%s: %s", type(e).__name__, e)
             return False
@@ -236,7 +236,7 @@ class TaskStatusSink:
         self._stored, self._retracted = {}, self._conclusion
         self._conclusion = {}
 
-    async def concluded(self) -> Mapping[str, Any] | None:
+    async def stored_conclusion(self) -> Mapping[str, Any] | None:
         """The conclusion that this process or an earlier one of the same try has stored: see `StatusSink`."""
         if self._conclusion:
             return self._conclusion

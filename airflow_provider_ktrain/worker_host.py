@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, AirflowTaskTimeout, TaskDeferred
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.ending import Event, Successor
+from airflow_provider_ktrain.core.end_rules import Event, Successor
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.logs.repetition import Repetition

@@ -107,12 +107,12 @@ def messages() -> str:
     return "\n\n".join(f"## {room}\n\n{table(head, dict.fromkeys(rooms[room]))}" for room in ROOMS if room in rooms)
 
 
-def endings() -> str:
+def end_rules() -> str:
     """The rules by which a training ends."""
     sys.path.insert(0, str(ROOT))
-    from scripts import endings
+    from scripts import end_rules
 
-    return endings.endings()
+    return end_rules.end_rules()
 
 
 def parameters() -> str:
@@ -126,7 +126,7 @@ def parameters() -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
-    "endings": endings,
+    "end_rules": end_rules,
     "messages": messages,
     "parameters": parameters,
 }

@@ -43,12 +43,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "airflow_provider_ktrain"
 LIST = ROOT / "scripts" / "mutations.toml"
 PLUGIN = ROOT / "scripts" / "mutations_plugin.py"
-RULES = "core/ending.py"
+RULES = "core/end_rules.py"
 
 #: What acts: it reads, decides, writes, or keeps a secret.
 ROOMS = (
     "engine/watch", "engine/api", "engine/submit", "engine/follow", "engine/logs", "engine/", "operators", "triggers",
-    "hooks", "sensors", "worker_host.py", "status_writer.py", "compat.py", "cli/run", "core/ending.py",
+    "hooks", "sensors", "worker_host.py", "status_writer.py", "compat.py", "cli/run", "core/end_rules.py",
     "core/identity", "core/state", "core/logs", "core/diagnosis", "core/text", "core/reporting/redaction.py",
 )  # fmt: skip
 #: How many changes of each kind are drawn, and the beginning of their ids.
@@ -837,7 +837,7 @@ def report(data: Path, to: Path, note: str) -> None:
         "|---|---|---|---|---|",
         *rows,
         "",
-        "## Rules of core/ending.py removed",
+        "## Rules of core/end_rules.py removed",
         "",
         "| rule | caught by |",
         "|---|---|",

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file is run as a script
 
-from scripts.endings import code_of, functions, guarantees  # noqa: E402
+from scripts.end_rules import code_of, functions, guarantees  # noqa: E402
 from scripts.pages import table  # noqa: E402
 from tests.waiting import LONG, WAITS  # noqa: E402
 

@@ -404,7 +404,7 @@ def test_generated_parts_match_the_code() -> None:
     assert markers == set(hook.GENERATED)
     for name, part in (
         ("commands", "usage: ktrain-cluster start"),
-        ("endings", "| **follow** | {job} is still followed. |"),
+        ("end_rules", "| **follow** | {job} is still followed. |"),
         ("parameters", "\n- logs: `logs`, `hang_traces`\n- end: `on_finish_action`, "),
         ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),
     ):

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from scripts import installation, suites
-from scripts.endings import Guarantee, code_of, guarantees, runs_with_a_trainjob
+from scripts.end_rules import Guarantee, code_of, guarantees, runs_with_a_trainjob
 
 
 @pytest.mark.parametrize("page", installation.PAGES.pages, ids=lambda page: str(page.name))

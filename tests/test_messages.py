@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_divergence, diagnose_limit
-from airflow_provider_ktrain.core.ending import RULES, Event, Successor, why_ended
+from airflow_provider_ktrain.core.end_rules import RULES, Event, Successor, why_ended
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.adoption import decide_adoption
 from airflow_provider_ktrain.core.identity.existing_job import describe_existing
@@ -190,7 +190,7 @@ CONDITIONS = [
 ]
 
 
-def endings() -> Iterator[str]:
+def end_rules() -> Iterator[str]:
     """The sentences of the rules by which a training's life ends."""
     command = f"kubectl delete -n {NAMESPACE} pytorchjobs {'j' * 46}"
     for rule, state in itertools.product(RULES, ("failed", "running", "up_for_reschedule", "")):
@@ -232,7 +232,7 @@ def releases() -> Iterator[str]:
         yield f"{JOB} kept without running pods. {describe_freed([pod] * number, verified)}"
 
 
-@pytest.mark.parametrize("source", [existing_jobs, endings, orphans, limits, releases])
+@pytest.mark.parametrize("source", [existing_jobs, end_rules, orphans, limits, releases])
 def test_messages_about_decisions_are_short_and_plain(source: Callable[[], Iterator[str]]) -> None:
     found = [
         text

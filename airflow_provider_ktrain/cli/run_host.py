@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.end_rules import Event
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.names import JobRef, delete_command
 from airflow_provider_ktrain.core.kinds.runtimes import Served

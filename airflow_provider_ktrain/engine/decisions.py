@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.core.ending import ALIVE, LIMITS, Event, Ownership, Rule
+from airflow_provider_ktrain.core.end_rules import ALIVE, LIMITS, Event, Ownership, Rule
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
+from airflow_provider_ktrain.engine.conclusion_store import ConclusionStore
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
-from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 
 #: Events after which nothing is ended.
 NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD)

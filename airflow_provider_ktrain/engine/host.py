@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airflow_provider_ktrain.core.ending import Successor
+from airflow_provider_ktrain.core.end_rules import Successor
 from airflow_provider_ktrain.engine import timing
 
 REFRESH_SECONDS = 60.0  #: Longest time between two statuses of a job that runs, if nothing else changes.
@@ -28,7 +28,7 @@ class StatusSink(Protocol):
         :param urgent: whether the phase has changed.
         """
 
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
+    async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         """Store a `core.reporting.conclusion.Conclusion` as a dict. It never raises.
 
         :return: whether it was stored within 10 s. False: it may still be stored later.
@@ -37,7 +37,7 @@ class StatusSink(Protocol):
     def retract(self) -> None:
         """Leave the conclusion out of later statuses: the job was not released."""
 
-    async def concluded(self) -> Mapping[str, Any] | None:
+    async def stored_conclusion(self) -> Mapping[str, Any] | None:
         """The conclusion that a process of the same try has stored; empty if there is none. It never raises.
 
         :return: None: Airflow doesn't answer.

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, Unreadable
 from airflow_provider_ktrain.core.kinds import Kind, kind_of

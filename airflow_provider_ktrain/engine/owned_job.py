@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
-from airflow_provider_ktrain.core.ending import (
+from airflow_provider_ktrain.core.end_rules import (
     HURRIED,
     Event,
     Mode,

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, overload
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.diagnosis.node_rules import describe_silence, silent_nodes
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import kind_of

@@ -1,7 +1,7 @@
 """The owner of a training's life: it submits or adopts the job, follows it, and ends it.
 
 Worker, trigger and terminal run the same owner. What differs between them is a `Host`. Every end is decided by the
-rules of `core/ending.py`, on a read of the job and its pods that is made for this decision.
+rules of `core/end_rules.py`, on a read of the job and its pods that is made for this decision.
 
 Before a job that has not ended is released, its cause is stored where the next process of the same try finds it. A job
 that has ended is its own store: its running pods are deleted, and the job when Airflow has stored the outcome.
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import LIMITS, Action, Event, Rule, deletes
+from airflow_provider_ktrain.core.end_rules import LIMITS, Action, Event, Rule, deletes
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity.adoption import may_have_begun
 from airflow_provider_ktrain.core.identity.names import JobRef
@@ -29,11 +29,12 @@ from airflow_provider_ktrain.core.state.status import Seen
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import ConflictPauses, JobChanged, JobRead, Log
+from airflow_provider_ktrain.engine.conclusion_store import ConclusionStore
 from airflow_provider_ktrain.engine.decisions import Decisions
-from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
+from airflow_provider_ktrain.engine.follow.following_end import FollowingEnd
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.follow.repeated_lines import repeat_lines
@@ -42,9 +43,8 @@ from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_annotations import JobAnnotations
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
+from airflow_provider_ktrain.engine.process_end import ProcessEnd
 from airflow_provider_ktrain.engine.safe_log import SafeLog
-from airflow_provider_ktrain.engine.stopping import Stopping
-from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit.create_or_adopt import CodeRefusedError, Submitted
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
@@ -85,9 +85,9 @@ class Training:
         self.handover = Handover()
         self._host, self._log, self._stop = host, log, stop
         self._annotations = JobAnnotations(self.job, log)
-        self._stopping = Stopping(self.job, host, self._positions, log)
+        self._process_end = ProcessEnd(self.job, host, self._positions, log)
         self.cursor: Cursor | None = None  #: Positions in the logs, updated in place.
-        self._concluded: JobRead | None = None  # the read by which an ended job was concluded
+        self._read_of_end: JobRead | None = None  # by which the end of the job was taken
         self._store = ConclusionStore(host.status_sink, log)
         self._decisions = Decisions(self.job, self._store, log)
 
@@ -201,8 +201,8 @@ class Training:
         working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
-            concluded = self.job.is_followed and not self.job.is_mine  # only the streams are still being closed
-            if working.done() or self.job.is_changing or concluded:
+            is_let_go = self.job.is_followed and not self.job.is_mine  # only the streams are still being closed
+            if working.done() or self.job.is_changing or is_let_go:
                 return await working
             working.cancel()
             await asyncio.wait([working])
@@ -248,7 +248,7 @@ class Training:
             try:
                 yield following
             except Exception:
-                self.handover = await following.closing.hand_over()
+                self.handover = await following.end.hand_over()
                 raise
             finally:
                 job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
@@ -270,24 +270,24 @@ class Training:
                     following.snooze(noticed, UNREAD_SNOOZE_SECONDS)
                 return _Next.FOLLOW_ON
             case Action.HAND_OVER:
-                return await following.closing.hand_over()
+                return await following.end.hand_over()
             case Action.LET_GO:
                 self._log.warning(self.job.text(rule, noticed.event))
                 self.job.let_go()
-                return replace(await following.closing.outcome(None, full=False), succeeded=False, superseded=True)
+                return replace(await following.end.outcome(None, full=False), succeeded=False, superseded=True)
             case Action.REPORT:
                 return await self._report(following, noticed)
-            case Action.CONCLUDE | Action.CONCLUDE_INCOMPLETE | Action.CONCLUDE_SUSPENDED if read is not None:
-                return await self._conclude(following, rule, read)
-            case Action.CONCLUDE_STORED if read is not None:
-                return await self._conclude_stored(following, noticed, rule, read)
+            case Action.TAKE_END | Action.TAKE_END_INCOMPLETE | Action.TAKE_END_SUSPENDED if read is not None:
+                return await self._take_end(following, rule, read)
+            case Action.TAKE_STORED_CAUSE if read is not None:
+                return await self._take_stored_cause(following, noticed, rule, read)
             case Action.LEAVE:
                 raise KtrainError(self.job.text(rule, noticed.event))
         return await self._release_running(following, noticed)
 
     async def stop(self) -> Outcome:
         """The process was asked to stop: decide what happens to the job, and do it."""
-        text, error = await self._stopping.stop()
+        text, error = await self._process_end.stop()
         reason = (self._stop.reason if self._stop is not None else None) or "the process was asked to stop"
         summary, _, detail = (text or reason).partition("\n")
         cause = Cause(Category.KILLED, summary, detail).as_dict()
@@ -298,63 +298,63 @@ class Training:
 
         :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT or KILL.
         """
-        await self._stopping.interrupted(event)
+        await self._process_end.interrupted(event)
 
     # carry out
 
     async def _report(self, following: Following, noticed: Noticed) -> Outcome:
         """Report the state of a job that somebody else submitted."""
-        closing, conditions = following.closing, self.job.options.conditions
+        end, conditions = following.end, self.job.options.conditions
         if noticed.event is Event.CONDITION:
-            return await closing.outcome_of_condition()
+            return await end.outcome_of_condition()
         if noticed.event in LIMITS:
-            closing.report_failure(cause := await following.cause_of(noticed))
-            return await closing.outcome(cause)
-        await closing.read_remainder_of_ended_job(releases=False)
+            end.report_failure(cause := await following.cause_of(noticed))
+            return await end.outcome(cause)
+        await end.read_remainder_of_ended_job(releases=False)
         if following.state.seen is Seen.SUCCEEDED:
-            outcome = await closing.outcome(None, full=not conditions)
+            outcome = await end.outcome(None, full=not conditions)
             return replace(outcome, succeeded=False) if conditions else outcome
-        cause = await closing.cause_of_end()
-        closing.report_failure(cause)
-        return await closing.outcome(cause)
+        cause = await end.cause_of_end()
+        end.report_failure(cause)
+        return await end.outcome(cause)
 
-    async def _conclude(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
+    async def _take_end(self, following: Following, rule: Rule, read: JobRead) -> Outcome:
         """The job has ended, or is gone: read the logs, find the cause, free its pods; in this order."""
-        job, closing, seen = self.job, following.closing, following.seen
+        job, end, seen = self.job, following.end, following.seen
         ref = job.known_ref
-        if rule.action is Action.CONCLUDE_SUSPENDED:
+        if rule.action is Action.TAKE_END_SUSPENDED:
             await job.keep_from_restarting(read)
         if seen is Seen.INCOMPLETE:  # what shows this may be gone for the next process, and the log may have a result
             noted, _ = await job.annotate(read.job, following.state.stopped_pods_annotation, MARK_SECONDS)
             read = replace(read, job=noted)
-        await closing.read_remainder_of_ended_job(releases=True)
+        await end.read_remainder_of_ended_job(releases=True)
         seen, unmarked = following.seen, ""
         if seen in (Seen.SUCCEEDED, Seen.INCOMPLETE):
             read, unmarked = await self._annotations.mark(following, read, MARK_SECONDS)
-        cause = None if seen is Seen.SUCCEEDED else await closing.cause_of_end()
+        cause = None if seen is Seen.SUCCEEDED else await end.cause_of_end()
         if cause is not None:
-            closing.report_failure(cause)
+            end.report_failure(cause)
         said_already = False
         try:
             result = await job.write(rule, read)
         except JobChanged:
-            result, said_already = await job.release_by_rule(Event.CONCLUDED), True
+            result, said_already = await job.release_by_rule(Event.END_CHANGED), True
         if unmarked and seen is Seen.INCOMPLETE:  # Airflow stores a success before a retry could look at the job
             left = MARK_AGAIN_SECONDS if job.options.deadline is None else job.options.deadline - timing.epoch()
             read, unmarked = await self._annotations.mark(following, read, min(MARK_AGAIN_SECONDS, left))
             if unmarked:
                 self._log.warning(f"{ref} could not be marked. A retry may take it for a success.\n{unmarked}")
-        await closing.read_remainder_after_release(deleted=result[0] is not None)
+        await end.read_remainder_after_release(deleted=result[0] is not None)
         released = result[0]
         kept = read.job is not ABSENT and deletes(job.options.on_finish_action, seen)
         said = "" if released is None or said_already else released.freed if kept else released.text
         if released is not None:  # running pods are gone: the deletion of the job must not count them again
-            self._concluded = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
+            self._read_of_end = replace(read, pods=[pod for pod in read.pods if has_ended(pod)])
         job.let_go()  # a request to stop changes nothing any more, also while the outcome is logged
-        outcome = await closing.outcome(cause, released=said)
+        outcome = await end.outcome(cause, released=said)
         return _with_release(outcome, result, kept=ref if kept else None, ended=ref)
 
-    async def _conclude_stored(
+    async def _take_stored_cause(
         self, following: Following, noticed: Noticed, rule: Rule, read: JobRead
     ) -> Outcome | _Next:
         """An earlier process of this try has released the job, or has begun to: complete that."""
@@ -365,14 +365,14 @@ class Training:
         except JobChanged:
             following.snooze(noticed, SNOOZE_SECONDS)
             return _Next.LOOK_AGAIN
-        following.closing.report_failure(cause)
-        outcome = await following.closing.outcome(cause, released=_text(result))
+        following.end.report_failure(cause)
+        outcome = await following.end.outcome(cause, released=_text(result))
         job.let_go()
         return _with_release(outcome, result)
 
     async def _release_running(self, following: Following, noticed: Noticed) -> Outcome | Handover | _Next:
         """A rule ends a job that has not ended: find the cause, read again, store the cause, release the job."""
-        job, closing = self.job, following.closing
+        job, end = self.job, following.end
         cause = await following.cause_of(noticed)  # the logs are read, which takes seconds
         rule, read = await self._decisions.decide(following, noticed)
         stored, pauses = False, ConflictPauses()
@@ -382,20 +382,20 @@ class Training:
                     cause = following.with_ended_primary(cause)
                     waits = rule.action is Action.RELEASE and stacks.are_expected
                     if not waits:
-                        closing.report_failure(cause)
+                        end.report_failure(cause)
                     if noticed.event is not Event.RELEASE_FAILED:  # the process whose release failed has stored it
                         await self._store.put(job.known_ref, noticed, cause)
                     stored = True
                 try:
                     if waits:
-                        cause, result = await self._write_and_explain(rule, read, closing, stacks, noticed, cause)
+                        cause, result = await self._write_and_explain(rule, read, end, stacks, noticed, cause)
                     else:
                         result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
                 except JobChanged:
                     await pauses.wait()
                     rule, read = await self._decisions.decide(following, noticed)
                     continue
-                outcome = await closing.outcome(cause, released=_text(result))
+                outcome = await end.outcome(cause, released=_text(result))
                 job.let_go()
                 return _with_release(outcome, result)
         # an unanswered deletion may be the reason for which the job is gone, being deleted, or can't be read
@@ -405,11 +405,11 @@ class Training:
         step = await self._carry_out(rule, read, following, noticed)
         if not isinstance(step, _Next):
             return step
-        self.handover = await closing.hand_over()  # the reading of logs has ended: begin again where it stopped
+        self.handover = await end.hand_over()  # the reading of logs has ended: begin again where it stopped
         return _Next.START_OVER
 
     async def _write_and_explain(
-        self, rule: Rule, read: JobRead, closing: Closing, stacks: StackReader, noticed: Noticed, cause: Cause
+        self, rule: Rule, read: JobRead, end: FollowingEnd, stacks: StackReader, noticed: Noticed, cause: Cause
     ) -> tuple[Cause, Result]:
         """Release a running job. The cause is logged when the stacks that its pods print are read, or are late.
 
@@ -424,7 +424,7 @@ class Training:
                 explained, lines = await stacks.explain(cause)
             except Exception as e:
                 self._log.warning(f"The stacks of the pods can't be explained.\n{e!r}")
-            closing.report_failure(explained, lines)
+            end.report_failure(explained, lines)
             logged = True
             if explained is not cause:  # for the training page, and the next process, while the pods still end
                 await self._store.put(self.job.known_ref, noticed, explained)
@@ -438,7 +438,7 @@ class Training:
                 return await reporting, result
             except asyncio.CancelledError:
                 if not logged:
-                    closing.report_failure(cause)
+                    end.report_failure(cause)
                 raise
         finally:
             reporting.cancel()
@@ -475,7 +475,7 @@ class Training:
         """
         job = self.job
         job.ref, job.options = ref, Options()
-        read, self._concluded = self._concluded, None
+        read, self._read_of_end = self._read_of_end, None
         try:
             if read is not None and read.job is not ABSENT and read.job["metadata"]["uid"] == ref.uid:
                 with contextlib.suppress(JobChanged):

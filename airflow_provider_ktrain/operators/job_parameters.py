@@ -411,9 +411,9 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     # what the task returns
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
-        from airflow_provider_ktrain.operators import reported_outcome
+        from airflow_provider_ktrain.operators import task_outputs
 
-        return reported_outcome.fit(outcome, self)
+        return task_outputs.fit(outcome, self)
 
     def _returned(self, outcome: Outcome) -> Any:
         """What the task returns after a training that succeeded."""

@@ -15,7 +15,7 @@ from airflow.sdk import BaseOperator
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.checks import parameters
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError, OperatorMissingError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, Owner, Unreadable, label_value

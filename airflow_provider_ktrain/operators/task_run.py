@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.ending import Action, Event, Situation, Successor, decide
+from airflow_provider_ktrain.core.end_rules import Action, Event, Situation, Successor, decide
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import ALL_TRIES
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, TaskInstanceId, code_hash
@@ -36,7 +36,7 @@ from airflow_provider_ktrain.exceptions import (
 )
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
-from airflow_provider_ktrain.operators import airflow_settings, asset_events, reported_outcome, summaries, task_store
+from airflow_provider_ktrain.operators import airflow_settings, asset_events, summaries, task_outputs, task_store
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
 from airflow_provider_ktrain.operators.submission import TaskSubmission
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -96,7 +96,7 @@ class TaskRun:
     def _execute(self) -> Any:
         operator, context, log = self._operator, self._context, self._log
         if not operator.server_dry_run and (earlier := self._earlier_success()):
-            return self._conclude(earlier, Event.SUCCESS_FOUND)
+            return self._report(earlier, Event.SUCCESS_FOUND)
         request = operator._request(context)
         hook = TrainingHook(operator.kubernetes_conn_id, operator.cluster_context)
         submission = TaskSubmission(request, context, hook, patience=operator.patience)
@@ -198,7 +198,7 @@ class TaskRun:
             return self._follow_in_worker(reason)
 
     def _end_after_deferral(self, deferral: Deferral) -> Any:
-        """Airflow's timeout of the deferral has expired: conclude a job that has ended, or release it."""
+        """Airflow's timeout of the deferral has expired: take the end of a job that has ended, or release the job."""
         limit = self._operator.execution_timeout
         expired = Noticed(Event.DEFERRAL_EXPIRED, Limit.EXECUTION, limit.total_seconds() if limit is not None else 0.0)
         with self._patient_host(self._operator.patience) as host:
@@ -308,7 +308,7 @@ class TaskRun:
         return outcome
 
     def _finish(self, outcome: Outcome, host: WorkerHost | None = None) -> Any:
-        """Store the outcome, so that no later try repeats the training; then conclude.
+        """Store the outcome, so that no later try repeats the training; then report it.
 
         :param host: which has followed it in this process. Default: None, another process did.
         """
@@ -321,25 +321,25 @@ class TaskRun:
             if nodes and self._operator.avoid_failed_nodes and task_store.add_failed_nodes(context, nodes):
                 self._log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
         with self._only_logged("The end of the training could not be counted in Airflow's metrics."):
-            reported_outcome.count(outcome, context)
+            task_outputs.count(outcome, context)
         proven = stored or not outcome.succeeded
-        return self._conclude(outcome, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
+        return self._report(outcome, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED, host)
 
     def _judged(self, outcome: Outcome) -> Outcome:
         """The outcome, by the rules failed if it lacks what `require` asks for.
 
         :raises TrainingJobError: it isn't proved whether it does, and a retry reads the logs again.
         """
-        if (found := reported_outcome.lacking(outcome, self._operator.require or {})) is None:
+        if (found := task_outputs.lacking(outcome, self._operator.require or {})) is None:
             return outcome
         event, lack = found
         successor = Successor.NEXT_TRY if compat.has_retry(self._context) else Successor.NOBODY
         rule = decide(Situation(event, successor=successor))
         if rule.action is not Action.FAIL_FOR_GOOD:
             raise TrainingJobError(f"{lack}\n{rule.text}")
-        return reported_outcome.with_lack(outcome, lack, rule.text)
+        return task_outputs.with_lack(outcome, lack, rule.text)
 
-    def _conclude(self, outcome: Outcome, event: Event, host: WorkerHost | None = None) -> Any:
+    def _report(self, outcome: Outcome, event: Event, host: WorkerHost | None = None) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
 
         :param event: what is known about the outcome: OUTCOME_STORED, OUTCOME_NOT_STORED or SUCCESS_FOUND.
@@ -359,7 +359,7 @@ class TaskRun:
                 outcome = replace(outcome, usage={**outcome.usage, ALL_TRIES: used})
             is_stored = event is not Event.OUTCOME_NOT_STORED and not outcome.release_error
             deletes = is_stored and OnFinishAction.of(operator.on_finish_action).deletes(succeeded=outcome.succeeded)
-            reported_outcome.push(outcome, context, all_xcoms=operator.do_xcom_push, job_deleted=deletes)
+            task_outputs.push(outcome, context, all_xcoms=operator.do_xcom_push, job_deleted=deletes)
         with self._only_logged("The summary of the training could not be pushed to Airflow."):
             summaries.push_ended(context, outcome, used)
         if outcome.succeeded and not outcome.unmet:
@@ -375,7 +375,7 @@ class TaskRun:
             unreleased = left if outcome.release_error else ""
             if left:
                 with self._only_logged("The training page doesn't show that the job still exists."):
-                    reported_outcome.push(outcome, context, all_xcoms=False, job_deleted=False)
+                    task_outputs.push(outcome, context, all_xcoms=False, job_deleted=False)
         elif outcome.unreleased:
             unreleased = self._release_ended_job(JobRef.from_dict(outcome.unreleased), Event.KEPT_UNRELEASED, host)
         self._repeat_lines()  # if its pods may have held accelerators until now

@@ -160,7 +160,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
         :param began_at: when this trigger began, in epoch seconds. Default: None, it does not follow the job.
         """
-        from airflow_provider_ktrain.core.ending import Successor
+        from airflow_provider_ktrain.core.end_rules import Successor
         from airflow_provider_ktrain.engine.follow.deferral import Handover
         from airflow_provider_ktrain.engine.follow.options import Options
         from airflow_provider_ktrain.engine.host import Host
@@ -191,7 +191,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
         Airflow also calls this when a stalled triggerer resumes after another one took over its triggers, and after a
         clear, when the new try may already own the job. So the task's state is read first
-        (`core/ending.py`), and the release is fenced by the owner.
+        (`core/end_rules.py`), and the release is fenced by the owner.
 
         A triggerer of Airflow 3.3 repeats its cancellation every second, and again after 30 s (on_kill_timeout), which
         would interrupt the release. So the release runs as an asyncio task of its own. This method waits for it and, if

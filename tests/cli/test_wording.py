@@ -26,7 +26,7 @@ PARAMETERS = {n for cls in OPERATORS for n in inspect.signature(cls).parameters 
 #: exists before it submits, and a run has one try.
 NOT_OF_A_RUN = (
     "core/checks/parameters", "core/checks/pod_override", "core/identity", "core/kinds/mpijob",
-    "core/kinds/trainjob/form", "core/manifest/overlay", "engine/job_control", "engine/stored_conclusion",
+    "core/kinds/trainjob/form", "core/manifest/overlay", "engine/job_control", "engine/conclusion_store",
     "engine/submit/create_or_adopt", "core/diagnosis/failure_patterns:110",
 )  # fmt: skip
 

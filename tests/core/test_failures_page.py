@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_ktrain.core.diagnosis.evidence import make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.ending import Event, Situation, decide, task_of, why_ended
+from airflow_provider_ktrain.core.end_rules import Event, Situation, decide, task_of, why_ended
 from airflow_provider_ktrain.core.state.limits import Limit
 
 from .test_diagnosis import RECORDINGS, cause_of, recording

@@ -121,7 +121,7 @@ class Sink:
         if self._retracted and not self._is_dead():
             self._me.conclusion = None
 
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
+    async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         self._known, self._retracted = document, False
         kept, answered = self._rng.random() < 0.95, self._rng.random() < 0.9
         await asyncio.sleep(self._rng.choice([0, 0.3, 2]))
@@ -134,7 +134,7 @@ class Sink:
     def retract(self) -> None:
         self._known, self._retracted = None, True
 
-    async def concluded(self) -> Mapping[str, Any] | None:
+    async def stored_conclusion(self) -> Mapping[str, Any] | None:
         await asyncio.sleep(self._rng.choice([0, 0.3]))
         self._known = self._known or self._me.conclusion
         return self._known

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from airflow_provider_ktrain.core.ending import Action, Event, Situation, Successor, Task, decide, task_of
+from airflow_provider_ktrain.core.end_rules import Action, Event, Situation, Successor, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction, Reattach
 from airflow_provider_ktrain.core.state.limits import Limit, Limits
@@ -257,7 +257,7 @@ class Worker(Process):
     async def _execute(self) -> bool | None:
         world, training, me, rng = self.world, self.training, self.me, self.world.rng
         if (found := world.airflow.earlier_success(me)) is not None:
-            return await self._conclude(*found, Event.SUCCESS_FOUND)
+            return await self._report(*found, Event.SUCCESS_FOUND)
         training.job.options = Options(on_finish_action=world.action)
         self.submitting = True
         submitted = await training.submit(JobSubmission(world, me))
@@ -314,9 +314,9 @@ class Worker(Process):
         if stored:
             self.me.stored, self.me.stored_in_time = (outcome, ref), self.me is self.world.airflow.current
         proven = stored or not outcome.succeeded
-        return await self._conclude(outcome, ref, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED)
+        return await self._report(outcome, ref, Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED)
 
-    async def _conclude(self, outcome: Outcome, ref: JobRef, event: Event) -> bool:
+    async def _report(self, outcome: Outcome, ref: JobRef, event: Event) -> bool:
         left = ""
         if outcome.kept:
             self.has_stored_outcome = event is not Event.OUTCOME_NOT_STORED

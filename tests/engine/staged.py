@@ -46,14 +46,14 @@ class Memory:
 
     def offer(self, build: object, *, urgent: bool) -> None: ...
 
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
+    async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         self.stored, self.stored_at = document, timing.now()
         return True
 
     def retract(self) -> None:
         self.stored = None
 
-    async def concluded(self) -> Mapping[str, Any] | None:
+    async def stored_conclusion(self) -> Mapping[str, Any] | None:
         return self.stored
 
 

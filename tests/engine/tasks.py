@@ -18,7 +18,7 @@ from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
 from airflow_provider_ktrain.core.absent import ABSENT
-from airflow_provider_ktrain.core.ending import Mode, Successor
+from airflow_provider_ktrain.core.end_rules import Mode, Successor
 from airflow_provider_ktrain.core.identity.names import (
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
@@ -157,14 +157,14 @@ class Sink:
 
     def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None: ...
 
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
+    async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         self.conclusion = document
         return True
 
     def retract(self) -> None:
         self.conclusion = None
 
-    async def concluded(self) -> Mapping[str, Any] | None:
+    async def stored_conclusion(self) -> Mapping[str, Any] | None:
         return self.conclusion
 
 

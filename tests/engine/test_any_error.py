@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Event, Mode
+from airflow_provider_ktrain.core.end_rules import Event, Mode
 from airflow_provider_ktrain.core.errors import AccessError, ClusterError, KtrainError, UnreachableError
 from airflow_provider_ktrain.core.identity.names import (
     OWNER_ANNOTATION,

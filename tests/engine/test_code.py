@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import NoRightError, UnreachableError
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, SUBMISSION_LABEL, JobRef
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, CodeFile, config_map_name, pack

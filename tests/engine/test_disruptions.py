@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.end_rules import Event
 from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB, Kind, kind_of
 from airflow_provider_ktrain.core.kinds.conditions import INCOMPLETE_ANNOTATION
 from airflow_provider_ktrain.core.state.limits import Limits

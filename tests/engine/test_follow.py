@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.end_rules import Event
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, OWNER_ANNOTATION, OnFinishAction, Owner
 from airflow_provider_ktrain.core.kinds import TRAINJOB, Kind

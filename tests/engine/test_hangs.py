@@ -30,9 +30,9 @@ class Conclusions(Memory):
         super().__init__()
         self.summaries: list[str] = []
 
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
+    async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         self.summaries.append(document["summary"])
-        return await super().conclude(document)
+        return await super().store_conclusion(document)
 
 
 def hangs(training: Staged, workers: int) -> None:

@@ -35,7 +35,7 @@ class Pausing(Memory):
         super().__init__()
         self.after, self.paused = after, asyncio.Event()
 
-    async def conclude(self, document: Mapping[str, Any]) -> bool:
+    async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         if self.after:
             self.stored = document
         self.paused.set()

@@ -23,7 +23,7 @@ import pytest
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_divergence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import RULES, Action, Event, Mode, Ownership, Rule, decide
+from airflow_provider_ktrain.core.end_rules import RULES, Action, Event, Mode, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import adoption
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, kind_of
@@ -38,13 +38,13 @@ from airflow_provider_ktrain.engine import release as releasing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobChanged, JobRead, Observed
+from airflow_provider_ktrain.engine.conclusion_store import ConclusionStore
 from airflow_provider_ktrain.engine.decisions import STATUS_LAG_SECONDS, Decisions
 from airflow_provider_ktrain.engine.follow.divergence import DivergenceProbe
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 from airflow_provider_ktrain.engine.release import DecisionOnRead, release
-from airflow_provider_ktrain.engine.stored_conclusion import ConclusionStore
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
 from airflow_provider_ktrain.engine.training import Training
 from tests.apiserver.in_process import InProcessStream

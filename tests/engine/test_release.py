@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.absent import ABSENT
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.status import wants_suspension

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine.api.job_calls import Observed, read_training

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner
 from airflow_provider_ktrain.core.kinds import Kind

@@ -1,4 +1,4 @@
-"""The primary's container has ended, and the job's status doesn't show it yet: its own end is concluded.
+"""The primary's container has ended, and the job's status doesn't show it yet: its own end is taken.
 
 Recordings 01, 31, 41, 50 and 57 show a delay of 1.1 to 2.2 s; on a loaded cluster it is longer. All combinations run at
 the same time, because they take as long as the longest delay.
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.end_rules import Event
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine import timing
@@ -114,7 +114,7 @@ def combinations(*values: Sequence[Any], every: bool) -> Iterator[tuple[Any, ...
 
 
 @of_combinations
-async def test_own_end_is_concluded(every: bool) -> None:
+async def test_own_end_is_taken(every: bool) -> None:
     runs = {
         f"{kind.name}, {options.__name__}, {delay} s, exit code {code}": ends_late(kind, options, delay, code)
         for kind, delay, options, code in combinations(DELAYS, ENDS, (0, 3), every=every)
@@ -123,7 +123,7 @@ async def test_own_end_is_concluded(every: bool) -> None:
     assert {name: problem for name, problem in found.items() if problem} == {}
 
 
-async def test_own_end_is_concluded_after_a_deferral_timeout() -> None:
+async def test_own_end_is_taken_after_a_deferral_timeout() -> None:
     """The worker finds the job after Airflow's timeout of the deferral, or to complete a trigger's release."""
     runs = {
         f"{kind.name}, {event}, {delay} s": ends_late_for_a_worker(kind, event, delay)

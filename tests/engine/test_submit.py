@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio import client
 
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import (
     AccessError,
     ClusterError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.kinds import TRAINJOB

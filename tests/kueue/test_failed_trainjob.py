@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.state.status import Phase
 from tests.apiserver import ApiServer

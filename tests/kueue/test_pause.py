@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity.names import SUSPENDED_ANNOTATION
 from airflow_provider_ktrain.engine import job_control as operations

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.embedded("needs the scripted API server")
 
 PROGRAM = ["sh", "-c", "echo started; sleep 6; echo done"]
 WATCHES = {"list pods": 1, "watch pods": 1, "create JOBS": 1, "list JOBS": 1, "watch JOBS": 1, "delete JOBS": 1}
-#: The read that concludes the end, a list after the pods were freed, and the look for job and pods after the deletion.
+#: The read of the end, a list after the pods were freed, and the look for job and pods after the deletion.
 EVIDENCE = {"get JOBS": 2, "list pods": 4}
 
 

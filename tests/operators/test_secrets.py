@@ -208,7 +208,7 @@ async def test_status_is_written_without_secrets(build: Any) -> None:
                 await asyncio.sleep(0.01)
         check(ti.xcoms)
         written.clear()
-        assert await sink.conclude(conclusion(f"{EXAMPLES} {OF_A_CONNECTION}").to_dict())
+        assert await sink.store_conclusion(conclusion(f"{EXAMPLES} {OF_A_CONNECTION}").to_dict())
     assert ti.xcoms[STATUS_XCOM]["conclusion"]["summary"]
     assert ti.xcoms[STATUS_XCOM]["queue"]
     check(ti.xcoms)

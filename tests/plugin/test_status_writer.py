@@ -251,7 +251,7 @@ async def test_conclusion_is_written_first_and_without_the_interval() -> None:
         sink.offer(lambda: lambda: {"n": 1}, urgent=True)
     await writes.wait_for(lambda: airflow.order == ["one"])
     sinks = [airflow.sink(f"concludes {n}") for n in range(20)]
-    assert all(await asyncio.gather(*(sink.conclude({"uid": "u"}) for sink in sinks)))
+    assert all(await asyncio.gather(*(sink.store_conclusion({"uid": "u"}) for sink in sinks)))
     assert len(airflow.order) >= 21
     assert airflow.order[1:21] == [f"concludes {n}" for n in range(20)]
     await writes.wait_for(lambda: airflow.order[-1] == "two")
@@ -264,7 +264,7 @@ async def test_conclusion_has_the_latest_status_beside_it() -> None:
     states = iter(["Running", "Suspended"])
     sink.offer(lambda: functools.partial(dict, phase=next(states)), urgent=True)
     await Writes().wait_for(lambda: airflow.order == ["task"])
-    assert await sink.conclude({"uid": "u"})
+    assert await sink.store_conclusion({"uid": "u"})
     stored = airflow.xcoms["task"]
     assert (stored["phase"], stored["conclusion"]) == ("Suspended", {"uid": "u"})
 
@@ -275,17 +275,17 @@ async def test_conclusion_without_a_status_can_be_shown() -> None:
 
     airflow = Airflow()
     sink = airflow.sink()
-    assert await sink.conclude({"uid": "u"})
+    assert await sink.store_conclusion({"uid": "u"})
     assert airflow.xcoms["task"].keys() == {"version", "try_number", "written_at", "host", "next_due", "conclusion"}
     sink.offer(fails, urgent=True)
-    assert await sink.conclude({"uid": "u"}), "although the status can't be made"
+    assert await sink.store_conclusion({"uid": "u"}), "although the status can't be made"
 
 
 @pytest.mark.virtual_time
 async def test_later_statuses_contain_the_conclusion_until_it_is_retracted() -> None:
     airflow = Airflow()
     sink = airflow.sink()
-    assert await sink.conclude({"uid": "u"})
+    assert await sink.store_conclusion({"uid": "u"})
     for number, concluded in ((1, True), (2, False)):
         if not concluded:
             sink.retract()
@@ -299,13 +299,13 @@ async def test_next_process_reads_the_conclusion_and_keeps_it() -> None:
     airflow = Airflow()
     sink = airflow.sink()
     sink.offer(lambda: lambda: {"phase": "Running"}, urgent=True)
-    assert await sink.conclude({"uid": "u"})
+    assert await sink.store_conclusion({"uid": "u"})
     following = airflow.sink()
-    assert await following.concluded() == {"uid": "u"}
-    assert await following.conclude({"uid": "v"})
+    assert await following.stored_conclusion() == {"uid": "u"}
+    assert await following.store_conclusion({"uid": "v"})
     assert airflow.xcoms["task"]["phase"] == "Running", "the status that was read"
     sink = airflow.sink()
-    assert await sink.concluded() == {"uid": "v"}
+    assert await sink.stored_conclusion() == {"uid": "v"}
     sink.offer(lambda: lambda: {"n": 1}, urgent=True)
     await Writes().wait_for(lambda: "n" in airflow.xcoms["task"])
     assert airflow.xcoms["task"]["conclusion"] == {"uid": "v"}
@@ -323,7 +323,7 @@ async def test_status_of_a_late_process_keeps_the_conclusion_of_another_one() ->
 
     await write(1)
     await asyncio.sleep(40.0)
-    assert await airflow.sink().conclude({"uid": "u"})
+    assert await airflow.sink().store_conclusion({"uid": "u"})
     for n in (2, 3):
         await write(n)
         assert airflow.xcoms["task"]["conclusion"] == {"uid": "u"}
@@ -332,7 +332,7 @@ async def test_status_of_a_late_process_keeps_the_conclusion_of_another_one() ->
 @pytest.mark.virtual_time
 async def test_status_is_not_written_while_it_is_unknown_whether_it_would_replace_a_conclusion() -> None:
     airflow = Airflow()
-    assert await airflow.sink().conclude({"uid": "u"})
+    assert await airflow.sink().store_conclusion({"uid": "u"})
     airflow.unreadable = True
     late = airflow.sink()
     late.offer(lambda: lambda: {"n": 1}, urgent=True)
@@ -348,7 +348,7 @@ async def test_status_is_not_written_while_it_is_unknown_whether_it_would_replac
 async def test_status_without_a_conclusion_has_none(stored: Any) -> None:
     airflow = Airflow()
     airflow.xcoms["task"] = stored
-    assert await airflow.sink().concluded() == {}
+    assert await airflow.sink().stored_conclusion() == {}
 
 
 @pytest.mark.virtual_time
@@ -356,8 +356,8 @@ async def test_failed_conclusion_is_not_awaited_and_comes_with_a_later_write() -
     airflow = Airflow()
     sink = airflow.sink()
     airflow.fails, began = True, timing.now()
-    assert not await sink.conclude({"uid": "u"})
-    assert await airflow.sink().concluded() is None
+    assert not await sink.store_conclusion({"uid": "u"})
+    assert await airflow.sink().stored_conclusion() is None
     assert timing.now() - began < 0.1
     airflow.fails = False
     await Writes().wait_for(lambda: "task" in airflow.xcoms)
@@ -368,22 +368,22 @@ async def test_failed_conclusion_is_not_awaited_and_comes_with_a_later_write() -
 async def test_many_conclusions_at_the_same_time_wait_for_ten_seconds_at_most() -> None:
     airflow = Airflow(1.0)
 
-    async def conclude(sink: TaskStatusSink) -> tuple[bool, float]:
+    async def store_conclusion(sink: TaskStatusSink) -> tuple[bool, float]:
         began = timing.now()
-        return await sink.conclude({"uid": "u"}), timing.now() - began
+        return await sink.store_conclusion({"uid": "u"}), timing.now() - began
 
-    answers = await asyncio.gather(*(conclude(airflow.sink(f"task {n}")) for n in range(30)))
+    answers = await asyncio.gather(*(store_conclusion(airflow.sink(f"task {n}")) for n in range(30)))
     assert max(seconds for _, seconds in answers) == pytest.approx(CONCLUSION_SECONDS, abs=1.0)
     stored = sum(stored for stored, _ in answers)
     assert 9 <= stored <= 10, "they are written one after another"
-    assert await airflow.sink("late").conclude({"uid": "u"}), "it doesn't wait for those that nobody awaits"
+    assert await airflow.sink("late").store_conclusion({"uid": "u"}), "it doesn't wait for those that nobody awaits"
     await Writes().wait_for(lambda: len(airflow.order) > stored + 1)
 
 
 async def test_no_conclusion_begins_while_a_kill_waits_for_the_state_of_its_task() -> None:
     airflow = Airflow()
     with question():
-        concluding = asyncio.ensure_future(airflow.sink().conclude({"uid": "u"}))
+        concluding = asyncio.ensure_future(airflow.sink().store_conclusion({"uid": "u"}))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not airflow.order
@@ -403,9 +403,9 @@ async def test_conclusion_in_a_trigger_is_stored_and_read_through_airflow() -> N
 
     key: Any = SimpleNamespace(dag_id="dag", run_id="run", task_id="task", map_index=None, try_number=1)
     with supervised(Answers(None)):
-        assert await TaskStatusSink(key, TRIGGER).concluded() == {}
-        assert await TaskStatusSink(key, TRIGGER).conclude({"uid": "u"})
-        assert await TaskStatusSink(key, TRIGGER).concluded() == {"uid": "u"}
+        assert await TaskStatusSink(key, TRIGGER).stored_conclusion() == {}
+        assert await TaskStatusSink(key, TRIGGER).store_conclusion({"uid": "u"})
+        assert await TaskStatusSink(key, TRIGGER).stored_conclusion() == {"uid": "u"}
 
 
 def test_task_instance_that_cannot_be_identified_has_no_sink() -> None:

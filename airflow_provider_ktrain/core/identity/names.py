@@ -52,7 +52,7 @@ class OnFinishAction(enum.StrEnum):
             return cls.KEEP_JOB
 
     def deletes(self, *, succeeded: bool) -> bool:
-        """Whether a job that has ended is deleted; for an unfinished one see `core.ending.deletes`."""
+        """Whether a job that has ended is deleted; for an unfinished one see `core.end_rules.deletes`."""
         return self is OnFinishAction.DELETE_JOB or (self is OnFinishAction.DELETE_SUCCEEDED_JOB and succeeded)
 
 

@@ -117,7 +117,7 @@ def wants_suspension(job: Mapping[str, Any]) -> bool:
 
 
 def seen_in(job: Mapping[str, Any] | Absent, pods: Sequence[Mapping[str, Any]]) -> Seen:
-    """What a read of the job and its pods shows, as the rules of `core/ending.py` know it.
+    """What a read of the job and its pods shows, as the rules of `core/end_rules.py` know it.
 
     :param job: as it was read.
     """

@@ -14,7 +14,7 @@ from typing import Any, Self
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.model import Cause
-from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.end_rules import Event
 from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.deadline import seconds_to_deadline
@@ -27,9 +27,9 @@ from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobRead
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, ActivityProbe
-from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
+from airflow_provider_ktrain.engine.follow.following_end import FollowingEnd
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
@@ -97,7 +97,7 @@ class Following:
                 self._replicas, disruptions, reporter,
             )  # fmt: skip
             stack.push_async_callback(self._close_parts)
-            self.closing = Closing(context, output, self._observer, reporter)
+            self.end = FollowingEnd(context, output, self._observer, reporter)
             self._stack = stack.pop_all()
         return self
 
@@ -303,10 +303,10 @@ class Following:
             return noticed.cause
         known = f"{self.state.ref} is ended by {noticed.limit or noticed.event}"
         category = diagnosis.category_of(noticed.limit)
-        return await self.closing.diagnosed(self._cause_of_running_job(noticed), known, category)
+        return await self.end.diagnosed(self._cause_of_running_job(noticed), known, category)
 
     async def _cause_of_running_job(self, noticed: Noticed) -> Cause:
-        evidence = await self.closing.evidence_of_running_job()
+        evidence = await self.end.evidence_of_running_job()
         if noticed.loop is not None:
             return diagnosis.diagnose_crash_loop(noticed.loop, evidence)
         limit, diverged = noticed.limit or Limit.EXECUTION, self._output.divergence.cause

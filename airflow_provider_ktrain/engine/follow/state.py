@@ -80,7 +80,7 @@ class JobState:
 
     @property
     def seen(self) -> Seen:
-        """What was observed last, as the rules of `core/ending.py` know it."""
+        """What was observed last, as the rules of `core/end_rules.py` know it."""
         if self.phase is None or not self.phase.ended:
             if self.gone:
                 return Seen.GONE

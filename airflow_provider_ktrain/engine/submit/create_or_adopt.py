@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT, Absent
-from airflow_provider_ktrain.core.ending import Mode
+from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.adoption import Adoption, Decision, decide_adoption, may_have_begun
 from airflow_provider_ktrain.core.identity.existing_job import describe_existing, what_differs

@@ -1,11 +1,11 @@
 """The rules by which a training's life ends: the first rule that matches decides, and the last one matches everything.
 
 The owner of a life (`engine/training.py`) reads the job and its pods whenever something may end the training, describes
-what it knows as a `Situation`, and carries out the ending that `decide` returns. Nothing else decides an end.
+what it knows as a `Situation`, and carries out the rule that `decide` returns. Nothing else decides an end.
 A try has no part in the life of a job that it finds under its name: `core/identity/adoption.py` decides whether it
 takes that job, replaces it, or, with invalid parameters, takes it or fails. That needs a read, too, which fences what
 is written.
-docs/contributing/rules.md contains this list as a table, which `scripts/endings.py` makes.
+docs/contributing/rules.md contains this list as a table, which `scripts/end_rules.py` makes.
 
 A watch only shows when to look. Where a rule names what was `seen`, that is a read from the API server made for this
 decision. A kill is the exception: Airflow's own word that the task is over is the evidence, because a worker has
@@ -58,7 +58,7 @@ class Event(enum.StrEnum):
     # happened to the submission or the release
     CODE_REFUSED = "the API server refuses the code's ConfigMap"
     RELEASE_FAILED = "an earlier release did not finish"
-    CONCLUDED = "the job's end was read, and it has changed since"
+    END_CHANGED = "the job's end was read, and it has changed since"
     OUTCOME_STORED = "Airflow has stored the outcome"
     OUTCOME_NOT_STORED = "Airflow could not store the outcome"
     SUCCESS_FOUND = "an earlier try has stored its success"
@@ -104,16 +104,16 @@ class Action(enum.StrEnum):
     LET_GO = "stops following the job, and changes nothing"
     LEAVE = "leaves the job as it is"
     REPORT = "reports the end, releases nothing"
-    CONCLUDE = (
+    TAKE_END = (
         "takes the job's end as the outcome, deletes its running pods, and keeps the job until Airflow has stored the "
         "outcome"
     )
-    CONCLUDE_SUSPENDED = "suspends the failed job, and takes its end as the outcome"
-    CONCLUDE_INCOMPLETE = (
+    TAKE_END_SUSPENDED = "suspends the failed job, and takes its end as the outcome"
+    TAKE_END_INCOMPLETE = (
         "takes the job's end as a success if the program printed a result before the pod was stopped, otherwise as a "
-        "failure, and marks the job; then as conclude"
+        "failure, and marks the job; then as take end"
     )
-    CONCLUDE_STORED = "takes the stored cause as the outcome, and completes the release"
+    TAKE_STORED_CAUSE = "takes the stored cause as the outcome, and completes the release"
     FREE_PODS = "deletes the running pods, and keeps the ended job"
     DELETE_PODS = "deletes the pods that are left of it"
     RELEASE = "stores the cause, releases the job, and waits until its pods are gone"
@@ -132,10 +132,10 @@ class Mode(enum.Enum):
 
 #: The actions that end pods or the job, and how. None: as `on_finish_action` says.
 ACTS: dict[Action, Mode | None] = {
-    Action.CONCLUDE: Mode.DELETE_PODS,
-    Action.CONCLUDE_SUSPENDED: Mode.DELETE_PODS,
-    Action.CONCLUDE_INCOMPLETE: Mode.DELETE_PODS,
-    Action.CONCLUDE_STORED: None,
+    Action.TAKE_END: Mode.DELETE_PODS,
+    Action.TAKE_END_SUSPENDED: Mode.DELETE_PODS,
+    Action.TAKE_END_INCOMPLETE: Mode.DELETE_PODS,
+    Action.TAKE_STORED_CAUSE: None,
     Action.FREE_PODS: Mode.DELETE_PODS,
     Action.DELETE_PODS: Mode.DELETE_PODS,
     Action.RELEASE: None,
@@ -156,7 +156,7 @@ TROUBLE = frozenset({Event.ERROR, Event.NO_RIGHT})
 
 @dataclass(frozen=True)
 class Situation:
-    """Everything that an ending depends on.
+    """Everything that the end of a training depends on.
 
     :param seen: what a read made for this decision shows. Default: nothing was read.
     :param owner: whose job it is. Default: this try's.
@@ -275,7 +275,7 @@ RULES: tuple[Rule, ...] = (
         "sensor stops", Action.LET_GO, "{job} was submitted by somebody else: it is not changed.",
         owner=_of(Ownership.FOREIGN),
     ),
-    # a success was concluded on a read, and its values are compared with `require`
+    # a success was read, and its values are compared with `require`
     Rule(
         "not proved, continued", Action.LEAVE, "The job is kept: a retry reads its logs again.",
         event=_of(Event.NOT_PROVED), successor=CONTINUED,
@@ -343,17 +343,17 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.INTERRUPT), seen=ENDED,
     ),
     Rule(
-        "own end, may restart", Action.CONCLUDE_SUSPENDED, "{job} has failed, and its operator may train it again.",
+        "own end, may restart", Action.TAKE_END_SUSPENDED, "{job} has failed, and its operator may train it again.",
         seen=_of(Seen.FAILED), restarts=True,
     ),
     Rule(
-        "incomplete end", Action.CONCLUDE_INCOMPLETE, "{job} has succeeded, but is probably incomplete.",
+        "incomplete end", Action.TAKE_END_INCOMPLETE, "{job} has succeeded, but is probably incomplete.",
         seen=_of(Seen.INCOMPLETE),
     ),
-    Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),
+    Rule("own end", Action.TAKE_END, "{job} has ended.", seen=ENDED),
     # the job is gone
     Rule(
-        "released before", Action.CONCLUDE_STORED, "{job} was released by an earlier process of this try.",
+        "released before", Action.TAKE_STORED_CAUSE, "{job} was released by an earlier process of this try.",
         seen=_of(Seen.GONE), cause_stored=True,
     ),
     Rule(
@@ -364,14 +364,14 @@ RULES: tuple[Rule, ...] = (
         ),
         seen=_of(Seen.GONE),
     ),
-    Rule("deleted by others", Action.CONCLUDE, "{job} was deleted by somebody else.", seen=_of(Seen.GONE)),
+    Rule("deleted by others", Action.TAKE_END, "{job} was deleted by somebody else.", seen=_of(Seen.GONE)),
     # the job may be alive
     Rule(
-        "release is under way", Action.CONCLUDE_STORED, "{job} is being released by an earlier process of this try.",
+        "release is under way", Action.TAKE_STORED_CAUSE, "{job} is being released by an earlier process of this try.",
         event=_of(Event.BEING_DELETED), cause_stored=True,
     ),
     Rule(
-        "suspended before", Action.CONCLUDE_STORED,
+        "suspended before", Action.TAKE_STORED_CAUSE,
         "{job} was suspended by an earlier process of this try, and it isn't known why.",
         event=_of(Event.BEING_DELETED), seen=ALIVE, suspended=True,
     ),
@@ -397,7 +397,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "end was read before", Action.FREE_PODS, "{job} had ended, and its status doesn't show that any more.",
-        event=_of(Event.CONCLUDED, Event.KEPT_UNRELEASED),
+        event=_of(Event.END_CHANGED, Event.KEPT_UNRELEASED),
     ),
     Rule(
         "trouble, continued", Action.LEAVE, "{job} runs on for {next}.", event=TROUBLE, successor=CONTINUED,

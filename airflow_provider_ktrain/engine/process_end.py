@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from types import TracebackType
 
-from airflow_provider_ktrain.core.ending import ACTS, Action, Event, Rule, Successor, Task, task_of
+from airflow_provider_ktrain.core.end_rules import ACTS, Action, Event, Rule, Successor, Task, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Seen
@@ -46,7 +46,7 @@ class _errors_suppressed:  # is used as contextlib.suppress is
         return isinstance(error, Exception | asyncio.CancelledError) and not is_canceled(error)
 
 
-class Stopping:
+class ProcessEnd:
     """Ends the part that one process has in a training's life."""
 
     def __init__(self, job: OwnedJob, host: Host, cursor: Callable[[], Cursor], log: Log) -> None:

@@ -1,4 +1,4 @@
-"""What must hold of every ending, over the product of all that an ending depends on."""
+"""What must hold of every end, over the product of all that an end depends on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.ending import (
+from airflow_provider_ktrain.core.end_rules import (
     ACTS,
     ALIVE,
     ENDED,
@@ -24,17 +24,17 @@ from airflow_provider_ktrain.core.ending import (
 )
 from airflow_provider_ktrain.core.state.status import Seen
 
-CONCLUDES = {Action.CONCLUDE, Action.CONCLUDE_SUSPENDED}
+TAKES_END = {Action.TAKE_END, Action.TAKE_END_SUSPENDED}
 #: Events that end nothing.
 HARMLESS = {Event.TRIGGER_FAILED, Event.SUSPENDED, Event.STOPPED_POD}
-#: Events about a success that was concluded on a read, and whose pods were deleted.
+#: Events about a success that was read, and whose pods were deleted.
 JUDGED = {Event.UNMET, Event.NOT_PROVED}
 FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored", "suspended")
 DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
 #: Events after which a read that shows a running job is proof enough for its release.
 PROVEN_BY_READ = {
     Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.INTERRUPT, Event.RELEASE_FAILED, Event.FINAL_ERROR,
-    Event.OUTCOME_STORED, Event.CONCLUDED, Event.KEPT_UNRELEASED,
+    Event.OUTCOME_STORED, Event.END_CHANGED, Event.KEPT_UNRELEASED,
 }  # fmt: skip
 #: What following notices, after which the job's own end counts.
 FOLLOWING = {Event.ENDED, *LIMITS, Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.RELEASE_FAILED, Event.BEING_DELETED}
@@ -108,16 +108,16 @@ def own_end_counts(s: Situation, rule: Rule) -> bool:
     if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event not in FOLLOWING:
         return True
     if s.seen is Seen.INCOMPLETE:
-        return rule.action is Action.CONCLUDE_INCOMPLETE
-    return rule.action in CONCLUDES
+        return rule.action is Action.TAKE_END_INCOMPLETE
+    return rule.action in TAKES_END
 
 
 def failed_job_that_may_train_again_is_suspended(s: Situation, rule: Rule) -> bool:
-    return rule.action not in CONCLUDES or (rule.action is Action.CONCLUDE_SUSPENDED) is s.restarts
+    return rule.action not in TAKES_END or (rule.action is Action.TAKE_END_SUSPENDED) is s.restarts
 
 
-def incomplete_training_is_not_concluded_as_a_success(s: Situation, rule: Rule) -> bool:
-    return s.seen is not Seen.INCOMPLETE or rule.action not in (*CONCLUDES, Action.CONCLUDE_STORED)
+def incomplete_training_does_not_end_as_a_success(s: Situation, rule: Rule) -> bool:
+    return s.seen is not Seen.INCOMPLETE or rule.action not in (*TAKES_END, Action.TAKE_STORED_CAUSE)
 
 
 def job_that_is_over_holds_no_gpus(s: Situation, rule: Rule) -> bool:
@@ -134,9 +134,9 @@ def stored_cause_is_used(s: Situation, rule: Rule) -> bool:
     if s.owner is not Ownership.MINE or not s.cause_stored or s.event in {Event.KILL, Event.HAND_OVER, *JUDGED}:
         return True
     if s.seen is Seen.GONE and s.event not in HARMLESS:
-        return rule.action is Action.CONCLUDE_STORED
+        return rule.action is Action.TAKE_STORED_CAUSE
     under_way = s.event is Event.BEING_DELETED and s.seen in ALIVE
-    return rule.action is Action.CONCLUDE_STORED or not under_way
+    return rule.action is Action.TAKE_STORED_CAUSE or not under_way
 
 
 def nothing_is_decided_without_a_read(s: Situation, rule: Rule) -> bool:
@@ -186,7 +186,7 @@ PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
     release_is_verified_or_named,
     own_end_counts,
     failed_job_that_may_train_again_is_suspended,
-    incomplete_training_is_not_concluded_as_a_success,
+    incomplete_training_does_not_end_as_a_success,
     job_that_is_over_holds_no_gpus,
     stored_cause_is_used,
     nothing_is_decided_without_a_read,
@@ -298,24 +298,24 @@ SCENARIOS = (
     Scenario("a result that can't be returned fails the task for good after the end", Event.FINAL_ERROR,
              Action.FREE_PODS, "only proof", {"seen": Seen.SUCCEEDED}),
     Scenario("Ctrl-C after the end", Event.INTERRUPT, Action.RELEASE, facts={"seen": Seen.SUCCEEDED}),
-    Scenario("the job has failed", Event.ENDED, Action.CONCLUDE, facts={"seen": Seen.FAILED}),
-    Scenario("a TrainJob has failed", Event.ENDED, Action.CONCLUDE_SUSPENDED,
+    Scenario("the job has failed", Event.ENDED, Action.TAKE_END, facts={"seen": Seen.FAILED}),
+    Scenario("a TrainJob has failed", Event.ENDED, Action.TAKE_END_SUSPENDED,
              facts={"seen": Seen.FAILED, "restarts": True}),
-    Scenario("the operator writes to the job that has ended", Event.CONCLUDED, Action.CONCLUDE,
+    Scenario("the operator writes to the job that has ended", Event.END_CHANGED, Action.TAKE_END,
              facts={"seen": Seen.FAILED}),
-    Scenario("a failed job trains again before its outcome was stored", Event.CONCLUDED, Action.FREE_PODS,
+    Scenario("a failed job trains again before its outcome was stored", Event.END_CHANGED, Action.FREE_PODS,
              facts=MINE_RUNS),
-    Scenario("a success shortly before the deadline", Event.DEADLINE, Action.CONCLUDE, facts={"seen": Seen.SUCCEEDED}),
-    Scenario("an eviction ended the program with exit code 0", Event.ENDED, Action.CONCLUDE_INCOMPLETE,
+    Scenario("a success shortly before the deadline", Event.DEADLINE, Action.TAKE_END, facts={"seen": Seen.SUCCEEDED}),
+    Scenario("an eviction ended the program with exit code 0", Event.ENDED, Action.TAKE_END_INCOMPLETE,
              "probably incomplete", {"seen": Seen.INCOMPLETE}),
-    Scenario("the triggerer died after a limit's release", Event.MISSING, Action.CONCLUDE_STORED,
+    Scenario("the triggerer died after a limit's release", Event.MISSING, Action.TAKE_STORED_CAUSE,
              facts={"seen": Seen.GONE, "cause_stored": True}),
     Scenario("Ctrl-C, and the job is gone", Event.INTERRUPT, Action.DELETE_PODS, facts={"seen": Seen.GONE}),
-    Scenario("somebody deleted the job", Event.MISSING, Action.CONCLUDE, "somebody else", {"seen": Seen.GONE}),
-    Scenario("the triggerer died during a limit's release", Event.BEING_DELETED, Action.CONCLUDE_STORED,
+    Scenario("somebody deleted the job", Event.MISSING, Action.TAKE_END, "somebody else", {"seen": Seen.GONE}),
+    Scenario("the triggerer died during a limit's release", Event.BEING_DELETED, Action.TAKE_STORED_CAUSE,
              facts={"cause_stored": True, **MINE_RUNS}),
     Scenario("a triggerer died after a limit's suspension, and Airflow has no cause", Event.BEING_DELETED,
-             Action.CONCLUDE_STORED, "it isn't known why", {"suspended": True, **MINE_RUNS}),
+             Action.TAKE_STORED_CAUSE, "it isn't known why", {"suspended": True, **MINE_RUNS}),
     Scenario("the pod has started meanwhile", Event.STARTUP_RULE, Action.FOLLOW, "has changed meanwhile",
              {"holds": False, **MINE_RUNS}),
     Scenario("a limit just before the job's condition", Event.LIMIT, Action.LOOK_AGAIN, "program",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.ending import Event
+from airflow_provider_ktrain.core.end_rules import Event
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.logs.result import EARLIER, METRICS_UNKNOWN, UNKNOWN
 from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts, gauges

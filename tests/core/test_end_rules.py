@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import CONDITIONS, RULES, Rule, Task, decide, deletes, task_of
+from airflow_provider_ktrain.core.end_rules import CONDITIONS, RULES, Rule, Task, decide, deletes, task_of
 from airflow_provider_ktrain.core.identity.names import OnFinishAction
 from airflow_provider_ktrain.core.state.status import Seen
-from tests.core.ending_properties import PROPERTIES, SCENARIOS, Scenario, situations
+from tests.core.end_properties import PROPERTIES, SCENARIOS, Scenario, situations
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

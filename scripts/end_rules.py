@@ -1,6 +1,6 @@
-"""Makes the tables of the rules of `core/ending.py` for docs/contributing/rules.md, and reads `tests/guarantees.yaml`.
+"""Makes the tables of the rules of `core/end_rules.py` for docs/contributing/rules.md; reads `tests/guarantees.yaml`.
 
-    python scripts/endings.py
+    python scripts/end_rules.py
 
 prints the tables, which docs/generate.py puts into the page.
 """
@@ -22,7 +22,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file is run as a script
 
-from airflow_provider_ktrain.core.ending import LIMITS, RULES, TROUBLE, Action, Rule  # noqa: E402
+from airflow_provider_ktrain.core.end_rules import LIMITS, RULES, TROUBLE, Action, Rule  # noqa: E402
 from scripts.pages import table  # noqa: E402
 
 GUARANTEES = ROOT / "tests" / "guarantees.yaml"
@@ -48,7 +48,7 @@ TRAINJOB = re.compile("of_each_kind|of_all_kinds|train_?job|TrainTask", re.IGNOR
 # the rules
 
 
-def endings() -> str:
+def end_rules() -> str:
     """The rules, and what their actions mean."""
     used = [action for action in Action if any(rule.action is action for rule in RULES)]
     actions = ((f"**{name_of(action)}**", action.value) for action in used)
@@ -155,4 +155,4 @@ def runs_with_a_trainjob(test: str) -> bool:
 
 
 if __name__ == "__main__":
-    print(endings())
+    print(end_rules())

@@ -1,4 +1,4 @@
-"""What remains to be done when a training ends: the rest of the logs, the cause, and the outcome."""
+"""The end of following a job: the rest of the logs, the cause, and the outcome or the handover."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MAX_REMAINDER_SECONDS = 30.0  #: How long to read, after the release, lines of r
 MAX_NAMED_CONTAINERS = 3  #: How many containers one message names.
 
 
-class Closing:
-    """Reads the rest of the logs, finds the cause and describes the outcome of one job. Causes and gaps are logged."""
+class FollowingEnd:
+    """Reads the rest of one job's logs, finds and logs the cause, and makes the outcome or the handover."""
 
     def __init__(self, context: FollowContext, output: JobOutput, observer: Observer, reporter: StatusReporter) -> None:
         self._api, self._state, self._options, self._log = context.api, context.state, context.options, context.log

@@ -1,4 +1,4 @@
-"""What an ending is decided on, where the review of the owner found that it isn't what the rules assume."""
+"""What an end is decided on, where the review of the owner found that it isn't what the rules assume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.ending import Action, Event, Mode, Ownership, Situation, Successor, decide
+from airflow_provider_ktrain.core.end_rules import Action, Event, Mode, Ownership, Situation, Successor, decide
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity.names import (
     OWNER_ANNOTATION,
@@ -65,7 +65,7 @@ async def test_first_status_of_the_next_process_does_not_replace_the_stored_caus
     """A triggerer dies after a limit's release. The next one could write a status before it has read anything."""
     async with staged() as training:
         xcoms = dict[str, Any]()
-        assert await TaskStatusSink(Ti(xcoms), WORKER).conclude(conclusion(training.ref))
+        assert await TaskStatusSink(Ti(xcoms), WORKER).store_conclusion(conclusion(training.ref))
         training.api.remove(training.kind.plural, NAME)
         training.api.slow("before GET", 3.0)  # a status takes one second
         outcome = await training.follow(sink=TaskStatusSink(Ti(xcoms), WORKER), shared=False)
@@ -76,7 +76,7 @@ async def test_status_of_a_running_job_does_not_replace_the_stored_cause() -> No
     """A triggerer dies while the API server works on its deletion. The next one still sees the job running."""
     async with staged() as training:
         xcoms = dict[str, Any]()
-        assert await TaskStatusSink(Ti(xcoms), WORKER).conclude(conclusion(training.ref))
+        assert await TaskStatusSink(Ti(xcoms), WORKER).store_conclusion(conclusion(training.ref))
         training.start("trains")
         training.after(30.0, training.api.remove, training.kind.plural, NAME)
         outcome = await training.follow(sink=TaskStatusSink(Ti(xcoms), WORKER), shared=False)
@@ -85,7 +85,7 @@ async def test_status_of_a_running_job_does_not_replace_the_stored_cause() -> No
 
 
 async def test_stored_cause_is_read_again_after_a_failed_read() -> None:
-    """None of `concluded` also means that Airflow didn't answer within 10 s: that proves nothing."""
+    """None of `stored_conclusion` also means that Airflow didn't answer within 10 s: that proves nothing."""
     async with staged() as training:
         training.memory = AnswersAtTheSecondTime()
         training.start()
@@ -192,7 +192,7 @@ class AnswersAtTheSecondTime(Memory):
 
     reads = 0
 
-    async def concluded(self) -> Mapping[str, Any] | None:
+    async def stored_conclusion(self) -> Mapping[str, Any] | None:
         self.reads += 1
         return self.stored if self.reads > 1 else None
 
@@ -291,7 +291,7 @@ def with_broken_diagnosis(training: Staged) -> None:
 
 @pytest.mark.parametrize(("how", "category"), [("Failed", "unknown"), ("Running", "timeout")])
 async def test_error_of_the_diagnosis_does_not_keep_a_job_from_its_end(how: str, category: str) -> None:
-    """A job that has failed is concluded, and one whose limit has passed is released: the limit's category is known."""
+    """A failure is taken as the end, and a job whose limit has passed is released with its category."""
     async with staged() as training:
         with_broken_diagnosis(training)
         training.pod(1, node="node-2")
@@ -320,7 +320,7 @@ async def test_limit_keeps_its_category_without_a_diagnosis() -> None:
         assert (outcome.succeeded, (outcome.cause or {})["category"]) == (False, "infrastructure")
 
 
-async def test_success_is_concluded_without_a_diagnosis() -> None:
+async def test_success_is_taken_without_a_diagnosis() -> None:
     async with staged() as training:
         with_broken_diagnosis(training)
         training.ended("Succeeded")

@@ -28,7 +28,7 @@ class ConclusionStore:
         """Store why the job is released. GPUs come first: the wait is short."""
         event, limit = noticed.event.name.lower(), str(noticed.limit or "")
         self._put = Conclusion(ref.uid, ref.owner, ref.submission, cause, event, limit).to_dict()
-        if self._sink is not None and not await self._sink.conclude(self._put):
+        if self._sink is not None and not await self._sink.store_conclusion(self._put):
             self._log.warning(
                 "The cause could not be stored in Airflow in time. If this process ends now, it may be lost."
             )
@@ -44,7 +44,7 @@ class ConclusionStore:
 
         :return: None: Airflow doesn't answer, and is to be asked again.
         """
-        document = self._put if self._sink is None else await self._sink.concluded()
+        document = self._put if self._sink is None else await self._sink.stored_conclusion()
         if document is None:
             self._unanswered_since = self._unanswered_since or timing.now()
             return None if timing.now() - self._unanswered_since < CONCLUSION_PATIENCE_SECONDS else False
