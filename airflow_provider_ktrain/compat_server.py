@@ -38,7 +38,7 @@ class TaskRecord:
     :param followed: whether a triggerer that sends heartbeats has the trigger of a deferred task. Default: None, not
         known: the task isn't deferred, or only just.
     :param max_tries: only a clear changes it. Default: None, not known.
-    :param note: what somebody noted about it in Airflow. Default: empty, nothing.
+    :param note: the note about it in Airflow. Default: empty, there is none.
     """
 
     key: TaskInstanceId

@@ -128,12 +128,12 @@ async def ours(parameters: Json) -> Json:
 
     news = Wakeup()
     texts: list[str] = []
-    notes: list[str] = []
+    notices: list[str] = []
     alone = "containers" not in parameters
     options = {key: parameters[key] for key in ("inspector",) if key in parameters}
 
     def keep(line: Any) -> None:
-        (notes if line.note else texts).append(line.text if alone else f"{line.container} {line.text}")
+        (notices if line.notice else texts).append(line.text if alone else f"{line.container} {line.text}")
 
     async with (
         follower(to_logger() if parameters["logger"] else keep, **options) as (follow, pods, api),
@@ -147,7 +147,7 @@ async def ours(parameters: Json) -> Json:
                 break
         report = await follow.drain(300)
         requests = api.stats["logs"]
-    return {"texts": texts, "notes": notes, "unread": len(report.unread), "requests": requests}
+    return {"texts": texts, "notices": notices, "unread": len(report.unread), "requests": requests}
 
 
 INSPECTED = ("no", "the last lines are kept", "and causes are looked for")
@@ -228,12 +228,12 @@ async def flood(parameters: Json) -> Json:
 
     late: list[float] = []
     flooded = 0
-    notes: list[str] = []
+    notices: list[str] = []
 
     def sink(line: Any) -> None:
         nonlocal flooded
-        if line.note:
-            notes.append(line.text)
+        if line.notice:
+            notices.append(line.text)
         elif line.pod == "quiet":
             late.append(time.monotonic() - float(line.text.split()[2]))
         else:
@@ -257,7 +257,7 @@ async def flood(parameters: Json) -> Json:
         "emitted": flooded,
         "dropped": tally.dropped,
         "dropped bytes": tally.dropped_bytes,
-        "notes": notes[:3],
+        "notices": notices[:3],
         "late p50": quantile(late, 0.5),
         "late p99": quantile(late, 0.99),
         "quiet lines": len(late),
@@ -591,7 +591,7 @@ async def cuts(stage: Stage, args: argparse.Namespace) -> str:
         "repeated",
         "gaps reported",
     ]
-    row = [found["lines"], count, found["requests"], found["lost"], found["repeated"], len(found["notes"])]
+    row = [found["lines"], count, found["requests"], found["lost"], found["repeated"], len(found["notices"])]
     return f"{containers} containers of {rate} lines/s each, {1 / pause:.0f} cuts a second\n\n" + table(head, [row])
 
 
@@ -613,9 +613,9 @@ async def flood_scene(stage: Stage, args: argparse.Namespace) -> str:
         100 * found["cpu"] / found["seconds"], found["before"], found["peak"],
         found["quiet lines"], 1000 * found["late p50"], 1000 * found["late p99"],
     ]  # fmt: skip
-    note = found["notes"][0] if found["notes"] else ""
+    notice = found["notices"][0] if found["notices"] else ""
     return f"A container that writes {size * rate / 1e6:.0f} MB/s beside one that writes a line every 10 ms\n\n" + (
-        f"{table(head, [row])}\n\nThe first message about dropped lines: `{note}`"
+        f"{table(head, [row])}\n\nThe first message about dropped lines: `{notice}`"
     )
 
 

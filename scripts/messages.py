@@ -26,7 +26,7 @@ from scripts.message_texts import Placeholder, Text, choice, formatted, has_word
 
 PACKAGE = Path(__file__).resolve().parent.parent / "airflow_provider_ktrain"
 LEVELS = ("info", "warning", "error", "exception")
-NOTES = ("note", "gap")  #: Methods that add a warning to the lines of a container.
+NOTICES = ("add_notice", "gap")  #: Methods that add a warning to the lines of a container.
 ONLY_LOGGED = "_only_logged"  #: Method that logs its argument as a warning, if there is an error.
 MAX_DEPTH = 7  #: How many variables and functions are replaced one within another.
 #: Functions that return their argument's text.
@@ -192,7 +192,7 @@ class Code:
                 return None
             if name in LEVELS and ast.unparse(call.func.value).endswith("log"):
                 return self._built(scope, call, "error" if name == "exception" else name, self._logged(call, scope))
-            if name in NOTES and scope.module.startswith("engine/logs"):
+            if name in NOTICES and scope.module.startswith("engine/logs"):
                 return self._built(scope, call, "warning", self.text(call.args[0], scope))
         if name == "print" and scope.module == "cli" and "file" in parts:
             return self._built(scope, call, "printed", self.text(call.args[0], scope))

@@ -32,9 +32,9 @@ def owned_job(
     owner: Owner | None = None, condition: str = "Running", *, annotations: Mapping[str, str] | None = None, **meta: Any
 ) -> dict[str, Any]:
     """A job of a task with one condition, which is true."""
-    notes = {**({OWNER_ANNOTATION: owner.annotation()} if owner else {}), **(annotations or {})}
+    annotations = {**({OWNER_ANNOTATION: owner.annotation()} if owner else {}), **(annotations or {})}
     return {
-        "metadata": {"annotations": notes, **meta},
+        "metadata": {"annotations": annotations, **meta},
         "status": {"conditions": [{"type": condition, "status": "True"}]},
     }
 

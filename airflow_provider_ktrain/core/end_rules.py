@@ -100,7 +100,7 @@ class Action(enum.StrEnum):
     FOLLOW = "goes on following the job"
     LOOK_AGAIN = "looks again"
     HAND_OVER = "ends, and another process follows the job"
-    ANNOTATE = "notes on the job which pod it was, and goes on following it"
+    ANNOTATE = "records on the job which pod it was, and goes on following it"
     LET_GO = "stops following the job, and changes nothing"
     LEAVE = "leaves the job as it is"
     REPORT = "reports the end, releases nothing"

@@ -39,7 +39,7 @@ class JobAnnotations:
         if why and job is not ABSENT and not self._failure_logged:
             self._failure_logged = True
             self._log.warning(
-                f"A pod of {state.ref} was stopped, and that could not be noted on the job.\n"
+                f"A pod of {state.ref} was stopped, and that could not be recorded on the job.\n"
                 f"If this process ends now, the next one may take an incomplete training for a success.\n{why}"
             )
         return False

@@ -368,16 +368,16 @@ class OwnedJob:
             self._log.warning(f"{ref} has failed, but could not be suspended and may train again.\n{e}")
 
     async def annotate(
-        self, job: Object | Absent, notes: Mapping[str, str], seconds: float
+        self, job: Object | Absent, annotations: Mapping[str, str], seconds: float
     ) -> tuple[Object | Absent, str]:
         """Set annotations of the job, or remove them, again after a conflict, as long as it is this try's.
 
         :return: the job as it is now, and why that failed; empty if it has these annotations.
         """
         end = timing.now() + seconds
-        while job is not ABSENT and any((annotation(job, name) or "") != notes[name] for name in notes):
+        while job is not ABSENT and any((annotation(job, name) or "") != annotations[name] for name in annotations):
             try:
-                write = functools.partial(annotate, await self.api(), self.known_ref, job, notes)
+                write = functools.partial(annotate, await self.api(), self.known_ref, job, annotations)
                 return await retry_transient(write, end), ""
             except ApiStatusError as e:
                 error: KtrainError = e
@@ -388,7 +388,7 @@ class OwnedJob:
                         if self.owner_in(seen) is Ownership.MINE:
                             await asyncio.sleep(CONFLICT_PAUSE_SECONDS)
                             continue
-            except Exception as e:  # as where the client can't be built: a note stops no release
+            except Exception as e:  # as where the client can't be built: an annotation stops no release
                 return job, str(e)
             return job, str(error)
         return job, ""

@@ -235,12 +235,12 @@ def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool) -> str:
     if not pods:
         return "No pods were left."
     claims = held.pop(CLAIMS, 0)
-    note = f"; {NOT_COUNTED}" if claims else ""
+    remark = f"; {NOT_COUNTED}" if claims else ""
     if not verified:
         amounts = described(held, "Accelerators" if claims else "0 GPUs")
-        return f"{amounts} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}{note}."
+        return f"{amounts} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}{remark}."
     released = f"{described(held, '')} released, " if held else "" if claims else "No GPUs were held, "
-    return f"{released}{unfinished} deleted{note}."
+    return f"{released}{unfinished} deleted{remark}."
 
 
 class _Release:
@@ -284,8 +284,8 @@ class _Release:
             )
         ended = bool(pods) and all(map(has_ended, pods))
         freed = "" if ended else _freed(pods, verify, seconds)
-        notes = filter(None, (why, "" if gone else STILL_DELETED))
-        text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *notes))
+        remarks = filter(None, (why, "" if gone else STILL_DELETED))
+        text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *remarks))
         return Released(round(seconds, 3), text, freed)
 
     async def kill(self, mode: Mode, workload: Object | None) -> Released:
@@ -336,8 +336,8 @@ class _Release:
             try:
                 async with asyncio.timeout(half - timing.now()):
                     if ref.owner:
-                        notes = {SUSPENDED_ANNOTATION: ref.owner}
-                        mark = self._fenced(lambda served: annotate(api, served, job, notes))
+                        annotations = {SUSPENDED_ANNOTATION: ref.owner}
+                        mark = self._fenced(lambda served: annotate(api, served, job, annotations))
                         job = await retry_transient(mark, half)
                     pause = functools.partial(kueue.set_active, api, ref.namespace, workload, False, fenced=False)
                     await retry_transient(pause, half)

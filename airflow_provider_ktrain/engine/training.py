@@ -325,8 +325,8 @@ class Training:
         if rule.action is Action.TAKE_END_SUSPENDED:
             await job.keep_from_restarting(read)
         if seen is Seen.INCOMPLETE:  # what shows this may be gone for the next process, and the log may have a result
-            noted, _ = await job.annotate(read.job, following.state.stopped_pods_annotation, MARK_SECONDS)
-            read = replace(read, job=noted)
+            annotated, _ = await job.annotate(read.job, following.state.stopped_pods_annotation, MARK_SECONDS)
+            read = replace(read, job=annotated)
         await end.read_remainder_of_ended_job(releases=True)
         seen, unmarked = following.seen, ""
         if seen in (Seen.SUCCEEDED, Seen.INCOMPLETE):

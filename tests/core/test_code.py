@@ -264,11 +264,11 @@ def stamped(asked: JobRequest, served: Served | None = None) -> Manifest:
 
 def test_hash_is_an_annotation_and_part_of_the_manifests_hash() -> None:
     asked = request("PyTorchJob")
-    notes = stamped(asked)["metadata"]["annotations"]
-    assert notes[CODE_ANNOTATION] == CODE.hash
+    annotations = stamped(asked)["metadata"]["annotations"]
+    assert annotations[CODE_ANNOTATION] == CODE.hash
     others = (None, pack([CodeFile("train.py", b"print(2)")]))
     hashes = {stamped(replace(asked, code=code))["metadata"]["annotations"][MANIFEST_ANNOTATION] for code in others}
-    assert notes[MANIFEST_ANNOTATION] not in hashes
+    assert annotations[MANIFEST_ANNOTATION] not in hashes
     assert len(hashes) == 2
 
 

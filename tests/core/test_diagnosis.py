@@ -936,7 +936,7 @@ def test_last_line_is_one_of_the_program() -> None:
 
 
 def test_launcher_that_ends_while_its_evicted_worker_is_shut_down_is_the_effect() -> None:
-    """The kubelet notes the eviction when the grace period is over."""
+    """The kubelet records the eviction when the grace period is over."""
     job = failed(at=400, reason="MPIJobEvicted", message="1/2 workers are evicted")
     launcher, worker = pod("Launcher", 0, code=1, at=300), pod("Worker", 1)
     worker["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}

@@ -122,8 +122,8 @@ def test_the_mark_makes_a_success_doubtful_for_every_later_try() -> None:
     known = at_the_end("100b-mpi-evicted-exit-0-launcher")
     assert seen_in(known.job, []) is Seen.SUCCEEDED
     key = TaskKey("prod", "dag", "train", "run")
-    notes = {INCOMPLETE_ANNOTATION: known.doubts[0], OWNER_ANNOTATION: Owner(key, 1, "ti-1").annotation()}
-    known.job["metadata"]["annotations"] = notes
+    annotations = {INCOMPLETE_ANNOTATION: known.doubts[0], OWNER_ANNOTATION: Owner(key, 1, "ti-1").annotation()}
+    known.job["metadata"]["annotations"] = annotations
     assert seen_in(known.job, []) is Seen.INCOMPLETE
     decision = decide_adoption(known.job, Owner(key, 2, "ti-2"), 1)
     assert (decision.action, decision.detail) == (Adoption.REPLACE, f"{known.doubts[0]}.")
@@ -193,19 +193,19 @@ def test_master_that_replaced_the_stopped_one_explains_the_success(
     assert stopped_pods_annotation(job, history.stopped(job)) is None, "the conditions stay"
 
 
-# what is noted on the job for the next process
+# what is recorded on the job for the next process
 
 
-def noting(name: str) -> tuple[list[str], Known]:
+def annotating(name: str) -> tuple[list[str], Known]:
     """What a process that follows the job writes to it while it is alive, and what is known at the end."""
-    notes: list[str] = []
+    annotations: list[str] = []
     for known in replay(changes(name)):
-        known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: notes[-1]} if notes else {}
+        known.job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: annotations[-1]} if annotations else {}
         if known.phase.ended:
             break
         if (value := stopped_pods_annotation(known.job, known.pods.stopped(known.job))) is not None:
-            notes.append(value)
-    return notes, known
+            annotations.append(value)
+    return annotations, known
 
 
 def seen_by_next(known: Known, pods: Sequence[Mapping[str, Any]] = ()) -> list[str]:
@@ -217,9 +217,9 @@ def seen_by_next(known: Known, pods: Sequence[Mapping[str, Any]] = ()) -> list[s
 
 @pytest.mark.parametrize("name", DOUBTS)
 def test_next_process_knows_of_a_stopped_pod_that_is_gone(name: str) -> None:
-    notes, known = noting(name)
+    annotations, known = annotating(name)
     assert seen_by_next(known) == [DOUBTS[name]]
-    assert len(notes) == 2, "one when the pod is stopped, and one when its program has ended with exit code 0"
+    assert len(annotations) == 2, "one when the pod is stopped, and one when its program has ended with exit code 0"
     known.job["metadata"]["uid"] = "a job that was created of this one's manifest"
     assert seen_by_next(known) != [DOUBTS[name]]
 
@@ -237,9 +237,11 @@ STOPPED = {
 
 
 @pytest.mark.parametrize("name", [name for name in RECORDED if name not in DOUBTS])
-def test_note_is_no_doubt_of_a_later_success(name: str) -> None:
-    notes, known = noting(name)
-    assert len(notes) == STOPPED.get(name, 0), "pods that were rejected, or that no success depends on, are no reason"
+def test_annotation_is_no_doubt_of_a_later_success(name: str) -> None:
+    annotations, known = annotating(name)
+    assert len(annotations) == STOPPED.get(name, 0), (
+        "rejected pods, and those that no success depends on, are no reason"
+    )
     if known.phase is Phase.SUCCEEDED:
         assert not seen_by_next(known, known.pods.live)
 
@@ -253,19 +255,19 @@ def test_result_that_was_found_once_ends_all_doubts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "noted",
+    "recorded",
     [
         "", "{", "[]", '{"job": "None"}', '{"job": "None", "pods": 3}', '{"job": "None", "pods": [3, {}]}',
         '{"job": "None", "pods": [{"role": "Master", "index": "x", "uid": "u", "created": "", "text": ""}]}',
     ],
 )  # fmt: skip
-def test_unreadable_note_says_nothing(noted: str) -> None:
+def test_unreadable_record_says_nothing(recorded: str) -> None:
     job = job_that_succeeded("")
-    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: noted}
+    job["metadata"]["annotations"] = {STOPPED_PODS_ANNOTATION: recorded}
     assert annotated_stopped_pods(job) == []
 
 
-def test_note_is_removed_when_the_rank_that_had_ended_runs_again() -> None:
+def test_annotation_is_removed_when_the_rank_that_had_ended_runs_again() -> None:
     """JobSet has recreated all pods, and the next process would not know of them."""
     pod = master("a", ended="2026-01-01T12:10:01Z", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
     history, job = history_of(pod), job_that_succeeded("")
@@ -279,7 +281,7 @@ def test_note_is_removed_when_the_rank_that_had_ended_runs_again() -> None:
 
 
 def test_pod_that_was_stopped_and_has_failed_is_no_doubt_of_its_successor() -> None:
-    """It was noted while it still ran; its successor, which nobody saw, succeeded within a minute."""
+    """It was recorded while it still ran; its successor, which nobody saw, succeeded within a minute."""
     pod = master("a", disrupted="2026-01-01T12:10:00Z", deleted="2026-01-01T12:10:30Z")
     job = job_that_succeeded("")
     job["metadata"]["annotations"] = {
@@ -343,12 +345,12 @@ def test_pod_that_a_suspension_deleted_is_no_doubt_after_the_job_was_resumed(res
     pod = master("a", deleted="2026-01-01T12:10:30Z")
     job = job_that_succeeded("2026-01-01T12:10:40Z")
     assert history_of(pod).stopped(job)
-    noted = PodHistory(kind_of("PyTorchJob"), history_of(pod).handover(job_that_succeeded(""), NOW))
-    assert noted.stopped(job)
+    recorded = PodHistory(kind_of("PyTorchJob"), history_of(pod).handover(job_that_succeeded(""), NOW))
+    assert recorded.stopped(job)
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": f"2026-01-01T{resumed_at}Z"}
     job["status"]["conditions"].append(resumed)
     assert not history_of(pod).stopped(job)
-    assert not noted.stopped(job)
+    assert not recorded.stopped(job)
 
 
 def test_eviction_counts_also_if_the_clock_of_the_node_is_slow() -> None:

@@ -175,9 +175,9 @@ def test_a_failed_job_is_replaced_also_after_its_condition_has_vanished() -> Non
     assert failure_annotation(trainjob()) is None
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", "null"])
-def test_a_failure_that_cannot_be_read_is_a_failure(note: str) -> None:
-    assert "Failed" in true_conditions({"metadata": {"annotations": {FAILED_ANNOTATION: note}}})
+@pytest.mark.parametrize("stored", ["", "{", "[]", "null"])
+def test_a_failure_that_cannot_be_read_is_a_failure(stored: str) -> None:
+    assert "Failed" in true_conditions({"metadata": {"annotations": {FAILED_ANNOTATION: stored}}})
 
 
 CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")

@@ -36,8 +36,8 @@ def stamped(request: JobRequest, attempt: int = 1) -> Manifest:
 
 
 def notes_of(request: JobRequest, attempt: int = 1) -> dict[str, str]:
-    notes: dict[str, str] = stamped(request, attempt)["metadata"]["annotations"]
-    return notes
+    annotations: dict[str, str] = stamped(request, attempt)["metadata"]["annotations"]
+    return annotations
 
 
 def environment(manifest: Manifest) -> dict[str, Any]:
@@ -94,9 +94,9 @@ def test_invalid_request_has_annotations_of_its_owner_alone() -> None:
     request = replace(REQUEST, manifest=None, invalid=ManifestError("gpus"), on_finish_action=OnFinishAction.KEEP_JOB)
     with pytest.raises(ManifestError, match="gpus"):
         request.fitted("kubeflow.org/v1")
-    notes = request.annotations(None, now=0)
-    assert Owner.of({"metadata": {"annotations": notes}}) == request.owner
-    assert (notes[FINISH_ANNOTATION], notes[MANIFEST_ANNOTATION]) == ("keep_job", "")
+    annotations = request.annotations(None, now=0)
+    assert Owner.of({"metadata": {"annotations": annotations}}) == request.owner
+    assert (annotations[FINISH_ANNOTATION], annotations[MANIFEST_ANNOTATION]) == ("keep_job", "")
 
 
 def test_generated_manifest_is_written_for_the_served_version() -> None:

@@ -91,13 +91,13 @@ def test_of_300_replicas_the_primary_and_the_256_with_the_highest_index_are_read
     selection = containers_to_read(kind, {}, pods, T0)
     names = [container.replica for container in selection.containers]
     assert names == [kind.replica_name(primary, 0), *(f"{role} {index}" for index in range(299, 43, -1))]
-    assert selection.note == (
+    assert selection.left_out == (
         f"Of {len(pods)} replicas, only the logs of {names[0]} and of the 256 with the highest index were read."
     )
-    assert containers_to_read(kind, {}, pods[:257], T0).note == ""
+    assert containers_to_read(kind, {}, pods[:257], T0).left_out == ""
     for ended in pods[257:]:
         ended["status"]["containerStatuses"][0]["state"] = ENDED
-    assert containers_to_read(kind, {}, pods, T0 + 60).note == "", "pods that ended before don't count"
+    assert containers_to_read(kind, {}, pods, T0 + 60).left_out == "", "pods that ended before don't count"
 
 
 def test_lines_of_a_response_have_times_and_texts() -> None:

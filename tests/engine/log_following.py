@@ -19,15 +19,15 @@ of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pyt
 
 
 class Sink:
-    """Collects the lines of the containers and the notes of the follower separately."""
+    """Collects the lines of the containers and the notices of the follower separately."""
 
     def __init__(self) -> None:
         self.lines: list[LogLine] = []
-        self.notes: list[str] = []
+        self.notices: list[str] = []
 
     def __call__(self, line: LogLine) -> None:
-        if line.note:
-            self.notes.append(line.text)
+        if line.notice:
+            self.notices.append(line.text)
         else:
             self.lines.append(line)
 

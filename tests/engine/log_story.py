@@ -230,7 +230,7 @@ class Story:
         found = [gap for reported in gaps_of(self.report).values() for gap in reported]
         assert len(found) == len(gaps), found
         assert all(expected in gap for expected, gap in zip(gaps, found, strict=True)), found
-        assert gaps or self.sink.notes == []
+        assert gaps or self.sink.notices == []
         assert bool(self.report.unread) is unread
         assert self.kube.verbs["log"] <= self._most_requests
 

@@ -146,7 +146,7 @@ class Cluster(ApiServer):
     def answer(self, request: Request) -> Response | Stream:
         answer = super().answer(request)
         if isinstance(answer, Response):
-            self.note(f"{request.actor}: {request.method} {request.path.rpartition('/')[2]}: {answer.status}")
+            self.record(f"{request.actor}: {request.method} {request.path.rpartition('/')[2]}: {answer.status}")
         return answer
 
     def check_reached(self, request: Request) -> None:
@@ -154,7 +154,7 @@ class Cluster(ApiServer):
         if isinstance(request.sender, Client) and request.sender.is_dead:
             raise Lost("the process is dead")
 
-    def note(self, text: str) -> None:
+    def record(self, text: str) -> None:
         self.story.append(f"{self._clock() - EPOCH:7.1f} {text}")
 
     def _judge(self, request: Request, obj: Object | None) -> None:
@@ -405,7 +405,7 @@ class Cluster(ApiServer):
             if len(mine) == len(_ROLES[self.kind.name]) and not phase_of(job).ended and not is_being_deleted(job):
                 uid = job["metadata"]["uid"]
                 self.over[uid], self._over_at[uid] = succeeded, self._clock()
-                self.note(f"the program of {uid} ends with {'success' if succeeded else 'an error'}")
+                self.record(f"the program of {uid} ends with {'success' if succeeded else 'an error'}")
                 for pod in mine:
                     if not lingering or pod["metadata"]["labels"]["index"] == "0":
                         self._end(pod, succeeded)
@@ -444,7 +444,7 @@ class Cluster(ApiServer):
                 and not phase_of(job).ended
                 and not is_being_deleted(job)
             ):
-                self.note(f"a user {'suspends' if suspend else 'resumes'} {job['metadata']['uid']}")
+                self.record(f"a user {'suspends' if suspend else 'resumes'} {job['metadata']['uid']}")
                 self.touched_by_users.add(job["metadata"]["uid"])
                 fields = self.kind.form.suspension(suspend)
                 job["spec"] |= {k: v for k, v in fields.items() if k != "runPolicy"}
@@ -512,22 +512,22 @@ class Client(InProcessApi):
             self.has_read_job = self.has_read_job or (reads_job and e.status == 404)
             raise
         if reads:
-            self._note(path, answer)
+            self._record_answer(path, answer)
         return answer
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, *, query: Mapping[str, str], **kw: Any) -> AsyncIterator[Any]:
         async with super().stream(path, query=query, **kw) as response:
             if path.endswith("/log") and query.get("tailLines") == str(LAST_LINES):
-                self._note_log(path.split("/")[-2])
+                self._record_log(path.split("/")[-2])
             yield response
 
-    def _note_log(self, pod: str) -> None:
+    def _record_log(self, pod: str) -> None:
         assert isinstance(self._server, Cluster)
         uid = self._server.pods[pod]["metadata"]["uid"]
         (self.diverged.add if self._server.diverges(pod) else self.diverged.discard)(uid)
 
-    def _note(self, path: str, answer: Object) -> None:
+    def _record_answer(self, path: str, answer: Object) -> None:
         """Keep what was read for a decision, not for a watch."""
         if path.startswith(f"{self._jobs_path}/"):
             self._job, self.has_read_job = answer, True

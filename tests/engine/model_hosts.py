@@ -66,13 +66,13 @@ class OperatorError(KtrainError):
 class Texts:
     """A log, which keeps what users read."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
+    def __init__(self, record: Callable[[str], None]) -> None:
+        self._record = record
         self.texts: list[str] = []
 
     def info(self, event: Any, *args: Any, **kw: Any) -> None:
         self.texts.append(str(event))
-        self._note(str(event).replace("\n", " / "))
+        self._record(str(event).replace("\n", " / "))
 
     warning = error = info
 
@@ -115,7 +115,7 @@ class Process:
         self.world, self.me = world, me
         self.client = Client(world.cluster, me.name, world.informers if self.shares else None)
         self.client.process = self
-        self.log = Texts(self._note_text)
+        self.log = Texts(self._record_text)
         self.stop = StopSignal()
         self.sink = Sink(me, world.rng, lambda: self.client.is_dead)
         self.answer: str | None = None  # Airflow's last answer about the task
@@ -133,13 +133,13 @@ class Process:
     def __str__(self) -> str:
         return f"{self.host_name} of {self.me.name}"
 
-    def _note_text(self, text: str) -> None:
-        self.world.cluster.note(f"  {self}: {text}")
+    def _record_text(self, text: str) -> None:
+        self.world.cluster.record(f"  {self}: {text}")
         self.world.check_text(self, text)
 
     def _check_error(self, error: KtrainError) -> None:
         """While a job is followed, nothing that the API server does in the model ends a try."""
-        self.world.cluster.note(f"{self}: {type(error).__name__}: {error}")
+        self.world.cluster.record(f"{self}: {type(error).__name__}: {error}")
         if self.ref is not None and not isinstance(error, OperatorError):
             raise Broken(f"{self} ends because of an error: {error}") from error
 
@@ -165,12 +165,12 @@ class Process:
         return task in (Task.OVER, Task.CLEARED)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self.world.cluster.note(f"{self} begins")
+        self.world.cluster.record(f"{self} begins")
         self.task = asyncio.get_running_loop().create_task(work, name=str(self))
 
     def crash(self) -> None:
         """SIGKILL."""
-        self.world.cluster.note(f"{self} crashes")
+        self.world.cluster.record(f"{self} crashes")
         self.client.is_dead = True
         if self.task is not None:
             self.task.cancel()
@@ -222,7 +222,7 @@ class Worker(Process):
 
     def kill(self) -> None:
         """SIGTERM."""
-        self.world.cluster.note(f"{self} gets SIGTERM")
+        self.world.cluster.record(f"{self} gets SIGTERM")
         self.stopped = True
         self.stop.request("SIGTERM")
 
@@ -251,7 +251,7 @@ class Worker(Process):
                 await training.interrupted(Event.FINAL_ERROR if e.final else Event.ERROR)
         await training.close()
         if succeeded is not None and not self.client.is_dead:
-            self.world.cluster.note(f"{self} ends: {'success' if succeeded else 'failure'}")
+            self.world.cluster.record(f"{self} ends: {'success' if succeeded else 'failure'}")
             self.world.airflow.end(self.me, succeeded, final=self.is_unmet)
 
     async def _execute(self) -> bool | None:
@@ -368,11 +368,11 @@ class Trigger(Process):
         await training.close()
         if not self.client.is_dead and self.world.airflow.move(self.me, "deferred", "queued"):
             self.me.event = event
-            self.world.cluster.note(f"{self} fires")
+            self.world.cluster.record(f"{self} fires")
 
     def kill(self) -> None:
         """Cancel the trigger, and call its `on_kill`."""
-        self.world.cluster.note(f"{self} is cancelled")
+        self.world.cluster.record(f"{self} is cancelled")
         working, self.stopped = self.task, True
         self.spawn(self._kill(working))
 
@@ -401,7 +401,7 @@ class Terminal(Process):
 
     def kill(self) -> None:
         """Ctrl-C."""
-        self.world.cluster.note(f"{self} gets SIGINT")
+        self.world.cluster.record(f"{self} gets SIGINT")
         self.stopped = True
         self.stop.request("Ctrl-C")
 

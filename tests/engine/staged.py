@@ -101,9 +101,9 @@ class Staged:
     def _create(self) -> Object:
         key = TaskKey("tests", "dag", "train", uuid.uuid4().hex[:8])
         owner, version = Owner(key, 1, "ti-1"), self.kind.versions[0]
-        notes = {OWNER_ANNOTATION: owner.annotation()}
+        annotations = {OWNER_ANNOTATION: owner.annotation()}
         if self.kind is TRAINJOB and self.roles:
-            notes[ROLES_ANNOTATION] = ",".join(self.roles)
+            annotations[ROLES_ANNOTATION] = ",".join(self.roles)
         spec = self.kind.skeleton(f"{self.kind.group}/{version}", self.roles or self.kind.primaries[-1:])["spec"]
         return self.api.put(
             self.kind.plural,
@@ -111,7 +111,7 @@ class Staged:
                 "apiVersion": f"{self.kind.group}/{version}", "kind": self.kind.name, "spec": spec,
                 "metadata": {
                     "name": self.name, "labels": key.labels(self.submission), "creationTimestamp": stamp(self.since),
-                    "annotations": notes,
+                    "annotations": annotations,
                 },
             },
         )  # fmt: skip

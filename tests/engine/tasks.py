@@ -298,8 +298,8 @@ class Task:
 
     def stamped(self, built: Object, number: int, submission: str) -> Object:
         owner = self.owner(number)
-        notes = {OWNER_ANNOTATION: owner.annotation(), MANIFEST_ANNOTATION: str(hash(repr(built)))}
-        return stamp(built, self.name, self.namespace, owner.key.labels(submission), notes)
+        annotations = {OWNER_ANNOTATION: owner.annotation(), MANIFEST_ANNOTATION: str(hash(repr(built)))}
+        return stamp(built, self.name, self.namespace, owner.key.labels(submission), annotations)
 
     async def submit(
         self, number: int = 1, program: str = TRAINS, *, first: int = 1, reattach: Reattach = "always",

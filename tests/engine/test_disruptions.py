@@ -231,7 +231,7 @@ async def test_process_after_one_that_died_knows_of_the_stopped_pod(name: str) -
         assert (mark_of(training) or "").startswith(replica)
 
 
-async def test_pods_that_are_rejected_without_end_are_not_noted() -> None:
+async def test_pods_that_are_rejected_without_end_are_not_recorded() -> None:
     """Of 103 pods in 34 s, none can make the success of the job doubtful."""
     async with replaying("107d-pt-admission-error-worker-onfailure") as (training, recorded):
         following = asyncio.ensure_future(training.follow(OPTIONS))
@@ -241,24 +241,24 @@ async def test_pods_that_are_rejected_without_end_are_not_noted() -> None:
         following.cancel()
 
 
-async def test_pod_that_could_not_be_noted_is_noted_later() -> None:
+async def test_pod_that_could_not_be_recorded_is_recorded_later() -> None:
     async with replaying(MASTER) as (training, recorded):
         training.api.fail("PATCH", "pytorchjobs", 403)
         following = asyncio.ensure_future(training.follow(OPTIONS))
         await until(lambda: training.api.watched("pods"))
         await recorded.go_slowly(is_stopped)
         await until(lambda: annotation_of(training, STOPPED_PODS_ANNOTATION), 30)
-        assert "could not be noted" in str(training.log)
+        assert "could not be recorded" in str(training.log)
         following.cancel()
 
 
-async def test_note_that_is_not_answered_in_time_is_said() -> None:
+async def test_annotation_that_is_not_answered_in_time_is_said() -> None:
     async with replaying(MASTER) as (training, recorded):
         training.api.pause("before PATCH .*pytorchjobs")
         following = asyncio.ensure_future(training.follow(OPTIONS))
         await until(lambda: training.api.watched("pods"))
         await recorded.go_slowly(is_stopped)
-        await until(lambda: "could not be noted" in str(training.log), 40)
+        await until(lambda: "could not be recorded" in str(training.log), 40)
         following.cancel()
 
 
@@ -526,7 +526,7 @@ async def test_mark_is_written_again_when_the_pods_are_released() -> None:
 
 
 async def test_job_that_could_not_be_marked_is_doubtful_for_the_next_process() -> None:
-    """The stopped pod was noted while the job was alive."""
+    """The stopped pod was recorded while the job was alive."""
     async with replaying(MASTER) as (training, recorded):
         following = asyncio.ensure_future(training.follow(OPTIONS))
         await until(lambda: training.api.watched("pods"))

@@ -172,8 +172,8 @@ async def test_success_during_a_suspension_that_an_earlier_process_began() -> No
         training.pod(0)
         training.running()
         training.memory.stored = conclusion(training.ref)
-        note = {SUSPENDED_ANNOTATION: training.ref.owner}
-        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+        annotations = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(annotations))
 
         def on_request(line: str) -> None:
             if line.startswith("PATCH") and not ended:
@@ -207,8 +207,8 @@ async def test_suspension_that_an_earlier_process_began_is_completed(unread: str
         training.memory.stored = {} if unread == "nothing stored" else conclusion(training.ref)
         if unread == "API server":
             training.api.fail("GET", "/pytorchjobs/train", 500)
-        note = {SUSPENDED_ANNOTATION: training.ref.owner}
-        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+        annotations = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(annotations))
         training.spec(**training.kind.form.suspension(True))
         training.condition("Suspended")
         async with asyncio.timeout(60):
@@ -245,8 +245,8 @@ async def test_limit_is_the_cause_if_the_response_to_its_release_is_lost(action:
 async def test_job_that_was_resumed_after_a_suspension_is_followed() -> None:
     """A user has resumed it, and the annotation is left: no cause is stored, and it trains."""
     async with staged() as training:
-        note = {SUSPENDED_ANNOTATION: training.ref.owner}
-        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(note))
+        annotations = {SUSPENDED_ANNOTATION: training.ref.owner}
+        training.api.change("pytorchjobs", NAME, lambda job: job["metadata"]["annotations"].update(annotations))
         training.pod(0)
         training.running()
         following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
@@ -331,10 +331,10 @@ def another_try(training: Staged) -> None:
     """A later try adopts the job."""
 
     def adopt(job: dict[str, Any]) -> None:
-        notes = job["metadata"]["annotations"]
+        annotations = job["metadata"]["annotations"]
         owner = Owner.of(job)
         assert isinstance(owner, Owner)
-        notes[OWNER_ANNOTATION] = replace(owner, try_number=2, ti_id="ti-2").annotation()
+        annotations[OWNER_ANNOTATION] = replace(owner, try_number=2, ti_id="ti-2").annotation()
 
     training.api.change(training.kind.plural, NAME, adopt)
 
@@ -360,8 +360,8 @@ async def test_queued_job_that_another_try_has_adopted_is_not_paused(in_seconds:
         assert SUSPENDED_ANNOTATION not in job["metadata"]["annotations"]
 
 
-async def test_job_that_another_try_has_adopted_gets_no_note() -> None:
-    """A note that its success is incomplete would let the later try train again."""
+async def test_job_that_another_try_has_adopted_gets_no_annotation() -> None:
+    """An annotation that its success is incomplete would let the later try train again."""
     async with staged() as training, training.owner() as owner:
         owner.job.ref = training.ref
         read = await owner.job.read()

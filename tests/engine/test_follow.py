@@ -620,8 +620,8 @@ def adopt(training: Staged) -> None:
     """Another try adopts the job."""
     owner = Owner.of(training.job)
     assert isinstance(owner, Owner)
-    note = {OWNER_ANNOTATION: replace(owner, try_number=2, ti_id="ti-2").annotation()}
-    training.api.change(training.kind.plural, NAME, lambda job: job["metadata"]["annotations"].update(note))
+    annotations = {OWNER_ANNOTATION: replace(owner, try_number=2, ti_id="ti-2").annotation()}
+    training.api.change(training.kind.plural, NAME, lambda job: job["metadata"]["annotations"].update(annotations))
 
 
 async def test_follower_stops_when_another_try_adopts_the_job() -> None:

@@ -37,8 +37,8 @@ class Conclusions(Memory):
 
 def hangs(training: Staged, workers: int) -> None:
     """Worker 0 waits for its data, and the others for Worker 0. They print their stacks when they are stopped."""
-    note = {STACKS_ANNOTATION: "true"}
-    training.api.change(PYTORCHJOB.plural, NAME, lambda job: job["metadata"]["annotations"].update(note))
+    annotations = {STACKS_ANNOTATION: "true"}
+    training.api.change(PYTORCHJOB.plural, NAME, lambda job: job["metadata"]["annotations"].update(annotations))
     training.spec(pytorchReplicaSpecs={"Master": {"replicas": 1}, "Worker": {"replicas": workers}})
     replicas = [("Master", 0), *(("Worker", index) for index in range(workers))]
     for role, index in replicas:

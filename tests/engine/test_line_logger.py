@@ -67,7 +67,7 @@ def test_the_only_replica_of_a_role_has_no_index() -> None:
 
 
 def test_notes_are_warnings_and_may_have_no_time() -> None:
-    (record,) = logged(line("lines may be missing", time="", note=True))
+    (record,) = logged(line("lines may be missing", time="", notice=True))
     assert record["level"] == "warning"
     assert "timestamp" not in record
 

@@ -84,13 +84,13 @@ async def test_refused_logs_are_retried_with_one_warning(kind: Kind) -> None:
     kube.refuse(403)
     async with following(kube, sink, kind=kind) as follower:
         await until(lambda: kube.refused > 6)
-        (note,) = sink.notes
-        assert "403 Forbidden" in note
-        assert "`pods/log`" in note
+        (notice,) = sink.notices
+        assert "403 Forbidden" in notice
+        assert "`pods/log`" in notice
         kube.clear_failures()
         await until(lambda: len(sink.lines) == 10)
         report = await follower.drain(60)
-    assert len(sink.notes) == 1
+    assert len(sink.notices) == 1
     assert (gaps_of(report), report.unread) == ({}, [])
 
 

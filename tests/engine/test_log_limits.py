@@ -50,8 +50,8 @@ async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers(m
     flood = report.containers["flood", "main"]
     assert 90 < flood.lines < 200
     assert flood.lines + flood.dropped == 5000
-    note = next(note for note in sink.notes if f"{flood.dropped:,} lines" in note)
-    assert " MiB) here: over the limit of 1,000 bytes/s" in note
+    notice = next(notice for notice in sink.notices if f"{flood.dropped:,} lines" in notice)
+    assert " MiB) here: over the limit of 1,000 bytes/s" in notice
     assert report.unread == []
 
 
@@ -236,8 +236,8 @@ async def test_limit_of_an_init_container_is_low(monkeypatch: pytest.MonkeyPatch
     init = report.containers["p", "init-pytorch"]
     assert 300 < init.lines < 500
     assert init.lines + init.dropped == 1000
-    (note,) = sink.notes
-    assert "over the limit of 16 bytes/s" in note
+    (notice,) = sink.notices
+    assert "over the limit of 16 bytes/s" in notice
 
 
 async def test_tail_check_requests_few_bytes() -> None:

@@ -88,7 +88,7 @@ def test_parts_have_the_whole_text_and_are_short(text: str, size: int) -> None:
 async def test_parts_of_a_line_are_not_split_again(supervisor: Wire) -> None:
     queue = queue_to(supervisor)
     queue.add(line("x" * (4 * (log_socket()._piece - 2))))
-    queue.add(line("y" * 3 * log_socket()._piece, note=True, lines=0))
+    queue.add(line("y" * 3 * log_socket()._piece, notice=True, lines=0))
     await supervisor.read_until(lambda: not queue and not supervisor.unread())
     assert {record["event"].count("(part ") for record in supervisor.records} == {1}
     assert queue.written == 1
@@ -165,7 +165,7 @@ async def test_lines_that_are_discarded_are_counted(supervisor: Wire) -> None:
     supervisor.fill()
     queue.add(line("x" * 100_000))
     queue.add(line("y"))
-    queue.add(line("a note", note=True, lines=0))
+    queue.add(line("a notice", notice=True, lines=0))
     async with watched() as loop:
         await turns(loop, 100)
     queue.discard()

@@ -37,7 +37,7 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
         assert sink.lines[0] == LogLine("p", "main", "Worker", 0, 0, "2026-11-21T10:06:08.600000000Z", "first")
         report = await follower.drain(60)
     assert (report.total.lines, report.total.dropped, gaps_of(report), report.unread) == (8, 0, {}, [])
-    assert sink.notes == []
+    assert sink.notices == []
 
 
 @pytest.mark.parametrize("cuts", [150, pytest.param(1000, marks=pytest.mark.thorough)])
@@ -64,7 +64,7 @@ async def test_cut_streams_lose_and_repeat_no_line(cuts: int) -> None:
         texts = sink.by_run()["p", container, 0]
         assert [int(text.split()[1]) for text in texts] == list(range(total))
     assert report.unread == []
-    assert sink.notes == []
+    assert sink.notices == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -206,10 +206,10 @@ async def test_rotation_under_an_open_stream_is_reported_as_a_gap(rotated: bool)
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(60)
     assert len(sink.lines) == 1210
-    assert len(sink.notes) == rotated
+    assert len(sink.notices) == rotated
     if rotated:
-        assert sink.notes == list(gaps_of(report)["p", "main"])
-        assert f"lines before {log_time(12)} may be missing" in sink.notes[0]
+        assert sink.notices == list(gaps_of(report)["p", "main"])
+        assert f"lines before {log_time(12)} may be missing" in sink.notices[0]
 
 
 async def test_only_chosen_containers_are_followed() -> None:
@@ -256,7 +256,7 @@ async def test_containers_without_a_position_are_read_from_the_common_time() -> 
         await until(lambda: len(sink.lines) == 25)
         report = await follower.drain(60)
     assert sink.by_run() == {("old", "main", 0): numbered(30, 50), ("new", "main", 0): numbered(0, 5)}
-    assert (sink.notes, gaps_of(report)) == ([], {})
+    assert (sink.notices, gaps_of(report)) == ([], {})
 
 
 def held(follower: LogFollower) -> int:
@@ -292,6 +292,6 @@ async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Ki
         await follower.close()
     assert sink.texts == numbered(0, 1500)
     assert held(follower) == 0
-    assert sink.notes == []
+    assert sink.notices == []
     assert handed_over or report.total.lines == 1500
     assert report.unread == []

@@ -56,11 +56,11 @@ class CollectedLines:
 
     def __init__(self) -> None:
         self.runs: dict[tuple[str, int], list[str]] = defaultdict(list)
-        self.notes: list[str] = []
+        self.notices: list[str] = []
 
     def __call__(self, line: LogLine) -> None:
-        if line.note:
-            self.notes.append(line.text)
+        if line.notice:
+            self.notices.append(line.text)
         else:
             self.runs[line.pod, line.restart].append(line.text)
 
@@ -196,7 +196,7 @@ async def test_every_line_of_every_run_is_read_once_and_in_order(cluster: TestCl
         await at.delete(restarts)
         await until(lambda: at.pods[deleted] == at.pods[restarts] == {})
         report = await at.follower.drain(30)
-    assert (at.collected.broken(), at.collected.notes) == ({}, [])
+    assert (at.collected.broken(), at.collected.notices) == ({}, [])
     assert {run for run in at.collected.runs if run[0] != restarts} == {(steady, 0), (late, 0), (deleted, 0)}
     assert len(at.collected.runs[steady, 0]) == 1001
     assert len(at.collected.runs[late, 0]) == 301

@@ -71,7 +71,7 @@ STEPS = 150
 STRANGER = Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "theirs")
 
 
-NOTES = {STOPPED_PODS_ANNOTATION, INCOMPLETE_ANNOTATION}
+ANNOTATIONS = {STOPPED_PODS_ANNOTATION, INCOMPLETE_ANNOTATION}
 
 
 class Interleaving:
@@ -144,7 +144,7 @@ class Interleaving:
             return
         if owner.ti_id != client.actor:
             self._check_replacement(client.process, owner, verb, job, sent)
-        elif Owner.of(sent) is None and not is_note(sent):
+        elif Owner.of(sent) is None and not is_annotation(sent):
             self._check_end(client.process, verb, job)
 
     def _check_replacement(self, process: Process, owner: Owner, verb: str, job: Object, sent: Object) -> None:
@@ -237,7 +237,7 @@ class Interleaving:
 
     def _judge(self, process: Process, outcome: Outcome) -> None:
         """Compare an outcome with what has happened."""
-        self.cluster.note(f"{process} reports {outcome.phase}, success: {outcome.succeeded}, cause: {outcome.cause}")
+        self.cluster.record(f"{process} reports {outcome.phase}, success: {outcome.succeeded}, cause: {outcome.cause}")
         ref, me = process.ref, process.me
         if ref is None or outcome.superseded:
             return
@@ -289,7 +289,7 @@ class Interleaving:
         if self.airflow.state not in ("none", "up_for_retry") or (self.in_terminal and self.airflow.tries):
             return
         me = self.airflow.start(self.rng.choice([RETRIES, RETRIES, 0]))
-        self.cluster.note(f"{me.name} starts; first of this life: {me.began}")
+        self.cluster.record(f"{me.name} starts; first of this life: {me.began}")
         process = Terminal(self.world, me) if self.in_terminal else Worker(self.world, me)
         process.spawn(process.execute())
 
@@ -363,7 +363,7 @@ class Interleaving:
     def _miss_heartbeat(self) -> None:
         """The heartbeat is missing: Airflow ends the try, but its worker still runs."""
         if self.airflow.state == "running" and not self.in_terminal:
-            self.cluster.note(f"{self.airflow.current.name} is declared dead")
+            self.cluster.record(f"{self.airflow.current.name} is declared dead")
             self.airflow.end(self.airflow.current, False)
 
     def _mark(self) -> None:
@@ -371,7 +371,7 @@ class Interleaving:
         if self.airflow.state in ("running", "deferred", "queued") and not self.in_terminal:
             self._kill_processes()
             self.airflow.state = self.rng.choice(OVER)
-            self.cluster.note(f"marked as {self.airflow.state}")
+            self.cluster.record(f"marked as {self.airflow.state}")
 
     def _kill_processes(self) -> None:
         processes = [p for p in self._running(Worker, Trigger) if p.me is self.airflow.current]
@@ -383,7 +383,7 @@ class Interleaving:
 
     def _clear(self) -> None:
         if self.airflow.tries and not self.in_terminal:
-            self.cluster.note(f"cleared while {self.airflow.state}")
+            self.cluster.record(f"cleared while {self.airflow.state}")
             self._kill_processes()
             self.airflow.clear()
 
@@ -418,7 +418,7 @@ class Interleaving:
         """The API server can't be reached for some time."""
         if self.world.faulty:
             self.cluster.away, self.back_at = True, self.loop.now + self.rng.choice([2, 8, 30])
-            self.cluster.note("the API server is away")
+            self.cluster.record("the API server is away")
 
     def _wait(self) -> None:
         """Time passes."""
@@ -478,12 +478,12 @@ class Interleaving:
         await self.loop.turn(seconds)
         if self.cluster.away and self.loop.now >= self.back_at:
             self.cluster.away = False
-            self.cluster.note("the API server is back")
+            self.cluster.record("the API server is back")
         self._check()
 
     async def _settle(self) -> None:
         """Complete everything without faults. Afterwards no job of a finished task may hold a GPU."""
-        self.cluster.note("no more disturbances")
+        self.cluster.record("no more disturbances")
         self.world.faulty, self.cluster.away, self.back_at = False, False, 0.0
         self.cluster.no_nodes_until = self.cluster.no_images_until = 0.0
         for number in range(900):
@@ -564,10 +564,10 @@ class Interleaving:
             await process.client.close()
 
 
-def is_note(sent: Object) -> bool:
+def is_annotation(sent: Object) -> bool:
     """Whether a patch only says which pods were stopped: it ends nothing."""
     annotations = (sent.get("metadata") or {}).get("annotations") or {}
-    return sent.keys() == {"metadata"} and bool(annotations) and annotations.keys() <= NOTES
+    return sent.keys() == {"metadata"} and bool(annotations) and annotations.keys() <= ANNOTATIONS
 
 
 def _scheduled(pod: Object) -> str:

@@ -62,8 +62,8 @@ async def submit_one(api: Api, namespace: str, run_id: str, program: str, log: L
     manifest = build("PyTorchJob", JobOptions(image=clusters.IMAGE, command=["sh", "-c", program], gpus=1))
 
     def stamped(submission: str) -> dict[str, Any]:
-        notes = {"ktrain.airflow/owner": owner.annotation()}
-        return stamp(manifest, owner.key.job_name(), namespace, owner.key.labels(submission), notes)
+        annotations = {"ktrain.airflow/owner": owner.annotation()}
+        return stamp(manifest, owner.key.job_name(), namespace, owner.key.labels(submission), annotations)
 
     version = await served_version(api, PYTORCHJOB)
     return await submit(api, PYTORCHJOB, version, stamped, owner, 1, log=log)

@@ -67,8 +67,8 @@ def adopt(training: Staged) -> None:
     """A later try adopts the job. An adoption keeps the uid."""
     owner = Owner.of(training.job)
     assert isinstance(owner, Owner)
-    note = {OWNER_ANNOTATION: replace(owner, try_number=2, ti_id="ti-2").annotation()}
-    training.api.change(training.kind.plural, NAME, lambda job: job["metadata"]["annotations"].update(note))
+    annotations = {OWNER_ANNOTATION: replace(owner, try_number=2, ti_id="ti-2").annotation()}
+    training.api.change(training.kind.plural, NAME, lambda job: job["metadata"]["annotations"].update(annotations))
 
 
 def is_released(training: Staged) -> bool:
@@ -139,8 +139,8 @@ async def test_release_ends_when_no_pod_runs(
         if training.exists:
             assert len(training.api.pods) == (1 if state is one_has_ended else 0)
             assert wants_suspension(training.job) is (state is two_run)
-            notes = training.job["metadata"]["annotations"]
-            assert notes.get(SUSPENDED_ANNOTATION) == ("ti-1" if state is two_run else None)
+            annotations = training.job["metadata"]["annotations"]
+            assert annotations.get(SUSPENDED_ANNOTATION) == ("ti-1" if state is two_run else None)
 
 
 async def test_job_pods_reads_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Followed:
 
 @pytest.mark.parametrize("second", [9, 10, 11])
 async def test_line_belongs_to_its_run_whatever_its_time(second: int) -> None:
-    """The node may note the start of a container after its first line, and its end before its last one."""
+    """The node may record the start of a container after its first line, and its end before its last one."""
     job = Followed()
     job.write("a", 0, "KeyError: 'first'", second)
     job.observe(pod("a", 0, 0, state=run(10)))

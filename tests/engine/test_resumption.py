@@ -39,8 +39,8 @@ async def next_try(training: Staged, api: Api) -> Submitted:
     owner = Owner.of(training.job)
     assert isinstance(owner, Owner)
     again = Owner(owner.key, 2, "ti-2")
-    notes = {OWNER_ANNOTATION: again.annotation()}
-    metadata = {"name": training.name, "namespace": NAMESPACE, "annotations": notes}
+    annotations = {OWNER_ANNOTATION: again.annotation()}
+    metadata = {"name": training.name, "namespace": NAMESPACE, "annotations": annotations}
     return await adopt(api, training.kind, training.ref.version, metadata, again, 1, log=training.log)
 
 

@@ -28,8 +28,8 @@ def owned(jobs: Jobs, manifest: Object) -> tuple[Object, JobRef]:
     """A job submitted like a task's job, and its reference."""
     name, version = manifest["metadata"]["name"], manifest["apiVersion"].rpartition("/")[2]
     key, submission = TaskKey("life", "dag", "train", name), f"s{name[-8:]}"
-    notes = {OWNER_ANNOTATION: Owner(key, 1, "ti").annotation()}
-    job = jobs.submit(stamp(manifest, name, jobs.namespace, key.labels(submission), notes))
+    annotations = {OWNER_ANNOTATION: Owner(key, 1, "ti").annotation()}
+    job = jobs.submit(stamp(manifest, name, jobs.namespace, key.labels(submission), annotations))
     return job, JobRef(job["kind"], version, jobs.namespace, name, job["metadata"]["uid"], "ti", "life", submission)
 
 

@@ -26,9 +26,9 @@ def change(task: VirtualInstance, owner: str | None) -> None:
     (job,) = task.jobs()
 
     def changed(one: dict[str, Any]) -> None:
-        notes = one["metadata"]["annotations"]
-        notes.pop(OWNER_ANNOTATION)
-        notes.update({} if owner is None else {OWNER_ANNOTATION: owner})
+        annotations = one["metadata"]["annotations"]
+        annotations.pop(OWNER_ANNOTATION)
+        annotations.update({} if owner is None else {OWNER_ANNOTATION: owner})
 
     task.api.change(task.kind.plural, job["metadata"]["name"], changed)
 

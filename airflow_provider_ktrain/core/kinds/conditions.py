@@ -52,11 +52,11 @@ def failure_annotation(job: Mapping[str, Any]) -> str | None:
 
 
 def _kept_failure(job: Mapping[str, Any]) -> dict[str, Condition]:
-    note = ((job.get("metadata") or {}).get("annotations") or {}).get(FAILED_ANNOTATION)
-    if note is None:
+    stored = ((job.get("metadata") or {}).get("annotations") or {}).get(FAILED_ANNOTATION)
+    if stored is None:
         return {}
     try:
-        kept = json.loads(note)
+        kept = json.loads(stored)
     except ValueError:
         kept = None
     return {"Failed": _condition("Failed", kept if isinstance(kept, Mapping) else {})}

@@ -39,11 +39,11 @@ class Container:
 class Selection:
     """The containers to read, in this order.
 
-    :param note: which replicas were left out, for the cause; empty if none was. Default: "".
+    :param left_out: which replicas were left out, for the cause; empty if none was. Default: "".
     """
 
     containers: tuple[Container, ...]
-    note: str = ""
+    left_out: str = ""
 
     @property
     def last_start(self) -> float:
@@ -61,13 +61,13 @@ def containers_to_read(kind: Kind, job: Object, pods: Sequence[Object], since: f
     replicas = [(role, containers) for role, containers in found if containers]
     replicas.sort(key=lambda replica: (replica[0] != primary, -replica[0][1]))
     kept = MAX_REPLICAS + sum(role == primary for role, _ in replicas)
-    note = ""
+    left_out = ""
     if len(replicas) > kept:
-        note = (
+        left_out = (
             f"Of {len(replicas)} replicas, only the logs of {kind.replica_name(*primary)} and of the {MAX_REPLICAS} "
             "with the highest index were read."
         )
-    return Selection(tuple(container for _, containers in replicas[:kept] for container in containers), note)
+    return Selection(tuple(container for _, containers in replicas[:kept] for container in containers), left_out)
 
 
 def _containers(kind: Kind, job: Object, pod: Object, since: float) -> Iterator[Container]:

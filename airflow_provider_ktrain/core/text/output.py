@@ -123,7 +123,7 @@ def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
     """
     if len(text) <= size:
         return text
-    half = (size - 40) // 2  # the note between them is shorter than 40 characters
+    half = (size - 40) // 2  # the text between them is shorter than 40 characters
     searched = max(2 * size, MIN_SEARCHED_CHARS)
     if len(text) <= 2 * searched:
         head = tail = masked(str(text))

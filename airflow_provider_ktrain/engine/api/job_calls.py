@@ -339,14 +339,14 @@ async def delete_fenced(api: Api, ref: JobRef, job: Mapping[str, Any]) -> None:
 
 
 async def patch_fenced(
-    api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str | None], spec: Object | None = None
+    api: Api, ref: JobRef, job: Mapping[str, Any], annotations: Mapping[str, str | None], spec: Object | None = None
 ) -> Object:
     """Patch annotations and spec of the job, only if it hasn't changed since it was read; returns the job.
 
-    :param notes: annotations; None removes one.
+    :param annotations: to be set; None removes one.
     :raises ApiStatusError: 409 if the job has changed.
     """
-    metadata = {"resourceVersion": job["metadata"]["resourceVersion"], "annotations": notes}
+    metadata = {"resourceVersion": job["metadata"]["resourceVersion"], "annotations": annotations}
     patch = {"metadata": metadata, **({} if spec is None else {"spec": spec})}
     answer = await api.request("PATCH", api_paths.job(ref), body=patch)
     if answer["metadata"]["uid"] != job["metadata"]["uid"]:
@@ -359,16 +359,16 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
 
     :param by: ti_id of the try that suspends it, so that the next try resumes it. Default: empty, nobody resumes it.
     """
-    notes = {
+    annotations = {
         SUSPENDED_ANNOTATION: (by or None) if suspend else None,
         FAILED_ANNOTATION: failure_annotation(job) if suspend else None,
     }
-    return await patch_fenced(api, ref, job, notes, kind_of(ref.kind).form.suspension(suspend))
+    return await patch_fenced(api, ref, job, annotations, kind_of(ref.kind).form.suspension(suspend))
 
 
-async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], notes: Mapping[str, str]) -> Object:
+async def annotate(api: Api, ref: JobRef, job: Mapping[str, Any], annotations: Mapping[str, str]) -> Object:
     """Set annotations of the job, or remove those with an empty value, by `patch_fenced`."""
-    return await patch_fenced(api, ref, job, {name: value or None for name, value in notes.items()})
+    return await patch_fenced(api, ref, job, {name: value or None for name, value in annotations.items()})
 
 
 async def check_cluster(api: Api, ref: JobRef, *, patience: float = 0, log: Log | None = None) -> None:

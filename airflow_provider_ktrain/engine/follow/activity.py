@@ -58,7 +58,7 @@ class ActivityProbe:
         job = self._state.known_job
         search = _Search(self._api, self._output, self._state.ref.namespace, clock, self._wrote)
         selection = containers_to_read(self._state.kind, job, self._state.pods.live, search.since)
-        self.unread_replicas = selection.note
+        self.unread_replicas = selection.left_out
         self._output.restart_clock(clock.limit, selection.last_start)
         self._output.training_metrics.read_trainer_status(job)
         await search.read(selection.containers)

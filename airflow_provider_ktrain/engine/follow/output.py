@@ -118,7 +118,7 @@ class JobOutput:
         return None if began is None else max(began, self.clock_began(Limit.PROGRESS))
 
     def clock_began(self, limit: Limit) -> float:
-        """When the last line or progress was noted, in epoch seconds; 0: none was."""
+        """When the last line or progress was recorded, in epoch seconds; 0: none was."""
         if limit is Limit.LOG_STALL:
             return self.last_line_at
         return max(self.training_metrics.progress_at or 0.0, self._unread_until)

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.engine.logs.container_follower import (
 from airflow_provider_ktrain.engine.logs.emitter import EndReached
 from airflow_provider_ktrain.engine.logs.reader import JobLogs, LogReader, ResponseEnd
 
-NOTE_SECONDS = 60.0  #: Time between two messages about how far the log is behind.
+NOTICE_SECONDS = 60.0  #: Time between two messages about how far the log is behind.
 PAUSE_SECONDS = 1.0  #: Pause after a request that brought no line.
 
 
@@ -37,7 +37,7 @@ class BacklogLines:
         )
         self._rests_until = 0.0  # by the loop's time
         self._misses = 0  # requests in a row that brought no line
-        self._noted_at = 0.0
+        self._said_at = 0.0
 
     @property
     def can_read(self) -> bool:
@@ -49,7 +49,7 @@ class BacklogLines:
         backlog, container = self._emitter.backlog, self._container
         if backlog is None or self._emitter.has_caught_up():
             return
-        self._note(backlog)
+        self._say_how_far_behind(backlog)
         run, ended = container.observed.run, False
         query = container.query_of(backlog.logged.restart)
         if query is None or container.observed.deleted:
@@ -89,14 +89,14 @@ class BacklogLines:
         self._emitter.give_up_run(why)
         self._emitter.has_caught_up()
 
-    def _note(self, backlog: Backlog) -> None:
+    def _say_how_far_behind(self, backlog: Backlog) -> None:
         """Say once in a while how far the log is behind."""
         now = asyncio.get_running_loop().time()
-        if not self._noted_at:
-            self._noted_at = now
-        elif now - self._noted_at >= NOTE_SECONDS:
-            self._noted_at = now
-            self._emitter.note(
+        if not self._said_at:
+            self._said_at = now
+        elif now - self._said_at >= NOTICE_SECONDS:
+            self._said_at = now
+            self._emitter.add_notice(
                 f"The log is {counted(backlog.total, 'line')} behind: they have been read and checked for results and "
                 f"errors until {backlog.inspected.last[11:19]}, and are logged until {backlog.logged.last[11:19]}.",
                 backlog.logged,

@@ -125,7 +125,7 @@ class ContainerFollower:
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"log of {self.pod}/{name}")
 
     def observe(self, run: Run, *, deleted: bool = False) -> None:
-        """Take note of the container's newest run, and of the deletion of its pod."""
+        """Record the container's newest run, and the deletion of its pod."""
         observed = self.observed
         if run.restart >= observed.run.restart:  # a watch can be behind what was read here
             observed.run = run
@@ -136,7 +136,7 @@ class ContainerFollower:
         self._news.set()
 
     def mark_deleted(self) -> None:
-        """Take note of the deletion of the pod."""
+        """Record the deletion of the pod."""
         self.observe(self.observed.run, deleted=True)
 
     def drain(self) -> None:

@@ -5,8 +5,8 @@ Stacks that a container prints when it is stopped are no lines: they are left ou
 The order matters. Every new line is inspected first: results and the causes of failures must not get lost in a flood of
 lines, and don't wait for Airflow's log. Then the rate limit decides whether it is logged. It is a token bucket of
 bytes: a container may write a burst, and regains its allowance over time. Once it has used it up, all lines are dropped
-until it has regained the allowance of some time. So a flood causes few long gaps, each with one note that counts its
-lines, and not a note after every line. An init container's limit is low: one that waits repeats the same few lines.
+until it has regained the allowance of some time. So a flood causes few long gaps, each with one notice that counts its
+lines, and not a notice after every line. An init container's limit is low: one that waits repeats the same few lines.
 
 If the log has no room, lines are only inspected and counted from there on: there is a backlog. `log_again` logs its
 lines when they are read once more.
@@ -347,23 +347,23 @@ class RateLimitedEmitter:
             self._flooded = False
 
     def report_dropped(self, position: Position) -> None:
-        """Note how many lines the rate limit has dropped since the last note."""
+        """Say how many lines the rate limit has dropped since this was last said."""
         count, size = self._unreported, self._unreported_bytes
         if not count:
             return
         self._unreported = self._unreported_bytes = 0
         dropped = f"dropped {counted(count, 'line')} ({readable_size(size)}) here"
-        self.note(f"{dropped}: over the limit of {readable_size(self._limit[0])}/s", position)
+        self.add_notice(f"{dropped}: over the limit of {readable_size(self._limit[0])}/s", position)
 
     def gap(self, text: str, position: Position) -> None:
-        """Note that lines may be missing here, and keep it for the report."""
+        """Say that lines may be missing here, and keep it for the report."""
         self.tally.gaps = (*self.tally.gaps, text)[:MAX_GAPS]
-        self.note(text, position)
+        self.add_notice(text, position)
 
-    def note(self, text: str, position: Position) -> None:
+    def add_notice(self, text: str, position: Position) -> None:
         """Log a message about this place in the container's log."""
         restart, time = position.restart, position.last
-        self.queue.add(replace(self._source, restart=restart, time=time, text=text, note=True, lines=0))
+        self.queue.add(replace(self._source, restart=restart, time=time, text=text, notice=True, lines=0))
 
 
 class EarlierEmitter(RateLimitedEmitter):

@@ -126,7 +126,7 @@ class LogFollower:
         self._draining = False
 
     def observe(self, pod: Pod, *, deleted: bool = False) -> None:
-        """Take note of the state of a pod.
+        """Record the state of a pod.
 
         Containers of a deleted pod are forgotten once their logs were read to the end.
 

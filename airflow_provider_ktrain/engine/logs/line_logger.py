@@ -30,15 +30,15 @@ class LineLogger:
         self._last: dict[tuple[str, int, str], tuple[str, str, str]] = {}
 
     def __call__(self, line: LogLine) -> None:
-        """Log `[Role index] text`, or `[Role index container] text`. Notes of the follower itself are warnings.
+        """Log `[Role index] text`, or `[Role index container] text`. Notices of the follower itself are warnings.
 
         Lines that may have been logged before follow on a line that says so.
         """
-        write = self._log.warning if line.note else self._log.info
+        write = self._log.warning if line.notice else self._log.info
         container = f" {line.container}" if line.init else ""
         prefix = f"[{line.role} {line.index}{container}] "
         text = f"{prefix}{line.text}"
-        if not line.note:
+        if not line.notice:
             again = f"{prefix}{AGAIN}\n" if line.again else ""
             text = Verbatim(again + text.replace("\n", f"\n{prefix}"))
         source = self._kind.replica_name(line.role, line.index)

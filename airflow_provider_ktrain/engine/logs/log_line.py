@@ -10,7 +10,7 @@ class LogLine:
     """One line of one container, or several that are logged as one record, with line breaks between them.
 
     `time` is the kubelet's, in UTC with nine digits; "" if there is none. `text` has no line end; bytes that aren't
-    UTF-8 are replaced. `note` marks a message of the follower about that place in the log: a gap, or dropped lines.
+    UTF-8 are replaced. `notice` marks a message of the follower about that place in the log: a gap, or dropped lines.
     `init` marks lines of an init container. `pod_uid` is set where the line stands for its container. `lines` is their
     number, 0 for a part of a line but its last. `again` marks lines that another triggerer may have logged before.
     """
@@ -22,7 +22,7 @@ class LogLine:
     restart: int
     time: str
     text: str
-    note: bool = False
+    notice: bool = False
     init: bool = False
     pod_uid: str = ""
     lines: int = 1

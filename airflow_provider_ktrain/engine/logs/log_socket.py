@@ -211,8 +211,8 @@ class LineQueue:
 
 
 def _of_one_record(first: LogLine, line: LogLine) -> bool:
-    """Whether two lines may be joined; not a part of a line, and no note."""
-    return line.lines == 1 and line.restart == first.restart and not (first.note or line.note)
+    """Whether two lines may be joined; not a part of a line, and no notice."""
+    return line.lines == 1 and line.restart == first.restart and not (first.notice or line.notice)
 
 
 class LogSocket:

@@ -197,7 +197,7 @@ class LogReader:
             self._forbidden_since = now
         if not self._job.refused:
             self._job.refused = True
-            self._emitter.note(
+            self._emitter.add_notice(
                 "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has "
                 f"ended.\nThe API server answered: {error}",
                 position,

@@ -375,18 +375,18 @@ class _Claim:
         """
         paused = suspended and kueue.queue_of(found)
         workload = await kueue.find_workload(self.api, await self.ref(found)) if paused else None
-        notes: Object = {
+        annotations: Object = {
             OWNER_ANNOTATION: self.me.annotation(),
             FINISH_ANNOTATION: annotation(self.manifest, FINISH_ANNOTATION),
         }
         if workload is None:
-            notes[SUSPENDED_ANNOTATION] = None
+            annotations[SUSPENDED_ANNOTATION] = None
         if suspended:
             # a resumed job gets a new startTime and a new deadline (`core/manifest/deadline.py`)
-            notes[DEADLINE_ANNOTATION] = annotation(self.manifest, DEADLINE_ANNOTATION)
+            annotations[DEADLINE_ANNOTATION] = annotation(self.manifest, DEADLINE_ANNOTATION)
         resumed = self.kind.form.suspension(False) if suspended and workload is None else None
         try:
-            job = await patch_fenced(self.api, self.target, found, notes, resumed)
+            job = await patch_fenced(self.api, self.target, found, annotations, resumed)
             ref = await self.ref(job)
             if workload is not None:
                 await kueue.set_active(self.api, self.target.namespace, workload, True)
