@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-#: libyaml's, which is ten times as fast: each process of pytest-xdist loads all tables when it collects the tests
+#: The loader of libyaml is ten times as fast: each process of pytest-xdist loads all tables when it collects the tests.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -15,11 +15,11 @@ class ExitCode(enum.IntEnum):
     """How the command ended. 128 + the number of a signal if it was interrupted."""
 
     SUCCEEDED = 0
-    FAILED = 1  #: The program failed, ran out of memory or stopped to write log lines.
-    INVALID = 2  #: The command line or the manifest.
+    FAILED = 1  #: The program failed, ran out of memory or stopped writing log lines.
+    INVALID = 2  #: The command line or the manifest is invalid.
     NOT_RUN = 3  #: The cluster couldn't run the job, or lost it: the same job may succeed.
     CLUSTER = 4  #: The cluster can't be reached or rejects a request, or the job could not be deleted.
-    TIMEOUT = 124  #: The same as that of timeout(1).
+    TIMEOUT = 124  #: A limit has passed. The command timeout(1) has the same code.
 
 
 def of_cause(cause: Mapping[str, Any] | None) -> int:

@@ -22,7 +22,7 @@ class Decisions:
 
     def __init__(self, job: OwnedJob, store: ConclusionStore, log: Log) -> None:
         self._job, self._store, self._log = job, store, log
-        #: timing.now() at which a decision about an event first saw this end of the primary.
+        #: The `timing.now()` at which a decision about an event first saw this end of the primary.
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
 

@@ -93,8 +93,8 @@ class OwnedJob:
         self.options = Options()
         self.submission: Submission | None = None  #: Set while a job may exist whose identity is unknown.
         self.posting = Posting()  #: The job's create request.
-        self.last_seen: Object | None = None  #: The job, also by a watch.
-        self.workload: Object | None = None  #: Kueue's, if the watch has shown it.
+        self.last_seen: Object | None = None  #: The job as it was last read, or shown by a watch.
+        self.workload: Object | None = None  #: The Workload of the job, if a watch has shown it.
         self.is_created = False  #: Whether this process has created it.
         self.is_followed = False  #: Whether this process has followed it.
         self.is_changing = False  #: Whether a write has begun: from then on nothing may cut it off.

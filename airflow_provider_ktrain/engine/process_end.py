@@ -24,7 +24,7 @@ from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 
 REFUSED_READ_SECONDS = 1.0  #: Time for the last read if the API server has refused a request.
 LAST_READ_SECONDS = 5.0  #: Time for the last read of a process that ends.
-LATE_SECONDS = 30.0  #: How long a process that outlives its time goes on to try.
+LATE_SECONDS = 30.0  #: How long a process that outlives its time keeps trying.
 READ_INTERVAL = 0.5  #: Pause between two reads of the job by a process that ends.
 DELETE_SECONDS = 1.0  #: Time that such a process keeps for its one request.
 STATE_SECONDS = 1.5  #: Time for one answer about the task's state in a process that has only seconds.

@@ -493,8 +493,8 @@ class _Next(enum.Enum):
     """What follows a decision that has not ended this process' part in the training."""
 
     FOLLOW_ON = enum.auto()
-    LOOK_AGAIN = enum.auto()  #: at the job: nothing was decided
-    START_OVER = enum.auto()  #: with the reading of logs, from the handover on
+    LOOK_AGAIN = enum.auto()  #: Nothing was decided: the job is looked at again.
+    START_OVER = enum.auto()  #: Following begins again at the handover, because the logs are not read any more.
 
 
 def _text(result: Result) -> str:

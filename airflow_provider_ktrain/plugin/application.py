@@ -69,7 +69,7 @@ def task_key(
 Key = Annotated[TaskInstanceId, Depends(task_key)]
 Wanted = Annotated[Filters, Depends(Filters)]
 Compared = Annotated[list[str], Query(max_length=10)]
-COMPARABLE = range(2, 11)  #: Numbers of trainings.
+COMPARABLE = range(2, 11)  #: How many trainings can be compared.
 
 
 def key_of(query: str) -> TaskInstanceId | None:

@@ -19,7 +19,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 #: How much of each end of a text is kept, more than any of ours has: to hide secrets in megabytes takes long.
 MAX_TEXT_CHARS = 16_384
-STATE_WORDS = {"success": "succeeded", "": "none"}  #: Others are shown as Airflow names them.
+STATE_WORDS = {"success": "succeeded", "": "none"}  #: Other states are shown as Airflow names them.
 HIDDEN_CAUSE = "It failed. The cause may quote the log, which you have no right to read."
 
 

@@ -28,7 +28,7 @@ from airflow_provider_ktrain.plugin.training_table import (
 
 MAX_ROWS = 50  #: How many rows one page has.
 CACHE_SECONDS = 10.0
-OLD_READS = 3  #: What is this many times as old as the cache may be isn't shown any more.
+OLD_READS = 3  #: A read is shown until it is this many times as old as the cache may be.
 MAX_KEPT = 32  #: Different reads that are kept.
 CATEGORIES = (*(category.value for category in Category), CONFIGURATION, CLUSTER)
 STATES: Mapping[str, tuple[str, ...]] = {

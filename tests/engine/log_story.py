@@ -19,7 +19,7 @@ from tests.until import until
 
 from .log_following import Sink, gaps_of
 
-Run = tuple[str, int]  #: a container of the pod, and its restartCount
+Run = tuple[str, int]  #: A container of the pod, and its restartCount.
 
 
 class Story:

@@ -17,9 +17,9 @@ NO_WATCHER = b"failed to create fsnotify watcher: too many open files"
 NO_FILE = b'failed to try resolving symlinks in path "/var/log/pods/ns_p/main/0.log": lstat: no such file or directory'
 DELETED = "the pod was deleted before its log was read to the end"
 NO_RUN_0 = "lines of run 0 may be missing: the kubelet "
-#: the pod runs, and five lines were read
+#: The pod runs, and five lines were read.
 RUNS = "status, write 5, follow, wait"
-#: the pod ends, and the rest is read
+#: The pod ends, and the rest is read.
 ENDS = "end, observe state=terminated phase=Succeeded, drain"
 AGAIN = "run_again, status, write 3 begin=50"
 

@@ -26,7 +26,7 @@ GRACE_SECONDS = 30.0  #: Kubernetes' default of terminationGracePeriodSeconds.
 _CODE = (f"{ARCHIVE_DIRECTORY}/{ARCHIVE}", CODE_DIRECTORY)
 #: Isolated from PYTHONPATH, from modules in the image's working directory, and from the image's own sitecustomize.
 _PYTHON = ("python3", "-I", "-S", "-c")
-_START_WORDS = len(_PYTHON) + 1 + len(_CODE) + 3  #: And the starter, and its arguments of stacks.
+_START_WORDS = len(_PYTHON) + 1 + len(_CODE) + 3  #: Includes the starter, and its arguments about stacks.
 _IN_POD = Path(__file__).with_name("in_pod")
 
 

@@ -22,12 +22,12 @@ from airflow_provider_ktrain.core.text.output import masked
 
 Pod = Mapping[str, Any]
 MAX_BYTES = 16 * 1024  #: Size of the document's JSON.
-MAX_REPLICAS = 64  #: Shown one by one; of more, only those that are not fine, and counts.
+MAX_REPLICAS = 64  #: How many are shown one by one. Of more, counts and those that are not fine are shown.
 MAX_STATES = 12  #: How many states are counted, the most frequent ones.
 MAX_STATE_CHARS = 40  #: Length of a state that is counted.
 MAX_LINES = 16  #: Replicas whose last line is shown.
 MAX_LINE_CHARS = 120  #: Length of a last line.
-MAX_PHASES = 20  #: The latest ones.
+MAX_PHASES = 20  #: How many phases are shown, the latest ones.
 MAX_TEXT_CHARS = 500  #: Length of each text of the cause and the queue.
 FINE = (RUNNING, SUCCEEDED)  #: States of replicas that need no attention.
 #: Columns of `replicas.rows`.

@@ -20,11 +20,11 @@ log = masked_log(__name__)
 
 MAX_PATH_CHARS = 64  #: Length of the place in the result that a warning names.
 MAX_DEPTH = 64  #: Depth of lists and objects in one another: encoders walk them by recursion.
-INTEGERS = range(-(2**63), 2**64)  #: What msgpack has.
+INTEGERS = range(-(2**63), 2**64)  #: The integers that msgpack has.
 MAX_WARNINGS = 10
 MAX_DIGITS = 400  #: Length of a text that can be a number: a larger integer isn't finite as a float.
 RESERVED = ("__classname__", "__id__")  #: Keys of objects that Airflow's serializer has encoded.
-ENCODED = ("__type", "__var")  #: Both together: the same, of older releases.
+ENCODED = ("__type", "__var")  #: Keys of such objects in older releases, which have both.
 #: Keys of our own values whose numbers are counted and added up: one that doesn't fit is left out, because text isn't
 #: 0.
 COUNTS = ("usage",)

@@ -31,7 +31,7 @@ class ApiUnavailable(ClusterError):
     :param retry_after: pause that it requires before the next request, in seconds. Default: none.
     """
 
-    status = 0  #: There is none.
+    status = 0  #: 0: there was no response.
     transient = True  #: Whether the same request may succeed later.
 
     def __init__(self, message: str = "", *, page: int = 0, retry_after: float | None = None) -> None:

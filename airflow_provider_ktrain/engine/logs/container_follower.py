@@ -63,7 +63,7 @@ STATUS_LAG_SECONDS = 5.0
 ENDED_STATUS_LAG_SECONDS = 30.0
 #: Size of a run's log from which on it may have been rotated. A kubelet's default is 10 MiB.
 ROTATION_BYTES = 1024 * 1024
-TIMESTAMP_BYTES = 64  #: Enough for the timestamp of a line.
+TIMESTAMP_BYTES = 64  #: How much of a line is requested for its timestamp.
 #: How long a request for lines that were inspected before may be silent before it is repeated.
 BACKLOG_SILENCE_SECONDS = 10.0
 

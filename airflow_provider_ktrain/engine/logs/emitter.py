@@ -37,7 +37,7 @@ BYTES_PER_SECOND, BURST_BYTES = 2 * 1024 * 1024, 32 * 1024 * 1024
 INIT_BYTES_PER_SECOND, INIT_BURST_BYTES = 16, 32 * 1024  #: The same limits for an init container.
 #: How long a container regains its allowance before its lines are logged again.
 PAUSE_SECONDS, INIT_PAUSE_SECONDS = 5.0, 600.0
-MAX_GAPS = 20  #: Reported of one container.
+MAX_GAPS = 20  #: How many gaps of one container are reported.
 
 
 @dataclass(slots=True)
@@ -155,8 +155,8 @@ class RateLimitedEmitter:
         began: float | None = None,
     ) -> None:
         self.tally = Tally()
-        self.read = 0  #: Lines, including repeated ones: it grows while there is progress.
-        self.backlog: Backlog | None = None  #: None: what was inspected is logged.
+        self.read = 0  #: Number of lines, including repeated ones: it grows while there is progress.
+        self.backlog: Backlog | None = None  #: Lines that are not logged yet. None: what was inspected is logged.
         self.only_counts = False  #: Whether no further line is logged.
         self.gap_until = ""  #: Time of the first line after the last gap that a rotation left.
         self.queue = LineQueue(sink, self._lose, again=again, began=began)

@@ -99,7 +99,7 @@ class Posting:
 
     def __init__(self) -> None:
         self._request: asyncio.Future[Object] | None = None
-        self.until = 0.0  #: timing.now() from which the API server doesn't process it any more.
+        self.until = 0.0  #: The `timing.now()` from which the API server doesn't process it any more.
         #: Whether a job of the task may exist: an earlier try's, or one of a request that was not refused.
         self.may_have_job = True
 

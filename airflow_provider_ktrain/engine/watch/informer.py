@@ -44,7 +44,7 @@ RESYNC_SECONDS = 600.0  #: Interval of the lists that check the watch.
 SILENCE_TIMEOUT_SECONDS = 150.0  #: Time without a byte after which a watch counts as dead; bookmarks come every minute.
 LINGER_SECONDS = 10.0  #: How long an informer runs on without subscriptions.
 BACKOFF_SECONDS = (0.05, 30.0)  #: First and longest pause after a failure.
-MAX_RETRY_AFTER_SECONDS = 60.0  #: A proxy's page about maintenance names hours; Kubernetes names seconds.
+MAX_RETRY_AFTER_SECONDS = 60.0  #: Longest pause that an answer may ask for: a proxy's page may name hours.
 STABLE_STREAM_SECONDS = 1.0  #: A stream that ends earlier counts as a failure, so that the informer pauses.
 RELIST_AFTER_FAILURES = 5  #: Failures in a row after which it lists again: the server may have been replaced.
 MAX_OUTAGES = 64  #: How many outages are remembered.
@@ -179,8 +179,8 @@ class SharedInformer:
         *,
         refusal_level: int = logging.WARNING,
     ) -> None:
-        self.stats: Counter[str] = Counter()  #: Lists, watches, events, cuts, expired.
-        self.unreachable_since: float | None = None  #: timing.now() of the first failure to reach the server.
+        self.stats: Counter[str] = Counter()  #: Numbers of lists, watches, events, cuts and expired versions.
+        self.unreachable_since: float | None = None  #: The `timing.now()` of the first failure to reach it.
         self._outages = Outages()  # earlier ones
         self.failure: Exception | None = None  #: Why the server rejects requests, while it does.
         self._api = api
@@ -192,7 +192,7 @@ class SharedInformer:
         self._synced = False
         #: The resourceVersion up to which all changes were delivered; "" while this isn't known: list next.
         self.version = ""
-        self.listed_at = -math.inf  #: timing.now() when the last complete list began.
+        self.listed_at = -math.inf  #: The `timing.now()` at which the last complete list began.
         self._resync_at = 0.0
         self._failures = 0  # in a row
         self._refusal_level = refusal_level

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, parse_ti
 Json = Mapping[str, Any]
 NODE_NAME = "metadata.name"  #: The only field that matchFields of a node affinity may name.
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
-BY_TAINT, NO_EXECUTE = "DeletionByTaintManager", "NoExecute taint"  #: The second if its node does report.
+BY_TAINT, NO_EXECUTE = "DeletionByTaintManager", "NoExecute taint"  #: The second is for a node that reports.
 LOST_RUN = "ContainerStatusUnknown"  #: The kubelet's reason if it can't tell how a run ended.
 TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds.
 

@@ -115,7 +115,7 @@ class Usage:
 
 
 NOT_COUNTED = "devices of ResourceClaims not counted"
-NO_USAGE = Usage()  #: Shared by the jobs that wait.
+NO_USAGE = Usage()  #: The jobs that wait share this object.
 Span = tuple[datetime, datetime]
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
