@@ -155,7 +155,8 @@ async def test_mpirun_names_the_rank_of_a_worker(is_function: bool) -> None:
             task = MPITask(api, cluster.namespace)
             submitted = await start(task, program, command, workers=2, **options)
             found = cause(await ended(task, submitted, Limits(log_stall=15)))
-    assert re.search(r"Worker 1 is in next_batch \(\S+\.py:\d+\)", found["summary"])
+    line = r"line \d+ of the function" if is_function else r"\S+\.py:\d+"
+    assert re.search(rf"Worker 1 is in next_batch \({line}\)", found["summary"])
 
 
 async def test_healthy_training_that_is_stopped_saves_and_shows_no_stacks(task: Task) -> None:
