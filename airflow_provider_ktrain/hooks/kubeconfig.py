@@ -238,22 +238,28 @@ class _PluginLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._plugins: list[asyncio.SubprocessTransport] = []
+        self._starts: list[asyncio.Task[tuple[asyncio.SubprocessTransport, Any]]] = []
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
-        """Start a subprocess in its own process group, without this process's stdin: a worker gets responses there."""
+        """Start a subprocess in its own process group, without this process's stdin: a worker gets responses there.
+
+        A start goes on when its caller is canceled. asyncio would kill the subprocess alone, without its children,
+        and wait forever for pipes that were not connected yet (https://github.com/python/cpython/issues/133536).
+        """
         kwargs |= {"stdin": asyncio.subprocess.DEVNULL, "start_new_session": True}
-        transport, protocol = await super().subprocess_exec(*args, **kwargs)
-        self._plugins.append(transport)
-        return transport, protocol
+        start = self.create_task(super().subprocess_exec(*args, **kwargs))
+        self._starts.append(start)
+        return await asyncio.shield(start)
 
     async def kill_plugins(self) -> None:
         """Kill the subprocesses that still run, with all their children."""
-        for plugin in self._plugins:
+        started = await asyncio.gather(*self._starts, return_exceptions=True)
+        plugins = [start[0] for start in started if not isinstance(start, BaseException)]
+        for plugin in plugins:
             if plugin.get_returncode() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(plugin.get_pid(), signal.SIGKILL)
-        for plugin in self._plugins:
+        for plugin in plugins:
             while plugin.get_returncode() is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             plugin.close()

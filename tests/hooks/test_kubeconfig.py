@@ -251,6 +251,14 @@ async def test_hanging_exec_plugin_is_killed_with_its_children(home: Path, monke
     await until(lambda: is_gone(child), 60)
 
 
+async def test_exec_plugin_that_has_not_quite_started_is_killed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process runs, but its pipes are not connected yet, as on a machine that was suspended meanwhile."""
+    monkeypatch.setattr(kubeconfig, "BUILD_TIMEOUT", 0.0)
+    plugin(home, "sleep 1000 & wait")
+    with pytest.raises(AccessError, match=r"exec plugin did not end within 0 s and was killed"):
+        await kubeconfig.configuration("c", "plugin", {"kube_config_path": str(home / "kubeconfig")})
+
+
 def is_gone(pid: int) -> bool:
     """Whether a process has ended; who would reap it may not have done so yet."""
     try:
