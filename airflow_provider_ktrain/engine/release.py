@@ -38,7 +38,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import counted, listed
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths, kueue
-from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object, get
+from airflow_provider_ktrain.engine.api.client import AbsentError, Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import (
     ConflictPauses,
     JobChanged,
@@ -51,6 +51,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     job_pods,
     pod_owner_exists,
     read_job,
+    read_pod,
     read_training,
     set_suspended,
 )
@@ -439,10 +440,10 @@ class _Release:
         """The pods that were seen running, that a list lacks, and that exist all the same: each is read by its name."""
         there = {pod["metadata"]["uid"] for pod in listed_pods}
         lacking = [pod for uid, pod in self.seen.items() if uid not in there | self._proved and _holds(pod)]
-        paths = [api_paths.core(self._ref.namespace, "pods", pod["metadata"]["name"]) for pod in lacking]
+        reads = await asyncio.gather(*(read_pod(self._api, self._ref.namespace, pod) for pod in lacking))
         left = []
-        for pod, found in zip(lacking, await asyncio.gather(*(get(self._api, path) for path in paths)), strict=True):
-            if found is ABSENT or found["metadata"]["uid"] != pod["metadata"]["uid"]:
+        for pod, found in zip(lacking, reads, strict=True):
+            if found is ABSENT:
                 self._proved.add(pod["metadata"]["uid"])
             elif mode is Mode.DELETE or _is_left(found):
                 left.append(found)

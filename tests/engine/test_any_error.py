@@ -259,6 +259,26 @@ async def test_expired_version_does_not_end_a_submission() -> None:
 
 
 @virtual
+async def test_list_that_is_older_than_the_own_job_does_not_delete_it() -> None:
+    """It shows a pod of an earlier job that is gone by now."""
+
+    def older(request: Request, true: Response | None) -> Response:
+        assert true is not None
+        if not kube.objects["trainjobs"]:
+            return true
+        pod = {"metadata": {"name": "old", "uid": "old", "creationTimestamp": stamp(60)}, "status": {}}
+        return Response(true.status, {**true.body, "items": [pod]})
+
+    kube = ApiServer()
+    kube.replace("GET", "/pods.*limit", older, 2)
+    async with served(kube) as url, connected(url) as api:
+        owner = Training(lambda: contextlib.nullcontext(api), host_of(), Lines())
+        submitted = await owner.submit(Posted(TRAINJOB))
+    assert submitted.created
+    assert not [line for line in kube.requests if line.startswith("DELETE")]
+
+
+@virtual
 async def test_try_ends_whose_own_job_cannot_be_created_again() -> None:
     """Pods of an earlier job are left, and its operator writes to the new job before each deletion."""
 

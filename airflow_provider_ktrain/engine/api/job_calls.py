@@ -215,6 +215,12 @@ async def list_pods(api: Api, namespace: str, selector: str) -> list[Object]:
     return await list_objects(api, api_paths.core(namespace, "pods"), selector, keep=lambda pod: pod)
 
 
+async def read_pod(api: Api, namespace: str, pod: Mapping[str, Any]) -> Object | Absent:
+    """A listed pod as it is now; it is absent if a new pod has its name."""
+    found = await get(api, api_paths.core(namespace, "pods", pod["metadata"]["name"]))
+    return found if found is not ABSENT and found["metadata"]["uid"] == pod["metadata"]["uid"] else ABSENT
+
+
 async def list_objects(
     api: Api,
     path: str,

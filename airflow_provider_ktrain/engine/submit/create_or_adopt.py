@@ -58,6 +58,7 @@ from airflow_provider_ktrain.engine.api.job_calls import (
     job_pods,
     list_pods,
     patch_fenced,
+    read_pod,
     read_training,
 )
 from airflow_provider_ktrain.engine.api.request_errors import QuotaWait, explain
@@ -246,7 +247,9 @@ class _Claim:
             return False
         selector, since = created.ref.pod_selector, created.job["metadata"].get("creationTimestamp", "")
         pods = await self.retry("list", lambda: list_pods(self.api, self.target.namespace, selector))
-        if not any(is_being_deleted(pod) or pod["metadata"].get("creationTimestamp", "~") < since for pod in pods):
+        earlier = [p for p in pods if is_being_deleted(p) or p["metadata"].get("creationTimestamp", "~") < since]
+        read_again = functools.partial(read_pod, self.api, self.target.namespace)  # the list may be older than the job
+        if all([await self.retry("get", functools.partial(read_again, pod)) is ABSENT for pod in earlier]):
             return False
         self.log.warning(
             f"{created.ref} is deleted and created again: pods of an earlier job of this name are left.\n"
