@@ -201,6 +201,30 @@ async def test_create_of_the_config_map_is_repeated(cluster: AnyCluster, task: T
     assert (await task.ended(submitted.ref)).succeeded
 
 
+async def test_refusal_after_a_lost_create_of_the_config_map_does_not_release_the_job(
+    cluster: AnyCluster, task: Task
+) -> None:
+    """The ConfigMap itself may have used up a quota."""
+    creates = 0
+
+    class Refusing(MeddledApi):
+        async def before(self, method: str, path: str) -> None:
+            nonlocal creates
+            if method == "POST" and path.endswith("/configmaps"):
+                creates += 1
+                if creates > 1:
+                    raise ApiStatusError(403, "Forbidden", 'configmaps "train" is forbidden: exceeded quota: one')
+
+        async def after(self, method: str, path: str) -> None:
+            if method == "POST" and path.endswith("/configmaps"):
+                raise ApiUnavailable("response lost")
+
+    async with api_of(cluster, Refusing) as api:
+        submitted = await run(task, 1, code_of("echo trained"), api=api)
+    assert creates == 2
+    assert (await task.ended(submitted.ref)).succeeded
+
+
 async def test_job_that_cannot_get_its_code_is_released(cluster: AnyCluster, task: Task) -> None:
     """Its connection has the Role that `ktrain rbac` prints without `--code`."""
     token = ""

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, PREFIX,
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, config_map_name
 from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, Object, get
+from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, Object, get, get_if_allowed
 from airflow_provider_ktrain.engine.api.job_calls import is_owned
 from airflow_provider_ktrain.engine.api.request_errors import explain, refuses_manifest
 
@@ -32,15 +32,19 @@ async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> N
     try:
         await api.request("POST", api_paths.core(ref.namespace, RESOURCE), body=_config_map(ref, job, code))
     except ApiStatusError as e:
-        if e.status != 409 or not await exists(api, ref):  # the response to an earlier request may have been lost
+        found = None if e.transient else await get_if_allowed(api, _path(ref))
+        if not isinstance(found, dict) or not is_owned(found, ref):  # no earlier request, without response, created it
             raise
 
 
 async def exists(api: Api, ref: JobRef) -> bool:
     """Whether the ConfigMap of a job exists."""
-    path = api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
-    found = await get(api, path)
+    found = await get(api, _path(ref))
     return found is not ABSENT and is_owned(found, ref)
+
+
+def _path(ref: JobRef) -> str:
+    return api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
 
 
 def _config_map(ref: JobRef, job: Mapping[str, Any], code: Code) -> Object:
