@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
 
-from airflow_provider_ktrain.core.diagnosis.model import Category
+from airflow_provider_ktrain.core.diagnosis.model import Category, advice_of
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text.output import masked, with_short_first_line
 
@@ -123,12 +123,12 @@ class TrainingConfigurationError(TrainingJobError, AirflowFailException):
 
 
 def failure(cause: Mapping[str, Any], released: str = "") -> TrainingJobError:
-    """The exception for a cause: its summary, detail and resolution, then the release.
+    """The exception for a cause: its summary, detail and advice, then the release.
 
     :param cause: `core.diagnosis.model.Cause` as a dict. A category of a later release raises `TrainingJobError`.
     :param released: one line about the release; empty if nothing was released. Default: "".
     """
-    lines = [cause["summary"], cause.get("detail"), cause.get("resolution"), released]
+    lines = [cause["summary"], cause.get("detail"), advice_of(cause), released]
     error = BY_CATEGORY.get(cause["category"], TrainingJobError)("\n".join(str(line) for line in lines if line))
     error.cause = cause
     return error

@@ -26,7 +26,7 @@ from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.submit.preflight import preflight
 from tests import apiserver
 from tests.apiserver import ApiServer, InThread, Request, Response, failure
-from tests.clusters import TestCluster, in_namespace, least_rights, require, serves, with_token
+from tests.clusters import REAL, TestCluster, in_namespace, least_rights, require, serves, with_token
 from tests.core.manifests import DATA, mpijob, pytorchjob
 from tests.job_control.conftest import Check
 from tests.job_control.jobs import Jobs
@@ -101,6 +101,15 @@ def test_rejection_by_the_server_is_reported(cluster: TestCluster, check: Check)
     status, (problem,) = check(manifest, cluster)
     assert (status, problem["code"]) == (1, "refused")
     assert "managedBy" in problem["message"]
+
+
+def test_unknown_field_that_the_server_refuses_is_one_error(cluster: TestCluster, check: Check) -> None:
+    """The schema that the embedded cluster publishes says nothing of pods, and the cluster refuses the field."""
+    if REAL:
+        pytest.skip("needs a schema without the fields of pods")
+    status, problems = check(pytorchjob(newInKubernetes=1), cluster)
+    assert status == 1
+    assert codes(problems) == [("error", "unknown-field")] * 2  # of Master and Worker
 
 
 def test_error_of_our_checks_is_reported_once(cluster: TestCluster, check: Check) -> None:

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.diagnosis import failure_patterns, startup_rul
 from airflow_provider_ktrain.core.diagnosis.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence, reached_backoff_limit
 from airflow_provider_ktrain.core.diagnosis.hangs import LOOK_FOR_STACKS
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.model import READ_LOG, Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import broken_nodes, first_problem, named
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica, find_known_message
 from airflow_provider_ktrain.core.state.accelerators import is_accelerator, units_together
@@ -130,7 +130,7 @@ def diagnose_crash_loop(loop: CrashLoop, evidence: Evidence) -> Cause:
         evidence = replace(evidence, pods=sorted(ousted, key=objects.created)[-1:])
     often = f"{replica} failed {loop.failures} times in a row, each within 10 minutes of its start"
     last = diagnose_replica(evidence) or Cause(
-        Category.USER_CODE, _NO_FAILURE_LEFT, replica=replica, resolution=f"Read the log of {replica}."
+        Category.USER_CODE, _NO_FAILURE_LEFT, replica=replica, resolution=READ_LOG.format(replica)
     )
     begin = re.compile(f"^{replica} (failed(:| with) )?")
     cause = last.with_summary(lambda why: f"{often} ({Limit.CRASH_LOOP}): {begin.sub('', why)}")

@@ -10,6 +10,8 @@ from typing import Any
 from airflow_provider_ktrain.core.text.output import MAX_FIRST_LINE_CHARS, clipped, masked, shortened
 
 MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text.
+LAST_LINES = "Last log lines:"  #: What precedes them in a detail.
+READ_LOG = "Read the log of {}."  #: The resolution if nothing else is known, with the replica.
 
 
 class Category(enum.StrEnum):
@@ -96,3 +98,10 @@ class Cause:
         fields = asdict(self) | {"category": str(self.category)}
         del fields["last_lines"], fields["unquoted"]
         return fields
+
+
+def advice_of(cause: Mapping[str, Any]) -> str:
+    """The resolution of a cause as a dict; empty if it is to read the log whose end the detail quotes."""
+    resolution = str(cause.get("resolution") or "")
+    is_quoted = LAST_LINES in str(cause.get("detail") or "")
+    return "" if is_quoted and resolution == READ_LOG.format(cause.get("replica")) else resolution

@@ -12,7 +12,7 @@ from datetime import timedelta
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.collectives import explain_timeout
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, reached_backoff_limit
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.model import LAST_LINES, READ_LOG, Category, Cause
 from airflow_provider_ktrain.core.diagnosis.node_rules import blame_node, describe_nodes
 from airflow_provider_ktrain.core.diagnosis.pod_failures import (
     CLOCK_SKEW,
@@ -88,7 +88,7 @@ def _context(evidence: Evidence, failure: Failure) -> Iterator[str]:
         yield "\n".join(["Other exceptions:", *(f"  {text}" for text in failure.tail.others)])
     yield from describe_nodes(evidence, failure)
     if failure.tail.quoted_lines:
-        yield "\n".join(["Last log lines:", *(f"  {line}" for line in failure.tail.quoted_lines)])
+        yield "\n".join([LAST_LINES, *(f"  {line}" for line in failure.tail.quoted_lines)])
 
 
 def _disrupted(f: Failure) -> Cause | None:
@@ -289,7 +289,7 @@ def _program_failed(f: Failure) -> Cause:
     if f.tail.assertion:
         why = f"{why}: {f.tail.assertion}"
     code = _code(f)
-    what, resolution = f"{who} failed with {code}", f"Read the log of {f.replica}."
+    what, resolution = f"{who} failed with {code}", READ_LOG.format(f.replica)
     if f.tail.child_exit_code and not why:
         process = f.tail.process or "one of its processes"
         what = f"{who} failed: {process} ended with {describe_exit_code(f.tail.child_exit_code)}"

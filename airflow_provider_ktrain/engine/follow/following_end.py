@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, advice_of
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.reporting.announcement import summary_of_success
 from airflow_provider_ktrain.core.state.accelerators import unit_of
@@ -146,9 +146,7 @@ class FollowingEnd:
         if stacks:
             text = "\n".join(stacks)
             self._log.error(f"The stacks of the processes when the job was released:\n{text}")
-        is_shown = cause.last_lines and cause.resolution == f"Read the log of {cause.replica}."
-        about = cause.summary if is_shown else "\n".join(filter(None, (cause.summary, cause.resolution)))
-        self._log.error(about)
+        self._log.error("\n".join(filter(None, (cause.summary, advice_of(cause.as_dict())))))
         if cause.last_lines:
             lines = "\n".join(f"  {line}" for line in cause.last_lines)
             self._log.error(f"Last log lines of {cause.replica}:\n{lines}", logger=cause.replica)
@@ -243,9 +241,14 @@ class FollowingEnd:
             )
 
     def _warn_about_gaps(self, key: tuple[str, str], tally: Tally, earlier: Tally) -> None:
-        """Log where lines of a container may be missing and how many the rate limit dropped, since `earlier`."""
+        """Log where lines of a container may be missing and how many the rate limit dropped, since `earlier`.
+
+        What the log says between the lines isn't repeated.
+        """
         pod, container = key
         for gap in tally.gaps[len(earlier.gaps) :]:
+            if gap in tally.noticed:
+                continue
             self._log.warning(f"The log of {pod}/{container} may be incomplete.\n{gap}")
         if dropped := tally.dropped - earlier.dropped:
             size = counted(tally.dropped_bytes - earlier.dropped_bytes, "byte")

@@ -50,6 +50,7 @@ class Tally:
     :param gaps: where lines may be missing, and why.
     :param complete: whether everything that the server had was read.
     :param unlogged: lines that were inspected and are not logged; those of a backlog may still be.
+    :param noticed: the gaps that the log shows in their place.
     """
 
     lines: int = 0
@@ -59,6 +60,7 @@ class Tally:
     gaps: tuple[str, ...] = ()
     complete: bool = False
     unlogged: int = 0
+    noticed: tuple[str, ...] = ()
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -69,6 +71,7 @@ class Tally:
             (self.gaps + other.gaps)[:MAX_GAPS],
             self.complete and other.complete,
             self.unlogged + other.unlogged,
+            (self.noticed + other.noticed)[:MAX_GAPS],
         )
 
 
@@ -358,6 +361,7 @@ class RateLimitedEmitter:
     def gap(self, text: str, position: Position) -> None:
         """Say that lines may be missing here, and keep it for the report."""
         self.tally.gaps = (*self.tally.gaps, text)[:MAX_GAPS]
+        self.tally.noticed = (*self.tally.noticed, text)[:MAX_GAPS]
         self.add_notice(text, position)
 
     def add_notice(self, text: str, position: Position) -> None:

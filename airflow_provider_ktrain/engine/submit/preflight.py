@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -90,7 +91,8 @@ async def preflight(
         if all(p.code in _NOT_OF_DRY_RUN for p in errors):
             queued, strict = answers.queue is not None, not errors
             try:
-                problems += await _dry_run(api, kind, version, sent, namespace, queued=queued, strict=strict)
+                of_run = await _dry_run(api, kind, version, sent, namespace, queued=queued, strict=strict)
+                problems = _merged(problems, of_run)
             except KtrainError:
                 if strict:
                     raise
@@ -163,6 +165,15 @@ async def _may(api: Api, right: Right, namespace: str) -> bool:
     }
     answer = await api.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
     return bool((answer.get("status") or {}).get("allowed"))
+
+
+def _merged(problems: list[Problem], found: list[Problem]) -> list[Problem]:
+    """Both, where a refusal of unknown fields makes the warnings about these fields errors."""
+    fields = [re.findall(r'unknown field "([^"]+)"', p.message) if p.code == "refused" else [] for p in found]
+    refused = {f"$.{field}" for names in fields for field in names}
+    known = {p.path for p in problems if p.code == "unknown-field"}
+    said = (p for p, names in zip(found, fields, strict=True) if not names or not {f"$.{n}" for n in names} <= known)
+    return [*(replace(p, level=ERROR) if p.path in refused & known else p for p in problems), *said]
 
 
 async def _dry_run(
