@@ -176,8 +176,8 @@ async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> 
     restarts = [line for line in task.log.messages if "restarted" in line]
     assert restarts
     for line in restarts:  # one line for two restarts that were seen together
-        # of a pod whose end was not seen, the reason is not known
-        assert re.fullmatch(r"Master 0 restarted \(.*\) after (exit code 130, SIGINT|its pod was deleted)\.", line)
+        # the reason isn't known of a pod whose end was not seen, nor the number after following has begun again
+        assert re.fullmatch(r"Master 0 restarted( \(.*\))? after (exit code 130, SIGINT|its pod was deleted)\.", line)
 
 
 # changes by others

@@ -148,5 +148,5 @@ async def test_pods_are_listed_after_the_jobset_is_gone(task: TrainTask, cluster
     async with api_of(cluster, RequestOrder) as api:
         api.made = []
         await release_job(api, ref)
-    assert "jobsets" in api.made
-    assert api.made[-1] == "pods"
+    later = api.made[len(api.made) - api.made[::-1].index("jobsets") :]
+    assert "pods" in later
