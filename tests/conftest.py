@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -72,6 +74,20 @@ def _has_fixture_of_its_module(item: pytest.Function) -> bool:
     """Whether the test uses a fixture that its module defines with the scope of a module."""
     used = (definitions[-1] for definitions in item._fixtureinfo.name2fixturedefs.values())
     return any(fixture.scope == "module" and fixture.baseid == _module_of(item) for fixture in used)
+
+
+@pytest.fixture(autouse=True)
+def masks_of_this_test() -> Iterator[None]:
+    """Airflow's maskers forget the secrets of a test at its end. They compile the pattern of all anew for each one."""
+    before = [(masker, set(masker.patterns), masker.replacer) for masker in _maskers()]
+    yield
+    for masker, patterns, replacer in before:
+        masker.patterns, masker.replacer = patterns, replacer
+
+
+def _maskers() -> list[Any]:
+    names = ("airflow._shared.secrets_masker.secrets_masker", "airflow.sdk._shared.secrets_masker.secrets_masker")
+    return [sys.modules[name]._secrets_masker() for name in names if name in sys.modules]
 
 
 @pytest.fixture(scope="session")

@@ -66,9 +66,12 @@ def test_a_line_whose_beginning_is_not_read_is_not_quoted(
 ) -> None:
     """Its beginning would show that it is to be masked."""
     instance.api.mpi_version = "v1"
-    trace = f"[1]<stderr>:{TRACE.replace('RANK=1', 'A=' + 'x' * MAX_TAIL_BYTES)}"
+    trace = f"[1]<stderr>:{TRACE.replace('RANK=1', 'A=$LONG')}"
+    job = horovod(trace, "the last line")
+    launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    launcher["env"].append({"name": "LONG", "value": "x" * MAX_TAIL_BYTES})
     with pytest.raises(TrainingJobError) as failed:
-        instance.execute(manifest=horovod(trace, "the last line"), deferrable=False, logs="none")
+        instance.execute(manifest=job, deferrable=False, logs="none")
     _, _, rest = capsys.readouterr().out.partition("; exit 1")
     assert "hunter2" not in rest + str(failed.value)
     assert "the last line" in str(failed.value)
