@@ -487,6 +487,7 @@ def test_trigger_does_not_search_another_cluster(
     assert "deletionTimestamp" not in job["metadata"]
 
 
+@pytest.mark.thorough  # 10 s of CPU: a kill makes clients for 300 s
 @pytest.mark.embedded("starts clusters of its own")
 def test_kill_does_not_search_another_cluster(
     instance: Instance,
