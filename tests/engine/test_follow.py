@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import math
@@ -20,14 +21,17 @@ from airflow_provider_ktrain.core.kinds import TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine import timing
+from airflow_provider_ktrain.engine.api.auth_client import AuthClient
+from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.apiserver import Request, Response, stamp
+from tests.apiserver.http import make_client
 from tests.engine.staged import NAME, Staged, of_each_kind, staged
-from tests.engine.tasks import Call, Handover, Lines, Sink
+from tests.engine.tasks import Call, Handover, Lines, Sink, host_of, owner_in
 from tests.until import until
 from tests.virtual import VirtualLoop
 
@@ -713,6 +717,34 @@ async def test_401_to_a_read_does_not_end_a_job_that_was_just_created() -> None:
         assert isinstance(outcome, Outcome)
         assert outcome.succeeded
         assert training.api.refused == 2
+
+
+async def test_client_that_cannot_be_renewed_for_a_moment_does_not_end_a_job_that_was_just_created() -> None:
+    """The token has expired, and the exec plugin that renews it is throttled. This is no missing right."""
+    builds = 0
+
+    async def created(api: object, **_: Any) -> Submitted:
+        return Submitted(training.ref, training.job, created=True)
+
+    async def build() -> AuthClient:
+        nonlocal builds
+        builds += 1
+        if builds == 2:
+            raise AccessError("throttled")
+        return await make_client(training.url)
+
+    async with staged() as training, contextlib.AsyncExitStack() as stack:
+        training.start()
+        api = Api(build)
+        stack.push_async_callback(api.close)
+        owner = await stack.enter_async_context(owner_in(api, host_of(), training.log))
+        await owner.submit(Call(created))
+        training.api.fail("GET", "watch=true", 401)
+        training.after(30.0, training.end)
+        outcome = await owner.follow(training.ref, Options())
+        assert isinstance(outcome, Outcome)
+        assert outcome.succeeded
+        assert builds == 2
 
 
 async def test_follower_continues_after_an_outage_of_the_api_server() -> None:

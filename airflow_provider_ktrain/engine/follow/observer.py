@@ -102,7 +102,7 @@ class Observer(Part):
         if self._rejected_since is None:
             self._rejected_since = now
             self._log.warning(f"Can't watch {state.ref}. Trying again.\n{error}")
-        refused = not isinstance(error, ApiUnavailable)  # a proxy's page isn't one
+        refused = isinstance(error, ApiStatusError)  # a proxy's page isn't one, nor a client that can't be renewed
         early = refused and self._fail_fast and (state.phase is None or now - state.began < FAIL_FAST_SECONDS)
         if early or now - self._rejected_since > FORBIDDEN_GRACE_SECONDS:
             if isinstance(error, ApiStatusError | ApiUnavailable):
