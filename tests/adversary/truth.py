@@ -229,7 +229,7 @@ class Truth:
             self.object("a deletion by someone else is reported, and nobody has deleted the job")
         if not succeeded and complete and not killed and not self.has_retry and not self._was_late(complete[-1]):
             self.object("a failure is reported for good, and a training was completed")
-        goes_on = bool(jobs) and jobs[-1].ended is None and not jobs[-1].deleted_by_user
+        goes_on = bool(jobs) and jobs[-1].ended is None and not (jobs[-1].gone or jobs[-1].deleted_by_user)
         if not succeeded and not killed and goes_on and not self._may_end(jobs[-1]):
             self.object("a failure is reported while the training goes on")
         for job in jobs:
