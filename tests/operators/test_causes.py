@@ -108,16 +108,48 @@ Traceback (most recent call last):
 ValueError: sample 4711 has no label"""
 
 
+#: Of a launcher's own program. No traceback in them is the cause.
+WRAPPED = """\
+ORTE was unable to reliably start one or more daemons.
+Traceback (most recent call last):
+  File "/srv/launch.py", line 17, in <module>
+    main()
+RuntimeError: mpirun exited with code 255"""
+LOGGED = """\
+2026-11-28 10:00:01,120 - launcher - ERROR - mpirun failed with exit code 1
+2026-11-28 10:00:01,130 - launcher - INFO - uploaded logs"""
+SURVIVED = """\
+Traceback (most recent call last):
+  File "/srv/tune.py", line 3, in <module>
+    import optuna
+ModuleNotFoundError: No module named 'optuna'
+step 1 loss 2.0
+#sleep 3
+step 2 loss 1.9"""
+UCX = """\
+[train-worker-0:0:41:0] ib_mlx5_log.c:171  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)
+[train-worker-0:41:0:41] Caught signal 6 (Aborted: tkill(2) or tgkill(2))
+==== backtrace (tid: 41) ====
+ 0  /opt/ucx/lib/libucs.so.0(ucs_handle_error+0x2e4) [0x7f]
+ 1  /opt/ucx/lib/ucx/libuct_ib.so.0(uct_ib_mlx5_completion_with_err+0x5) [0x7f]
+================================="""
+EVICTED = "Worker 1 was evicted from its node (EvictionByEvictionAPI)"
+
+
 @pytest.mark.parametrize("instance", [MPIJOB], indirect=True, ids=["mpijob"])
 @pytest.mark.parametrize("delay", [1, 11, 200])
 @pytest.mark.parametrize(
     ("log", "is_evicted", "first"),
     [
-        (LOST_BY_MPIRUN.format("ORTE"), True, "Worker 1 was evicted from its node (EvictionByEvictionAPI)"),
-        (LOST_BY_MPIRUN.format("PRTE"), True, "Worker 1 was evicted from its node (EvictionByEvictionAPI)"),
-        ("therefore will terminate the job.", True, "Worker 1 was evicted from its node (EvictionByEvictionAPI)"),
+        (LOST_BY_MPIRUN.format("ORTE"), True, EVICTED),
+        (LOST_BY_MPIRUN.format("PRTE"), True, EVICTED),
+        ("therefore will terminate the job.", True, EVICTED),
         (LOST_BY_MPIRUN.format("PRTE"), False, "The pod of Worker 1 was deleted before Launcher failed (exit code 1)"),
         ("", False, "The pod of Worker 1 was deleted before Launcher failed (exit code 1)"),
+        (WRAPPED, False, "The pod of Worker 1 was deleted before Launcher failed (exit code 1)"),
+        (LOGGED, True, EVICTED),
+        (f"{SURVIVED}\n{LOST_BY_MPIRUN.format('PRTE')}", True, EVICTED),
+        (UCX, True, EVICTED),
         (OF_PROGRAM, True, "Launcher failed: ValueError: sample 4711 has no label (exit code 1)"),
         (OF_PROGRAM, False, "Launcher failed: ValueError: sample 4711 has no label (exit code 1)"),
     ],

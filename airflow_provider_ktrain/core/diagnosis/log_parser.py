@@ -47,6 +47,7 @@ class Tail:
         NCCL, NCCL's own message. Default: "", none found.
     :param is_handled: whether the exception was printed by a program that went on, or raised by another thread, so that
         it doesn't explain a signal. Default: False.
+    :param is_last_printed: whether it was printed, and no line of progress of its process follows. Default: False.
     :param assertion: that failed on the GPU, if the exception says only that one has. Default: "".
     :param crash_line: without an exception, the line by which a library or the C library explains why it ended the
         process, or what ended it, and where. Default: "".
@@ -54,6 +55,7 @@ class Tail:
     :param is_kill_reported: whether a shell reports that SIGKILL has ended a child, without progress after it.
     :param record: without both, the message of a logger at the level of an error with which the program ends. Default:
         "".
+    :param at: when the exception, the crash or the record was read, in epoch seconds. Default: None, not known.
     :param others: other exceptions of the same chain or of other processes. Default: none.
     :param points_elsewhere: whether the exception says only that another process has failed. Default: False.
     :param last_line: the last line that contains a letter or digit, without markers and the answers of nslookup.
@@ -69,11 +71,13 @@ class Tail:
 
     exception: str = ""
     is_handled: bool = False
+    is_last_printed: bool = False
     assertion: str = ""
     crash_line: str = ""
     crash_signal: int = 0
     is_kill_reported: bool = False
     record: str = ""
+    at: float | None = None
     others: tuple[str, ...] = ()
     points_elsewhere: bool = False
     last_line: str = ""
@@ -127,7 +131,9 @@ _POINTS = re.compile(
     r"\b(another|other|some|a|one of the|one or more) (worker|rank|process|node|replica)(s|es)?( \w{1,20})? "
     r"(has |have )?(failed|died|raised|crashed|exited)|"
     r"\b(rank|worker|process) \d{1,6} (has )?(failed|died|crashed|raised)|"
-    r"\b(worker|process|child|subprocess)\b.{0,60}\b(failed|died|crashed|exited)\b.{0,20}\bexit ?(code|status)\b"
+    r"\b(worker|process|child|subprocess)\b.{0,60}\b(failed|died|crashed|exited)\b.{0,20}\bexit ?(code|status)\b|"
+    r"\b(mpirun|mpiexec|prterun|horovodrun|torchrun|deepspeed|pdsh|srun)\b.{0,60}?"
+    r"\b(failed|died|exited|returned|ended|finished)\b.{0,20}\b(code|status|\d{1,3}$)"
 )
 #: The exception that a process has recorded for torchrun, which shows it with an indent.
 _OF_REPORT = re.compile(
@@ -211,7 +217,8 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     own = [line.text for line in ordered]
     progress = [number for number, line in enumerate(ordered) if is_progress(line.text)]
     raised = [t for t in find_tracebacks(ordered) if not _WRAPPER_EXCEPTIONS.search(t.exception)]
-    raised = [t for t in raised if has_launcher or not _is_survived(t, ordered, progress)] or [
+    own_end = max((t.lines[0] for t in raised if t.process.startswith("[rank")), default=0)
+    raised = [t for t in raised if has_launcher or not _is_survived(t, ordered, progress, own_end)] or [
         Traceback("", [match[1].strip()], [number], Weight.UNHANDLED)
         for number, line in enumerate(own)
         if (match := _CPP_WHAT.match(line))
@@ -230,7 +237,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     chosen = pick(causes or effects, lambda one: (one.weight, one.lines[0]))
     latest = {ordered[n].process: n for n in progress}
     records = [r for r in find_records(ordered) if latest.get(r.process, -1) <= r.line]
-    record = pick(records, lambda one: (0, one.line))
+    record = pick([r for r in records if not _POINTS.search(r.text)] or records, lambda one: (0, one.line))
     of_library = next((m["why"] or m["check"] or line.strip() for line in own if (m := _CRASH_LINE.search(line))), "")
     crash = _explaining(find_crashes(ordered), chosen, bool(causes), of_library)
     if crash or (record and chosen and chosen.weight >= Weight.IN_THREAD):
@@ -241,21 +248,29 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         crash_line = f"{_OF_GLIBC.sub('', of_library)} in {crash.place}"
     child = _first_to_fail(clean) if named is None else named.exit_code
     last = [line for line in _since_progress(own[-MAX_QUOTED_LINES:]) if not _INFORMATION.search(line)] + [crash_line]
-    crashed = crash is not None or (child is not None and -child in _CRASH_SIGNALS)
+    # NCCL and UCX abort after a lost peer
+    aborted = crash is not None and crash.signal == signal.SIGABRT and any(map(reports_peer_loss, last))
+    crashed = (crash is not None and not aborted) or (child is not None and -child in _CRASH_SIGNALS)
     of_failed = [line.text for line in ordered if failed and failed.fullmatch(line.process)]
     written = [line.strip() for line in reversed(_without_frame(of_failed or own)) if re.search(r"\w", line)]
+    record_counts = not exception and not crash_line and record is not None
     return Tail(
         exception=exception,
         is_handled=chosen is not None and chosen.is_handled,
+        is_last_printed=chosen is not None
+        and chosen.weight is Weight.PRINTED
+        and not _goes_on(spoken, ordered[chosen.lines[-1]]),
         assertion=next((m[0] for line in own if (m := _DEVICE_ASSERTION.search(line))), "")
         if "device-side assert" in exception
         else "",
         crash_line="" if exception else crash_line,
         crash_signal=crash.signal if crash else 0,
         is_kill_reported=any(_KILLED.search(line) for line in _since_progress(own)),
-        record="" if exception or crash_line or record is None else record.text,
+        record=record.text if record is not None and record_counts else "",
+        at=_time_of(ordered, crash or (record if record_counts else None), chosen),
         others=_others(chosen, causes),
-        points_elsewhere=chosen in pointing,
+        points_elsewhere=chosen in pointing
+        or (record is not None and record_counts and _POINTS.search(record.text) is not None),
         last_line=_last_line(written),
         is_peer_loss=not causes and not crashed and bool(effects if raised else any(map(reports_peer_loss, last))),
         child_exit_code=child,
@@ -308,11 +323,24 @@ def _effects(raised: Sequence[Traceback], nccl: str) -> list[Traceback]:
     return [*lost, *(t for t in built if t not in lost)]
 
 
-def _is_survived(one: Traceback, lines: Sequence[Line], progress: Sequence[int]) -> bool:
-    """Whether a process has made progress after an exception, later than by the order in which streams are read."""
+def _is_survived(one: Traceback, lines: Sequence[Line], progress: Sequence[int], own_end: int) -> bool:
+    """Whether a process has made progress after an exception, later than by the order in which streams are read.
+
+    :param own_end: where the last traceback with PyTorch's prefix begins; 0 if there is none. A process that ends with
+        one, after it has made progress, has survived what it printed without a prefix.
+    """
     raised_at = lines[one.lines[-1]].at
-    after = (lines[n].at for n in progress if n > one.lines[-1] and lines[n].process == one.process)
-    return raised_at is not None and any(at is not None and at > raised_at + STREAMS_SECONDS for at in after)
+    after = [n for n in progress if n > one.lines[-1] and lines[n].process == one.process]
+    if not one.process and after and after[0] < own_end:
+        return True
+    times = (lines[n].at for n in after)
+    return raised_at is not None and any(at is not None and at > raised_at + STREAMS_SECONDS for at in times)
+
+
+def _goes_on(lines: Sequence[Line], last: Line) -> bool:
+    """Whether the process of a line has made progress after it, by the order in which the node has read the lines."""
+    after = lines[lines.index(last) + 1 :]
+    return any(line.process == last.process and is_progress(line.text) for line in after)
 
 
 def _explaining(crashes: Sequence[Crash], chosen: Traceback | None, is_cause: bool, of_library: str) -> Crash | None:
@@ -325,6 +353,12 @@ def _explaining(crashes: Sequence[Crash], chosen: Traceback | None, is_cause: bo
     if chosen is None or not is_cause or chosen.is_handled:
         return crash
     return crash if crash.line < chosen.lines[0] and crash.process != chosen.process else None
+
+
+def _time_of(lines: Sequence[Line], found: Crash | Record | None, chosen: Traceback | None) -> float | None:
+    """When what explains the end was read; None if it isn't known."""
+    number = chosen.lines[0] if chosen else -1 if found is None else found.line
+    return lines[number].at if 0 <= number < len(lines) else None
 
 
 def _others(chosen: Traceback | None, causes: Sequence[Traceback]) -> tuple[str, ...]:

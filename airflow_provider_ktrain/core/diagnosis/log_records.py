@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import reports_peer_loss
 from airflow_provider_ktrain.core.diagnosis.log_lines import Line
 
+MAX_BOX_LINES = 4
 MAX_HEAD_CHARS = 120  #: Length of what precedes the level: time, host, process and logger.
 
 
@@ -44,15 +46,22 @@ _NOT_OF_PROGRAM = re.compile(
     r"torch[./]distributed[./]|^wandb: |\bNCCL (WARN|INFO)\b|ChildFailedError|^Root Cause|_FATAL\b|"
     r"exits with return code"
 )
+#: A panic of Rust, whose message is the next line, or from before Rust 1.73, stands in quotes.
+_PANIC = re.compile(
+    r"^thread '[^']{1,100}'(?: \(\d{1,9}\))? panicked at "
+    r"(?:'(?P<old>.{1,2000})', \S{1,400}$|\S{1,400}:\d{1,9}:\d{1,9}:$)"
+)
+_OF_OTHER_PANIC = re.compile(r"\bAny \{|\bPoisonError\b|^a scoped thread panicked$")
+_ERROR_BOX = re.compile(r"^ {1,4}╭─{1,9} Error ─{1,400}╮")  #: Typer prints errors of the command line in one.
 _LEVELS = ("error", "critical", "fatal")
 
 
 def find_records(lines: Sequence[Line]) -> list[Record]:
-    """The records of programs at the level ERROR, CRITICAL or FATAL that don't report a lost peer."""
+    """The records of programs at the level of an error, and panics of Rust, that don't report a lost peer."""
     found = []
     for number, line in enumerate(lines):
         text = line.text
-        message = _message(text)
+        message = _message(text) or _of_panic(lines, number) or _of_box(lines, number)
         if message and not _NOT_OF_PROGRAM.search(text) and not reports_peer_loss(text):
             found.append(Record(message, number, line.process))
     return found
@@ -74,6 +83,27 @@ def _message(text: str) -> str:
     if not after[:1] or (after[0].isspace() and match.start() and text[match.start() - 1] not in " [|(-:\t"):
         return ""
     return _PLACE.sub("", _AFTER_LEVEL.sub("", after, count=1).strip())
+
+
+def _of_panic(lines: Sequence[Line], number: int) -> str:
+    """The message of Rust's panic that begins in a line, unless it only follows from another one; else empty."""
+    if not (match := _PANIC.match(lines[number].text)):
+        return ""
+    message = match["old"] or next(_following(lines, number), "").strip()
+    return "" if _OF_OTHER_PANIC.search(message) else message
+
+
+def _of_box(lines: Sequence[Line], number: int) -> str:
+    """The text of a box of Typer that begins in a line; else empty."""
+    if not _ERROR_BOX.match(lines[number].text):
+        return ""
+    inside = (text.strip() for text in itertools.islice(_following(lines, number), MAX_BOX_LINES))
+    return " ".join(text.strip("│").strip() for text in itertools.takewhile(lambda text: text.startswith("│"), inside))
+
+
+def _following(lines: Sequence[Line], number: int) -> Iterator[str]:
+    """The later lines of the same process."""
+    return (line.text for line in lines[number + 1 :] if line.process == lines[number].process)
 
 
 def _of_json(text: str) -> str:

@@ -22,6 +22,7 @@ from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
 #: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.
 PEER_LOSS_DELAY = timedelta(minutes=15)
+PEER_LEAVES = 60.0  #: Seconds from an error that a replica logs until others lose it.
 CLOCK_SKEW = timedelta(seconds=MAX_CLOCK_SKEW_SECONDS)
 
 
@@ -108,12 +109,23 @@ def follows_build(f: Failure, found: Sequence[Failure]) -> bool:
     return any(build is not None and build[1] in f.tail.exception for build in builds)
 
 
-def causes_of_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> Iterator[Failure]:
-    """What the logs of containers show that still run or were ended by a deletion: an exception, or a crash.
+def causes_of_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> list[Failure]:
+    """What the logs of containers show that still run or were ended by a deletion, the most likely cause first.
 
     The replica with the cause often ends last: it writes a checkpoint, or torchrun waits for its processes. By then,
-    the operator may have deleted its pod.
+    the operator may have deleted its pod. That is an exception, a crash or a kill, else an error that the program has
+    logged or printed shortly before another one has lost it.
     """
+    found = list(_unended(kind, pods, logs))
+    sure = [f for f in found if f.tail.crash_signal or f.tail.is_kill_reported or _is_unhandled(f.tail)]
+    effects = (f for f in find_failures(kind, pods, logs) if f.is_effect)
+    lost = min((at for f in effects if (at := f.tail.at or (f.since and f.since.timestamp()))), default=0.0)
+    logged = [f for f in found if f.tail.at and lost - PEER_LEAVES <= f.tail.at <= lost]
+    return sorted(sure or logged, key=lambda f: (f.tail.at is None, f.tail.at or 0))
+
+
+def _unended(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> Iterator[Failure]:
+    """Containers that still run or were ended by a deletion, and whose log shows why they fail."""
     for pod in pods:
         for container in objects.main_containers(pod):
             name = str(container.get("name") or "")
@@ -122,8 +134,13 @@ def causes_of_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequenc
                 continue
             tail = read_tail(logs.get(log_key(objects.name_of(pod), name)))
             made = replace(_failure(kind, pod, {"name": name}, {}, tail), is_running=not ended)
-            if tail.crash_signal or (tail.exception and not tail.is_handled and not made.is_effect):
+            reported = tail.is_last_printed or (not tail.exception and (tail.is_kill_reported or tail.record))
+            if tail.crash_signal or ((_is_unhandled(tail) or reported) and not made.is_effect):
                 yield made
+
+
+def _is_unhandled(tail: Tail) -> bool:
+    return bool(tail.exception) and not tail.is_handled
 
 
 def silent_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> list[tuple[Json, Json]]:
@@ -132,7 +149,7 @@ def silent_peers(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[s
     Those come first that the log of this failure names.
     """
     first = next(iter(likely_causes(find_failures(kind, pods, logs), kind.launchers)), None)
-    if first is None or not first.is_effect or any(True for _ in causes_of_peers(kind, pods, logs)):
+    if first is None or not first.is_effect or causes_of_peers(kind, pods, logs):
         return []
     found = []
     for pod in pods:

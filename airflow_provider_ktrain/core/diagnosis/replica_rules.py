@@ -46,7 +46,7 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
         return None
     failure = found[0]
     may_follow = failure.is_effect or failure.tail.exception.startswith("ImportError")
-    peers = causes_of_peers(evidence.kind, evidence.pods, evidence.logs) if may_follow else ()
+    peers = causes_of_peers(evidence.kind, evidence.pods, evidence.logs) if may_follow else []
     failure = next((peer for peer in peers if failure.is_effect or follows_build(failure, [peer])), failure)
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
     if failure.tail.is_peer_loss and cause == _lost_a_peer(failure):
@@ -110,7 +110,7 @@ def _out_of_memory(f: Failure) -> Cause | None:
     if f.reason == "OOMKilled":
         summary = f"{f.replica} ran out of memory (OOMKilled, exit code 137)"
         return Cause(Category.OUT_OF_MEMORY, summary, "", resolution)
-    shell_reports_kill = f.exit_code == SIGKILLED and f.tail.is_kill_reported
+    shell_reports_kill = (f.exit_code == SIGKILLED or f.is_running) and f.tail.is_kill_reported
     if (f.tail.child_exit_code == -9 or shell_reports_kill) and not f.tail.exception:
         code = _code(f)
         summary = f"{f.replica} failed: SIGKILL ended one of its processes, probably out of memory ({code})"
