@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.identity.reaping import judge
 from airflow_provider_ktrain.core.kinds import MPIJOB, TRAINJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from tests.cli.conftest import SECONDS, Start
-from tests.clusters import IMAGE, TestCluster, require
+from tests.clusters import IMAGE, TestCluster, least_rights, require
 from tests.core.manifests import trainjob
 
 Object = dict[str, Any]
@@ -157,6 +157,17 @@ def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_reports_it(
     assert f"run `kubectl delete -n {cluster.namespace} pytorchjobs {name}`" in command.output
     assert left(cluster, "cut-off")
     delete(cluster, name)
+
+
+def test_a_missing_right_to_create_is_the_only_error(run: Start, cluster: TestCluster, tmp_path: Path) -> None:
+    reader = tmp_path / "reader.kubeconfig"
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    reader.write_text(yaml.safe_dump(least_rights(cluster, "reader", [pods])))
+    command = run(job(WAIT, name="unmade"), "--kubeconfig", reader)
+    assert command.end() == 4, command.output
+    (error,) = (line for line in command.lines if "error:" in line)
+    assert "error: no right to create pytorchjobs.kubeflow.org" in error
+    assert "whether the job was created" not in command.output
 
 
 @pytest.mark.embedded("sets fault switches")
