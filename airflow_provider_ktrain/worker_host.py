@@ -204,7 +204,7 @@ class WorkerHost:
     def outcome_stored(self, ref: JobRef, event: Event) -> str:
         """Delete a job that has ended; returns why that failed, or an empty string.
 
-        :param event: OUTCOME_STORED, OUTCOME_NOT_STORED or SUCCESS_FOUND.
+        :param event: OUTCOME_STORED, OUTCOME_NOT_STORED, SUCCESS_FOUND or KEPT_UNRELEASED.
         """
         return self._run(self._training.outcome_stored(ref, event))
 

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop
 from airflow_provider_ktrain.core.end_rules import RULES, Event, Successor, why_ended
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity.adoption import decide_adoption
-from airflow_provider_ktrain.core.identity.existing_job import describe_existing
+from airflow_provider_ktrain.core.identity.adoption_messages import describe_existing
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.identity.reaping import ENDED_TASK_STATES, judge
 from airflow_provider_ktrain.core.state.limits import Limit

@@ -5,7 +5,7 @@ what it knows as a `Situation`, and carries out the rule that `decide` returns. 
 A try has no part in the life of a job that it finds under its name: `core/identity/adoption.py` decides whether it
 takes that job, replaces it, or, with invalid parameters, takes it or fails. That needs a read, too, which fences what
 is written.
-docs/contributing/rules.md contains this list as a table, which `scripts/end_rules.py` makes.
+`scripts/end_rules.py` prints this list as a table, for docs/contributing/rules.md.
 
 A watch only shows when to look. Where a rule names what was `seen`, that is a read from the API server made for this
 decision. A kill is the exception: Airflow's own word that the task is over is the evidence, because a worker has
@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 
 class Event(enum.StrEnum):
-    """What may end a training's life. The value is its name in the table."""
+    """What may end a training's life. The value is its name in the table.
+
+    `engine/follow/following.py` notices the first ones; the hosts and `engine/process_end.py` ask for the others.
+    """
 
     # noticed while the job is followed
     ENDED = "the job has ended"

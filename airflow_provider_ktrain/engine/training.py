@@ -44,8 +44,8 @@ from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_annotations import JobAnnotations
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
 from airflow_provider_ktrain.engine.process_end import ProcessEnd
-from airflow_provider_ktrain.engine.safe_log import SafeLog
 from airflow_provider_ktrain.engine.submit.create_or_adopt import CodeRefusedError, Submitted
+from airflow_provider_ktrain.engine.unfailing_log import UnfailingLog
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Training:
         log: Log,
         stop: StopSignal | None = None,
     ) -> None:
-        log = SafeLog(log)
+        log = UnfailingLog(log)
         self.job = OwnedJob(connect, host, log)
         self.handover = Handover()
         self._host, self._log, self._stop = host, log, stop

@@ -2,6 +2,9 @@
 
 Airflow imports it in every process, so the application imports nothing until its first request. Whether a triggerer
 follows a deferred task, or is gone, is `followed` of `compat_server.TaskRecord`.
+
+`views` makes the page of one training, `trainings` and `training_table` the list. They show XComs of `status_writer.py`
+and `operators/summaries.py`, which `compat_server.py` reads.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.identity.adoption import Adoption, cleared, decide_adoption, first_try_since_clear
-from airflow_provider_ktrain.core.identity.existing_job import differences
+from airflow_provider_ktrain.core.identity.adoption_messages import differences
 from airflow_provider_ktrain.core.identity.names import (
     DEPLOYMENT_LABEL,
     OWNER_ANNOTATION,

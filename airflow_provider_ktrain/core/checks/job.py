@@ -10,8 +10,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.kinds.operators import OperatorVersion
 from airflow_provider_ktrain.core.kinds.strategic_merge import member
+from airflow_provider_ktrain.core.kinds.training_operators import OperatorVersion
 from airflow_provider_ktrain.core.kinds.trainjob.form import TRAINER_FIELDS
 from airflow_provider_ktrain.core.state.accelerators import is_gpu
 

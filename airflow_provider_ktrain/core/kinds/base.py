@@ -16,8 +16,13 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds.form import ManifestForm
 from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
-from airflow_provider_ktrain.core.kinds.operators import OPERATOR_LABEL, OperatorBehavior, OperatorVersion, Scaling
 from airflow_provider_ktrain.core.kinds.runtimes import Runtimes
+from airflow_provider_ktrain.core.kinds.training_operators import (
+    OPERATOR_LABEL,
+    OperatorBehavior,
+    OperatorVersion,
+    Scaling,
+)
 
 #: What follows the job's name and the role in a pod's name.
 _REST_OF_POD_NAME = re.compile(r"(-\d+(?=-\d))?(-(?P<index>\d+))?(-[a-z0-9]{5})?")

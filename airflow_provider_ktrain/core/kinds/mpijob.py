@@ -10,7 +10,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.kinds.form import ManifestForm
-from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion, Scaling
+from airflow_provider_ktrain.core.kinds.training_operators import OperatorBehavior, OperatorVersion, Scaling
 
 _REPLICA_SPECS, _SLOTS = "mpiReplicaSpecs", "slotsPerWorker"  #: Keys of `spec`.
 _MIN_FLAGS = ("--min-np", "--min-num-proc")  # of horovodrun

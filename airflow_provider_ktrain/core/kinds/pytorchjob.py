@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds.base import Kind
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.kinds.form import ManifestForm
-from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion, Scaling
+from airflow_provider_ktrain.core.kinds.training_operators import OperatorBehavior, OperatorVersion, Scaling
 
 
 class _Form(ManifestForm):

@@ -3,6 +3,8 @@
 Timestamps alone can't identify a line. So a position contains a window: a second shortly before the last line, and the
 number of lines read since its beginning. A resume requests the log from that second on and skips as many lines.
 docs/reference/log-cursor.md explains why, and what happens if the log was rotated.
+
+The positions travel in `Handover` (`engine/follow/deferral.py`). A retry begins without them: it has a log of its own.
 """
 
 from __future__ import annotations

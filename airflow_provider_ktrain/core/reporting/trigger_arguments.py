@@ -1,4 +1,4 @@
-"""The arguments of a training's trigger, in a size that each of Airflow's databases can store.
+"""Shortens the arguments of a training's trigger to a size that each of Airflow's databases can store.
 
 MySQL and MariaDB store at most 65,535 bytes. Airflow 3.2 and 3.3 store the arguments as `json.dumps` writes them, with
 characters other than ASCII escaped: a Cyrillic letter takes 6 bytes, an emoji 12. Other ways into the same column

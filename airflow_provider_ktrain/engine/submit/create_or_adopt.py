@@ -27,7 +27,7 @@ from airflow_provider_ktrain.core.absent import ABSENT, Absent
 from airflow_provider_ktrain.core.end_rules import Mode
 from airflow_provider_ktrain.core.errors import ClusterError, ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity.adoption import Adoption, Decision, decide_adoption, may_have_begun
-from airflow_provider_ktrain.core.identity.existing_job import describe_existing, what_differs
+from airflow_provider_ktrain.core.identity.adoption_messages import describe_existing, what_differs
 from airflow_provider_ktrain.core.identity.names import (
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds.base import Kind
-from airflow_provider_ktrain.core.kinds.operators import OperatorBehavior, OperatorVersion, Scaling
+from airflow_provider_ktrain.core.kinds.training_operators import OperatorBehavior, OperatorVersion, Scaling
 from airflow_provider_ktrain.core.kinds.trainjob.form import FORM
 from airflow_provider_ktrain.core.kinds.trainjob.patches import (
     NODE,

@@ -11,7 +11,7 @@ from airflow_provider_ktrain.engine.api.job_calls import Log
 log = masked_log(__name__)
 
 
-class SafeLog:
+class UnfailingLog:
     """A `Log` that never raises. A worker's log fails, for example, when its supervisor has ended before it."""
 
     def __init__(self, target: Log) -> None:
