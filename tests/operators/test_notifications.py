@@ -48,7 +48,7 @@ def test_mail_has_the_cause(instance: Instance, deferrable: bool, monkeypatch: p
     assert subject == f"{instance.replica} failed: ValueError: <b>expected</b> (exit code 3)"
     (text,) = (part.get_content() for part in box.messages[0].walk() if part.get_content_type() == "text/html")
     assert "&lt;b&gt;expected" in text
-    assert "Read the log of" in text
+    assert " has ended." in text
     assert "http://airflow/log" in text
 
 
