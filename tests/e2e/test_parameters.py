@@ -46,7 +46,7 @@ def test_default_deferrable_and_do_xcom_push(airflow: Airflow, kube: Kube) -> No
     airflow.wait_state(dag, run, "train", "success")
     assert "the triggerer now follows" not in airflow.log(dag, run, "train")
     links = {"_link_TrainingJobLink", "_link_TrainingPageLink"}
-    assert airflow.xcom_keys(dag, run, "train") == {"job", "ktrain_status", *links}
+    assert airflow.xcom_keys(dag, run, "train") == {"job", "ktrain_status", "ktrain_summary", *links}
     assert airflow.links(dag, run, "train")["Training job"]
     wait_for("the job is gone", lambda: not kube.jobs(selector_of(dag, run)))
 
