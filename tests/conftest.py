@@ -78,7 +78,7 @@ def _has_fixture_of_its_module(item: pytest.Function) -> bool:
 
 @pytest.fixture(autouse=True)
 def masks_of_this_test() -> Iterator[None]:
-    """Airflow's maskers forget the secrets of a test at its end. They compile the pattern of all anew for each one."""
+    """When a test ends, Airflow forgets its secrets: for each new secret, it compiles one pattern of all of them."""
     before = [(masker, set(masker.patterns), masker.replacer) for masker in _maskers()]
     yield
     for masker, patterns, replacer in before:

@@ -11,10 +11,8 @@ import ctypes
 import os
 import pathlib
 import pwd
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,9 @@ from typing import Any
 
 import pytest
 
+from ktrain_embedded import ports
+
+PORTS = range(20_000, 30_000)  # of servers of tests; clusters use others
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 STARTED_WITHIN = 60.0  # seconds
 PR_SET_PDEATHSIG = 1  # see prctl(2)
@@ -38,15 +39,8 @@ OPTIONS = {  # tests don't need durability
 
 
 def free_port() -> int:
-    """A loopback port for a server that starts later.
-
-    It is below the ports of outgoing connections, one of which could otherwise take it meanwhile.
-    """
-    while True:
-        port = secrets.choice(range(20000, 30000))  # `random` has the same seed in all processes of pytest-xdist
-        with contextlib.suppress(OSError), socket.socket() as s:
-            s.bind(("127.0.0.1", port))
-            return port
+    """A loopback port for a server that starts later."""
+    return ports.free_port(PORTS)
 
 
 def selected() -> str:

@@ -698,7 +698,7 @@ async def test_403_ends_a_job_that_was_just_created() -> None:
 
 
 async def test_401_to_a_read_does_not_end_a_job_that_was_just_created() -> None:
-    """The create was accepted with these credentials. Whether they are refused for good shows the watch."""
+    """The create was accepted with these credentials. The watch shows whether they are refused for good."""
 
     async def created(api: object, **_: Any) -> Submitted:
         return Submitted(training.ref, training.job, created=True)
@@ -720,7 +720,7 @@ async def test_401_to_a_read_does_not_end_a_job_that_was_just_created() -> None:
 
 
 async def test_client_that_cannot_be_renewed_for_a_moment_does_not_end_a_job_that_was_just_created() -> None:
-    """The token has expired, and the exec plugin that renews it is throttled. This is no missing right."""
+    """The token has expired, and the exec plugin that renews it is throttled. No right is missing."""
     builds = 0
 
     async def created(api: object, **_: Any) -> Submitted:

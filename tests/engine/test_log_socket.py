@@ -425,6 +425,27 @@ async def test_waiting_lines_of_a_deleted_pod(supervisor: Wire, stuck: bool) -> 
     assert bool(report.containers) == stuck, "a log without gaps is forgotten"
 
 
+@pytest.mark.parametrize("stuck", [True, False], ids=["is reported", "is in its place"])
+async def test_gap_whose_notice_waits(supervisor: Wire, stuck: bool) -> None:
+    kube = PodServer()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    supervisor.connect()
+    supervisor.fill()
+    async with following(kube, LineLogger(supervisor, PYTORCHJOB)) as follower:
+        await until(lambda: follower.report().total.lines == 5)
+        kube.log("p").end()
+        kube.log("p", restart=3).end()
+        follower.observe(kube.pod("p", restart=3, state="terminated", phase="Succeeded"))
+        await follower.drain(240)
+        reading = asyncio.ensure_future(asyncio.sleep(0) if stuck else supervisor.read_until(lambda: False, 0.0))
+        report = await follower.log_remainder(0.3 if stuck else 240, 240, 240)
+        reading.cancel()
+    (tally,) = report.containers.values()
+    assert tally.gaps
+    assert tally.unsaid == (tally.gaps if stuck else ())
+
+
 async def test_container_that_restarts_while_its_lines_wait(supervisor: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUE_BYTES", 20_000)
     kube = PodServer()

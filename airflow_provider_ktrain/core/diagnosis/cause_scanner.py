@@ -35,7 +35,7 @@ MAX_ENDS = 4  #: Reports of torchrun that a process has ended.
 LAST_LINES = 50  #: Last lines of a block that are read whatever it contains.
 MANY_LINES = 200  #: Of a larger block, other lines are read only if it has a sign of an error.
 #: What stands in most of the blocks that show a cause, besides `rror`: where the first is left of the block without
-#: _DELETED, the others are searched for in the whole block, for 35 to 80 ns a line each. To delete costs 40 to 60.
+#: _DELETED, the others are searched for in the whole block, for 35 to 80 ns a line each. Deleting costs 40 to 60.
 _IN_REST = (
     (b"ERROR", b"ERROR"), (b"TAL", b"CRITICAL", b"FATAL"), (b"T(", b"Traceback ("), (b"`", b"Assertion `"),
     (b"*", b" detected ***"),
@@ -169,7 +169,7 @@ class CauseScanner(Generic[T]):
             self._learn_prefix(text)
         process, own = process_of(text, self._prefixes)
         if is_progress(own):
-            self._note_progress(process, line, is_over=is_over)
+            self._record_progress(process, line, is_over=is_over)
         if process not in self._blocks:
             return
         block = self._blocks[process][-1]
@@ -200,7 +200,7 @@ class CauseScanner(Generic[T]):
                 if not blocks:
                     del self._blocks[""]
 
-    def _note_progress(self, process: str, line: T, *, is_over: bool) -> None:
+    def _record_progress(self, process: str, line: T, *, is_over: bool) -> None:
         """A process goes on, so that it has survived what came before.
 
         Ranks without a prefix count as one process, of which others go on for a while if one has failed: the parser

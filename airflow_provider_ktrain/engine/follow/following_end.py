@@ -241,14 +241,9 @@ class FollowingEnd:
             )
 
     def _warn_about_gaps(self, key: tuple[str, str], tally: Tally, earlier: Tally) -> None:
-        """Log where lines of a container may be missing and how many the rate limit dropped, since `earlier`.
-
-        What the log says between the lines isn't repeated.
-        """
+        """Log what is missing since `earlier`: gaps of which the log has no notice, and lines over the rate limit."""
         pod, container = key
-        for gap in tally.gaps[len(earlier.gaps) :]:
-            if gap in tally.noticed:
-                continue
+        for gap in tally.unsaid[len(earlier.unsaid) :]:
             self._log.warning(f"The log of {pod}/{container} may be incomplete.\n{gap}")
         if dropped := tally.dropped - earlier.dropped:
             size = counted(tally.dropped_bytes - earlier.dropped_bytes, "byte")

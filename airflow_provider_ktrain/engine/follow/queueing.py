@@ -87,7 +87,7 @@ class QueueFollower(Part):
         found = workload_of(known, self._state.ref.uid)
         return None if found is None else dict(found)
 
-    async def _note_refusal(self, workloads: Subscription) -> None:
+    async def _record_refusal(self, workloads: Subscription) -> None:
         """Without the right to watch, continue without it and try again later.
 
         The right may be granted meanwhile, and an API server may reject requests for a while after its restart.
@@ -112,7 +112,7 @@ class QueueFollower(Part):
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
         if self._workloads is not None:
-            await self._note_refusal(self._workloads)
+            await self._record_refusal(self._workloads)
         job, workload = self._state.job, None
         self._in_queue = bool(job is not None and self._state.ref.uid and kueue.queue_of(job))
         if self._in_queue:

@@ -134,7 +134,7 @@ class StartupChecks(Part):
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
         """Why the job can never start; None if it may start or no check is due."""
         state = self._state
-        self._note_generation()
+        self._record_generation()
         if any(map(restarted_often, state.pods.groups.examples())) and (
             cause := find_unstartable_command(make_evidence(state.known_job, state.pods.live))
         ):
@@ -170,7 +170,7 @@ class StartupChecks(Part):
             }
         return cause
 
-    def _note_generation(self) -> None:
+    def _record_generation(self) -> None:
         """A refusal of an earlier specification of the job says nothing about the present one."""
         generation = metadata_of(self._state.known_job).get("generation")
         if self._generation is not None and generation != self._generation:

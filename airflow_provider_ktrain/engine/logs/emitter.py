@@ -50,7 +50,7 @@ class Tally:
     :param gaps: where lines may be missing, and why.
     :param complete: whether everything that the server had was read.
     :param unlogged: lines that were inspected and are not logged; those of a backlog may still be.
-    :param noticed: the gaps that the log shows in their place.
+    :param unsaid: the gaps of which the log has no notice in their place.
     """
 
     lines: int = 0
@@ -60,7 +60,7 @@ class Tally:
     gaps: tuple[str, ...] = ()
     complete: bool = False
     unlogged: int = 0
-    noticed: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -71,7 +71,7 @@ class Tally:
             (self.gaps + other.gaps)[:MAX_GAPS],
             self.complete and other.complete,
             self.unlogged + other.unlogged,
-            (self.noticed + other.noticed)[:MAX_GAPS],
+            (self.unsaid + other.unsaid)[:MAX_GAPS],
         )
 
 
@@ -162,7 +162,7 @@ class RateLimitedEmitter:
         self.backlog: Backlog | None = None  #: Lines that are not logged yet. None: what was inspected is logged.
         self.only_counts = False  #: Whether no further line is logged.
         self.gap_until = ""  #: Time of the first line after the last gap that a rotation left.
-        self.queue = LineQueue(sink, self._lose, again=again, began=began)
+        self.queue = LineQueue(sink, self._lose, again=again, began=began, lost_notice=self._lose_notice)
         self._inspect, self._source, self._set_logged, self._job = inspect, source, set_logged, job
         self._replica = (source.pod, source.container, source.role, source.index)
         limit = BYTES_PER_SECOND, BURST_BYTES, PAUSE_SECONDS
@@ -341,6 +341,10 @@ class RateLimitedEmitter:
         self.tally.lines -= lines
         self.tally.unlogged += lines
 
+    def _lose_notice(self, text: str) -> None:
+        if text in self.tally.gaps:
+            self.tally.unsaid = (*self.tally.unsaid, text)[:MAX_GAPS]
+
     def _refill(self, now: float) -> None:
         """Regain allowance for the time that has passed; a flood is over with the allowance of the pause."""
         rate, burst, pause = self._limit
@@ -361,7 +365,6 @@ class RateLimitedEmitter:
     def gap(self, text: str, position: Position) -> None:
         """Say that lines may be missing here, and keep it for the report."""
         self.tally.gaps = (*self.tally.gaps, text)[:MAX_GAPS]
-        self.tally.noticed = (*self.tally.noticed, text)[:MAX_GAPS]
         self.add_notice(text, position)
 
     def add_notice(self, text: str, position: Position) -> None:

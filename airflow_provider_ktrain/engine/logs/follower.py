@@ -379,7 +379,7 @@ class LogFollower:
             since = f"after {at.last}" if at.last else "from its beginning"
             gap = f"lines {since} may be missing: the pod was deleted before its log could be resumed"
             pod, _, name = self._handed_over.names.get(position, "an unknown pod/").partition("/")
-            tally = Tally(gaps=(gap,), complete=True)
+            tally = Tally(gaps=(gap,), unsaid=(gap,), complete=True)
             found[pod, name] = found[pod, name] + tally if (pod, name) in found else tally
         for container in self._followed.values():
             key, tally = (container.pod, container.name), container.tally()

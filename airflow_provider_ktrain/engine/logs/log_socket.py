@@ -30,7 +30,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
@@ -101,6 +101,7 @@ class LineQueue:
 
     :param write: logs a line, or several with line breaks between them.
     :param lost: called with the number of lines that could not be written, or were discarded.
+    :param lost_notice: called with the text of each notice to which that happened. Default: nothing.
     :param again: whether the lines come after those of all other queues. Default: False.
     :param began: when the trigger began, by the loop's time. Default: now.
     """
@@ -112,12 +113,13 @@ class LineQueue:
         *,
         again: bool = False,
         began: float | None = None,
+        lost_notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.again = again
         self.began = asyncio.get_running_loop().time() if began is None else began
         self.is_served = False  #: Whether the socket will take the next lines.
         self.written = 0  #: Lines; it grows while there is progress.
-        self._socket, self._write, self._lost = log_socket(), write, lost
+        self._socket, self._write, self._lost, self._lost_notice = log_socket(), write, lost, lost_notice
         self._context = copy_context()
         self._lines: deque[LogLine] = deque()
         self._bytes = 0
@@ -160,12 +162,18 @@ class LineQueue:
 
     def discard(self) -> None:
         """Give up the lines that wait."""
-        self._lost(sum(line.lines for line in self._lines))
+        self._lose(self._lines)
         self._lines.clear()
         self._count(-self._bytes)
-        self._note_empty()
+        self._call_if_empty()
 
-    def _note_empty(self) -> None:
+    def _lose(self, lines: Collection[LogLine]) -> None:
+        self._lost(sum(line.lines for line in lines))
+        for line in lines:
+            if line.notice:
+                self._lost_notice(line.text)
+
+    def _call_if_empty(self) -> None:
         if self._on_empty is not None and not self._lines:
             self._on_empty()
 
@@ -201,8 +209,8 @@ class LineQueue:
             self._write(line)
             self.written += lines
         except Exception:
-            self._lost(lines)
-        self._note_empty()
+            self._lose([line])
+        self._call_if_empty()
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -317,7 +325,7 @@ class LogSocket:
     def _pump(self) -> None:
         """Write for SLICE_SECONDS at most, and go on later, whatever happens."""
         loop, self._timer = asyncio.get_running_loop(), None
-        self._note_stall()
+        self._record_stall()
         end, self._writing, pause = time.monotonic() + SLICE_SECONDS, True, 0.0  # noqa: TID251  # CPU time of a slice
         try:
             while pause <= 0 and time.monotonic() < end:  # noqa: TID251  # CPU time of a slice
@@ -382,10 +390,10 @@ class LogSocket:
             self._tick()
 
     def _tick(self) -> None:
-        self._note_stall()
+        self._record_stall()
         asyncio.get_running_loop().call_later(min(1.0, STALL_SECONDS / 4), self._tick, context=Context())
 
-    def _note_stall(self) -> None:
+    def _record_stall(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._ticked is not None and now - self._ticked > STALL_SECONDS:
             self._stalled, self._settled = self._ticked, now + SETTLE_SECONDS
@@ -396,7 +404,7 @@ class LogSocket:
 
         :param began: when the trigger began, by the loop's time.
         """
-        self._note_stall()
+        self._record_stall()
         if began >= self._stalled:
             return 0.0
         return max(self._settled - asyncio.get_running_loop().time(), 0.0)

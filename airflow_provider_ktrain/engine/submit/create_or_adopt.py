@@ -111,11 +111,11 @@ class Posting:
         query = {"fieldValidation": "Strict"}
         sent = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
         self._request = asyncio.ensure_future(sent)
-        self._request.add_done_callback(lambda request: self._note_response(request, *before))
+        self._request.add_done_callback(lambda request: self._record_response(request, *before))
         return await asyncio.shield(self._request)
 
-    def _note_response(self, request: asyncio.Future[Object], until: float, may_have_job: bool) -> None:
-        """Note what the response proves. After a refusal, it is as before, for an earlier request may have no response.
+    def _record_response(self, request: asyncio.Future[Object], until: float, may_have_job: bool) -> None:
+        """Record what the response proves. A refusal says nothing about an earlier request without response.
 
         A signal handler may have raised an error while it was sent. That is no response. After a 504 or 500, the API
         server may still process the request.

@@ -94,7 +94,7 @@ async def preflight(
                 of_run = await _dry_run(api, kind, version, sent, namespace, queued=queued, strict=strict)
                 problems = _merged(problems, of_run)
             except KtrainError:
-                if strict:
+                if strict:  # else there are errors to be shown
                     raise
     return sorted(problems, key=lambda p: p.level is not ERROR)
 

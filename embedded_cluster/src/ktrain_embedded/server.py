@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -37,12 +36,12 @@ from ktrain_embedded.objects import definitions, priorities
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.errors import ApiError
 from ktrain_embedded.objects.store import Obj, Store
+from ktrain_embedded.ports import LOOPBACK, free_port
 from ktrain_embedded.trainer_status import StatusServer
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
-PORTS = range(30_000, 32_000)
+PORTS = range(30_000, 32_000)  # below the kernel's range of ephemeral ports
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 PARENT_CHECK_INTERVAL = 0.5  # seconds between checks whether the parent is still running
 STATE_FILE = "cluster.json"
@@ -62,12 +61,12 @@ class Cluster:
         self._volumes = self._directory / "volumes"
         self._certificate, self._admin, self._ssl = credentials.make_tls(self._directory)
         self._token = secrets.token_urlsafe(32)
-        self._port = config.port or _free_port()
+        self._port = config.port or free_port(PORTS)
         self._store = Store()
         self._faults = Faults()
         self._served = r.served(config.mpi_api, config.trainer, kueue=config.kueue)
         self._api = ApiServer(
-            self._store, self._served, admin_token=self._token, address=f"{HOST}:{self._port}",
+            self._store, self._served, admin_token=self._token, address=f"{LOOPBACK}:{self._port}",
             root=self._directory, faults=self._faults, switch=self._switch,
         )  # fmt: skip
         self._runner = web.AppRunner(
@@ -75,7 +74,7 @@ class Cluster:
             max_field_size=MAX_HEADER,
         )  # fmt: skip
         self._site: web.TCPSite | None = None
-        self._status_port = _free_port() if config.trainer_status else 0
+        self._status_port = free_port(PORTS) if config.trainer_status else 0
         self._status = web.AppRunner(StatusServer(self._store, self._api.authenticator.valid).app, access_log=None)
         self._background: set[asyncio.Task[None]] = set()
         self._kubelets: dict[str, Kubelet] = {}
@@ -90,7 +89,7 @@ class Cluster:
         try:
             await self._listen()
             if self._status_port:
-                await web.TCPSite(self._status, HOST, self._status_port, ssl_context=self._ssl).start()
+                await web.TCPSite(self._status, LOOPBACK, self._status_port, ssl_context=self._ssl).start()
             self._announce()
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waiting}:
@@ -117,7 +116,7 @@ class Cluster:
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
             name = self._store.create(r.NODE, node)["metadata"]["name"]
             token = self._api.authenticator.account_token
-            hosts = {trainer_status.HOST: f"{HOST}:{self._status_port}"} if self._status_port else {}
+            hosts = {trainer_status.HOST: f"{LOOPBACK}:{self._status_port}"} if self._status_port else {}
             self._kubelets[name] = Kubelet(
                 self._store, name, self._directory, images, token=token, hosts=hosts,
                 timing=Timing(unreachable=Timing.unreachable * self._config.node_times),
@@ -135,13 +134,13 @@ class Cluster:
 
     async def _listen(self) -> None:
         self._site = web.TCPSite(
-            self._runner, HOST, self._port, ssl_context=self._ssl, reuse_address=True, backlog=1024
+            self._runner, LOOPBACK, self._port, ssl_context=self._ssl, reuse_address=True, backlog=1024
         )
         await self._site.start()
 
     def _announce(self) -> None:
         """Write the kubeconfig and the state file, and print the state for the parent process."""
-        url, ca_file = f"https://{HOST}:{self._port}", self._directory / "ca.crt"
+        url, ca_file = f"https://{LOOPBACK}:{self._port}", self._directory / "ca.crt"
         kubeconfig = Path(self._config.kubeconfig or self._directory / "kubeconfig").absolute()
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         user = {"token": self._token}
@@ -203,15 +202,6 @@ class Cluster:
         for connection in server.connections if server else ():
             if connection.transport not in (None, spared):
                 connection.transport.abort()
-
-
-def _free_port() -> int:
-    """A port below the kernel's range of ephemeral ports, so that no connection takes it before the server listens."""
-    while True:
-        port = secrets.choice(PORTS)
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind((HOST, port))
-            return port
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from components.small_cluster import FAST, SLEEP, Small, small
 from ktrain_embedded.apiserver import logapi
 from ktrain_embedded.controllers.nodes import NodeTimes
 from ktrain_embedded.node import shim
-from ktrain_embedded.node.environment import Ports
 from ktrain_embedded.node.podworker import Timing, backoff
 from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.store import Obj
@@ -503,17 +501,6 @@ async def test_two_jobs_can_use_the_same_port(tmp_path: Path) -> None:
         assert [cluster.log(w) for w in workers] == ["a\n", "b\n"]
         api = {e["name"]: e["value"] for e in (cluster.pod("a-master") or {})["spec"]["containers"][0]["env"]}
         assert (api["MASTER_ADDR"], api["MASTER_PORT"]) == ("a-master-0", "23456")
-
-
-def test_port_that_a_program_listens_on_is_not_assigned() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        ports = Ports(range(taken, taken + 50))
-        for number in range(20):
-            assert ports.of({"metadata": {"uid": f"pod-{number}"}}) != taken
-        server.settimeout(0)
-        with pytest.raises(BlockingIOError):  # no connection was made to the program
-            server.accept()
 
 
 async def test_container_runs_in_the_directory_of_its_image(tmp_path: Path) -> None:

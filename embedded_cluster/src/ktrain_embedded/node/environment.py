@@ -10,11 +10,9 @@ rewritten when the process is executed. The API object isn't changed. These valu
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ktrain_embedded.node.images import binaries
-from ktrain_embedded.node.volumes import LOOPBACK, OBJECTS, decoded, field
+from ktrain_embedded.node.volumes import OBJECTS, decoded, field
 from ktrain_embedded.objects import quantity
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, Store
+from ktrain_embedded.ports import LOOPBACK, free_port
 
 PORTS = range(10_000, 20_000)  # below the kernel's range of ephemeral ports
 REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
@@ -53,25 +52,17 @@ class ConfigError(Exception):
 class Ports:
     """Assigns one port to each job, shared by its pods. Two jobs that use port 23456 don't conflict on loopback."""
 
-    def __init__(self, ports: range = PORTS) -> None:
-        self._ports = ports
+    def __init__(self) -> None:
         self._by_owner: dict[str, int] = {}
 
     def of(self, pod: Obj) -> int:
-        """The port of the pod's controller, or of the pod itself if it doesn't have a controller.
-
-        A port that another program listens on is found by an attempt to bind it. A connection would not do: the
-        program, possibly a pod of another cluster, would accept it in place of its client's. Nor would the module
-        `random`: clusters in processes with the same seed would draw the same ports.
-        """
+        """The port of the pod's controller, or of the pod itself if it doesn't have a controller."""
         owners = [o["uid"] for o in pod["metadata"].get("ownerReferences", ()) if o.get("controller")]
         owner = owners[0] if owners else pod["metadata"]["uid"]
         while owner not in self._by_owner:
-            port = secrets.choice(self._ports)
-            with contextlib.suppress(OSError), socket.socket() as probe:
-                if port not in self._by_owner.values():
-                    probe.bind((LOOPBACK, port))
-                    self._by_owner[owner] = port
+            port = free_port(PORTS)
+            if port not in self._by_owner.values():
+                self._by_owner[owner] = port
         return self._by_owner[owner]
 
 

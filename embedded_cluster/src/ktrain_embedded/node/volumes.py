@@ -12,10 +12,10 @@ from ktrain_embedded.objects import resources as r
 from ktrain_embedded.objects.pods import containers
 from ktrain_embedded.objects.resources import Resource
 from ktrain_embedded.objects.store import Obj, Store
+from ktrain_embedded.ports import LOOPBACK
 
 Files = dict[str, tuple[bytes, int]]  # path below the volume -> content and mode
 Token = Callable[[str, str, str], str]  # (namespace, service account, audience or "") -> token
-LOOPBACK = "127.0.0.1"
 MODE = 0o644  # default mode of files
 OBJECTS = {"configMap": r.CONFIG_MAP, "secret": r.SECRET}  # volume types that contain an object
 NOT_RELOCATED = ("/dev/shm",)  # mount paths that also exist on this machine, and that libraries use implicitly
