@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE, mapping
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
@@ -71,17 +71,18 @@ class Selection:
 
 
 class Cost(NamedTuple):
-    """What a training of a list cost, and why it failed: texts or numbers; None for what its summary doesn't have.
+    """What is stored about a training of a list that sums and searches need.
 
     :param id: of the task instance.
-    :param held, wasted: seconds of its GPUs.
+    :param summary: with `usage`, `state`, `category` and `cause`; a field that is not stored is None.
+    :param status: with `usage`; only if nobody has stored how the training ended.
     """
 
     id: str
-    held: Any
-    wasted: Any
-    category: Any
-    cause: Any
+    state: str
+    try_number: int
+    summary: Mapping[str, Any]
+    status: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -230,31 +231,40 @@ def costs(selection: Selection, after: str = "") -> Generator[Cost]:
     """
     with _session() as session:
         query = costs_query(selection, after, session.get_bind().dialect.name)
-        for *found, whole in session.execute(query.execution_options(yield_per=ROWS_AT_ONCE)):
-            yield Cost(*found) if whole is None else _cost(found[0], _mapping(whole) or UNREADABLE)
+        for identifier, state, try_number, *found in session.execute(query.execution_options(yield_per=ROWS_AT_ONCE)):
+            held, wasted, tries, ended, category, cause, whole, own_held, own_wasted, whole_status = found
+            summary: Mapping[str, Any] = {"state": ended, "category": category, "cause": cause}
+            summary = {**summary, "usage": {"held": held, "wasted": wasted, "tries": tries}}
+            status: Mapping[str, Any] = {"usage": {"held": own_held, "wasted": own_wasted}}
+            summary = summary if whole is None else _mapping(whole) or UNREADABLE
+            status = status if whole_status is None else _mapping(whole_status) or UNREADABLE
+            yield Cost(identifier, state or "", try_number or 0, summary, status)
 
 
 def costs_query(selection: Selection, after: str, dialect: str) -> Any:
     """The query of `costs`. To take fields from the database's JSON is faster than to read all of it as text.
 
-    The last column is the whole summary if it has no version: an XCom backend may have stored JSON in a text.
+    A whole summary or status follows its fields if it has no version: an XCom backend may have stored JSON in a text.
     """
     from airflow.models.taskinstance import TaskInstance as Ti
     from airflow.models.xcom import XComModel
-    from sqlalchemy import Text, case, cast, func, true
+    from sqlalchemy import Text, and_, case, cast, func, or_, true
+    from sqlalchemy.orm import aliased
 
-    value = XComModel.value
-    is_json = func.json_valid(value) == 1 if dialect == "sqlite" else true()  # others store nothing else
-    fields = value["usage"]["held"], value["usage"]["wasted"], value["category"], value["cause"]
-    texts = [case((is_json, func.substr(field.as_string(), 1, MAX_FIELD_CHARS))) for field in fields]
-    version = case((is_json, value["version"].as_string()))
-    whole = case((version.is_(None), _text_of(value)))
-    return _newest(selection, after, MAX_LISTED, cast(Ti.id, Text), *texts, whole)
+    def fields(value: Any, *paths: tuple[str, ...]) -> list[Any]:
+        is_json = func.json_valid(value) == 1 if dialect == "sqlite" else true()  # others store nothing else
+        texts = [
+            case((is_json, func.substr(value[path].as_string(), 1, MAX_FIELD_CHARS))) for path in (*paths, ("version",))
+        ]
+        return [*texts[:-1], case((texts[-1].is_(None), _text_of(value)))]
 
-
-def _cost(identifier: str, summary: Mapping[str, Any]) -> Cost:
-    usage = mapping(summary.get("usage"))
-    return Cost(identifier, usage.get("held"), usage.get("wasted"), summary.get("category"), summary.get("cause"))
+    status, amounts = aliased(XComModel), (("usage", "held"), ("usage", "wasted"))
+    of_summary = fields(XComModel.value, *amounts, ("usage", "tries"), ("state",), ("category",), ("cause",))
+    state = of_summary[3]
+    unfinished = or_(Ti.state.in_(ACTIVE_STATES), state.is_(None), state == "running")
+    columns = cast(Ti.id, Text), Ti.state, Ti.try_number, *of_summary, *fields(status.value, *amounts)
+    newest = _newest(selection, after, MAX_LISTED, *columns)
+    return newest.outerjoin(status, and_(unfinished, status.key == STATUS_XCOM, *_is(status, Ti)))
 
 
 def trainings_query(selection: Selection, after: str, most: int) -> Any:

@@ -42,6 +42,19 @@ def summary(number: int, category: str, cause: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def status(number: int) -> dict[str, Any]:
+    """About 12 KB, as of a training with many replicas and curves of several metrics."""
+    return {
+        "version": 1, "try_number": 1, "written_at": 2.0, "host": "trigger", "phase": "Running", "phase_since": 1.0,
+        "usage": {"held": 3600.0 + number, "wasted": 30.0, "gpus": 8},
+        "replicas": {
+            "count": 64, "gpus": 8, "states": {"Running": 64},
+            "rows": [["Worker", n, f"job-{number}-worker-{n}", f"node-{n}", 1, "Running", 0] for n in range(64)],
+        },
+        "series": {f"metric {n}": [[step, step / (number + 7)] for step in range(64)] for n in range(4)},
+    }  # fmt: skip
+
+
 def fill(ended: int) -> None:
     """Store the trainings, by Airflow's own models."""
     import uuid
@@ -56,7 +69,7 @@ def fill(ended: int) -> None:
     from airflow.utils.session import create_session
     from sqlalchemy import insert, select, text
 
-    from airflow_provider_ktrain.core.formats import SUMMARY_XCOM
+    from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
 
     models.import_all_models()  # type: ignore[no-untyped-call]
     Base.metadata.create_all(settings.engine)
@@ -77,8 +90,9 @@ def fill(ended: int) -> None:
             times = {"start_date": began, "end_date": began + timedelta(hours=1), "updated_at": began}
             about = {"id": uuid.uuid4(), "state": state, "try_number": 1, "pool": "p", "pool_slots": 1}
             tasks.append({**key, **times, **about})
-            stored = {"key": SUMMARY_XCOM, "value": summary(n, category, cause), "timestamp": began}
-            xcoms.append({**key, **stored, "dag_run_id": ids[run["run_id"]]})
+            for name, value in ((SUMMARY_XCOM, summary(n, category, cause)), (STATUS_XCOM, status(n))):
+                stored = {"key": name, "value": value, "timestamp": began}
+                xcoms.append({**key, **stored, "dag_run_id": ids[run["run_id"]]})
         session.execute(insert(TaskInstance.__table__), tasks)
         session.execute(insert(XComModel.__table__), xcoms)
     with create_session() as session:

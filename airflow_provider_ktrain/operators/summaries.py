@@ -119,7 +119,9 @@ def _explain(context: Context, raised: Exception) -> None:
     stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **status}
     compat.push(context, STATUS_XCOM, {**stored, "written_at": now, "ended": True, "cause": cause})
     task_store.write_try(context, cause=head[:500])
-    ended = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
+    ended: dict[str, Any] = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
+    if not before:  # it has submitted no job
+        ended["usage"] = task_store.read_total_usage(context, {})
     _push(context, before, try_number=ti.try_number, **ended)
 
 

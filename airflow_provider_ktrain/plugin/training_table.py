@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.compat_server import ACTIVE_STATES, UNREADABLE, Listed, TaskRecord
 from airflow_provider_ktrain.core.formats import mapping
@@ -40,30 +40,55 @@ def training_row(listed: Listed, status: Mapping[str, Any] | None, *, with_logs:
     :param status: of one that `is_unfinished`. None: it has none.
     """
     try:
-        return _training_row(listed.record, listed.summary, status, is_unfinished(listed), with_logs, now)
+        return _training_row(listed.record, listed.summary, status, with_logs, now)
     except Exception:  # any task can store anything under our keys
-        return _training_row(listed.record, UNREADABLE, None, False, with_logs, now)
+        return _training_row(listed.record, UNREADABLE, None, with_logs, now)
 
 
-def is_unfinished(listed: Listed) -> bool:
-    """Whether a training runs, or nobody has stored how it ended: its status has the newest metrics and GPU time."""
-    return listed.record.state in ACTIVE_STATES or listed.summary.get("state") == "running"
+def is_unfinished(state: str, summary: Mapping[str, Any]) -> bool:
+    """Whether a training runs, or nobody has stored how it ended: its status has the newest metrics and GPU time.
+
+    :param state: of the task in Airflow.
+    """
+    return state in ACTIVE_STATES or summary.get("state") == "running"
+
+
+class Used(NamedTuple):
+    """GPU-seconds of a training, and the number of tries that are counted. Numbers of a database may be texts."""
+
+    held: float
+    wasted: float
+    tries: float
+
+    @classmethod
+    def of(cls, state: str, summary: Mapping[str, Any], status: Mapping[str, Any]) -> Used:
+        """What its tries have used, with the last one so far."""
+        found = [mapping(summary.get("usage"))]
+        if is_unfinished(state, summary):
+            found.append({**mapping(status.get("usage")), "tries": 1})
+        return cls(*(sum(_amount(one.get(name)) for one in found) for name in cls._fields))
+
+
+def _amount(value: Any) -> float:
+    """A number, also as text; 0 for what is none."""
+    try:
+        return number(float(value)) or 0.0
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
 
 
 def _training_row(
     record: TaskRecord,
     summary: Mapping[str, Any],
     status: Mapping[str, Any] | None,
-    unfinished: bool,
     with_logs: bool,
     now: float,
 ) -> dict[str, Any]:
     key, read, active = record.key, mapping(status), record.state in ACTIVE_STATES
-    usage, own = mapping(summary.get("usage")), mapping(read.get("usage")) if unfinished else {}
+    unfinished, used = is_unfinished(record.state, summary), Used.of(record.state, summary, read)
     lasted = None if record.started_at is None else (now if active else record.ended_at or now) - record.started_at
-    held, began = (number(usage.get("held")) or 0.0) + (number(own.get("held")) or 0.0), number(read.get("phase_since"))
+    began = number(read.get("phase_since"))
     metrics = mapping(read.get("metrics")) if unfinished else mapping(summary.get("metrics"))
-    counted = (number(usage.get("tries")) or 0) + (1 if unfinished else 0)
     cause = text_of(summary.get("cause")) if record.state not in (*ACTIVE_STATES, "success") else ""
     broken = UNREADABLE in (summary, read)
     state = text_of(read.get("phase")) if active else STATE_WORDS.get(record.state, record.state.replace("_", " "))
@@ -83,15 +108,25 @@ def _training_row(
         ),
         "seconds": round(lasted or 0),
         "tries": record.try_number,
-        "held": running_on(held, read, now if active else None) if held else "",
-        "held_seconds": round(held),
-        "one_try": bool(held) and record.try_number > 1 and counted < record.try_number,
+        "held": running_on(used.held, read, now if active else None) if used.held else "",
+        "held_seconds": round(used.held),
+        "held_note": _lack(used, record.try_number, killed=unfinished and not active),
         "metrics": [(text_of(name), *_last_and_best(value)) for name, value in metrics.items()],
         "parameters": {text_of(name): text_of(value) for name, value in mapping(summary.get("parameters")).items()},
         "code": text_of(summary.get("code")),
         "cause": HIDDEN_CAUSE if cause and not with_logs else cause,
         "category": text_of(summary.get("category")) if cause else "",
     }
+
+
+def _lack(used: Used, try_number: int, *, killed: bool) -> str:
+    """What the GPU time lacks, in words; empty if it is all of it.
+
+    :param killed: whether nobody has stored what the last try had used at its end.
+    """
+    if used.held and used.tries < try_number:
+        return "this try only" if used.tries <= 1 else "at least"
+    return "at least" if used.held and killed else ""
 
 
 def _last_and_best(value: Any) -> tuple[str, str]:
@@ -148,6 +183,10 @@ def differing(found: Sequence[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({one.get(name) for one in found}) > 1]
 
 
-def sums_as_text(count: int, held: float, wasted: float) -> dict[str, str]:
-    """The number of trainings, and their GPU time, as text."""
-    return {"count": f"{count:,}", "held": f"{held / 3600:,.1f} h", "wasted": f"{wasted / 3600:,.1f} h"}
+def sums_as_text(count: int, held: float, wasted: float, at_least: bool) -> dict[str, str]:
+    """The number of trainings, and their GPU time, as text.
+
+    :param at_least: whether some of the time is not stored.
+    """
+    bound = "at least " if at_least else ""
+    return {"count": f"{count:,}", "held": f"{bound}{held / 3600:,.1f} h", "wasted": f"{wasted / 3600:,.1f} h"}

@@ -18,8 +18,9 @@ from airflow_provider_ktrain.compat_server import ACTIVE_STATES, MAX_LISTED, Cos
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION
-from airflow_provider_ktrain.plugin.stored_texts import clock, minute_of, number
+from airflow_provider_ktrain.plugin.stored_texts import clock, minute_of
 from airflow_provider_ktrain.plugin.training_table import (
+    Used,
     is_unfinished,
     keep_differing_parameters,
     sums_as_text,
@@ -74,8 +75,9 @@ class Filters:
 
     def match(self, one: Cost) -> bool:
         """Whether the cause of a training is one of those that are asked for."""
-        found = not self.text or (isinstance(one.cause, str) and self.text.strip().lower() in one.cause.lower())
-        return found and self.category in ("", one.category)
+        cause = one.summary.get("cause")
+        found = not self.text or (isinstance(cause, str) and self.text.strip().lower() in cause.lower())
+        return found and self.category in ("", one.summary.get("category"))
 
 
 def _day(text: str) -> datetime | None:
@@ -177,25 +179,20 @@ def _page(filters: Filters, selection: Selection) -> tuple[list[Listed], Mapping
             selection = replace(selection, ids=tuple(islice(matching, MAX_ROWS + 1)))
     listed = compat_server.trainings(selection, filters.after, MAX_ROWS + 1)
     shown = listed[:MAX_ROWS]
-    keys = [one.record.key for one in shown if is_unfinished(one)]
+    keys = [one.record.key for one in shown if is_unfinished(one.record.state, one.summary)]
     return shown, compat_server.read_statuses(keys) if keys else {}, len(listed) > MAX_ROWS
 
 
-def _sums(filters: Filters, selection: Selection) -> tuple[int, int, float, float]:
-    """How many trainings were looked at and match, and how many seconds these held and wasted accelerators."""
-    read, count, held, wasted = 0, 0, 0.0, 0.0
+def _sums(filters: Filters, selection: Selection) -> tuple[int, int, float, float, bool]:
+    """How many trainings were looked at and match, how many seconds these held and wasted accelerators, and whether
+    that is only the least: some run, or were killed, or tries of theirs are not stored.
+    """
+    read, count, held, wasted, at_least = 0, 0, 0.0, 0.0, False
     for one in compat_server.costs(selection) if selection.dag_ids else ():
         read += 1
         if filters.match(one):
             count += 1
-            held += _amount(one.held)
-            wasted += _amount(one.wasted)
-    return read, count, held, wasted
-
-
-def _amount(value: Any) -> float:
-    """A number, also as text; 0 for what is none."""
-    try:
-        return number(float(value)) or 0.0
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
+            used = Used.of(one.state, one.summary, one.status)
+            held, wasted = held + used.held, wasted + used.wasted
+            at_least |= used.tries < one.try_number or is_unfinished(one.state, one.summary)
+    return read, count, held, wasted, at_least

@@ -39,7 +39,7 @@ KEYS = [
 STORED = ("[" * 100_000, "[" * 5_000 + "]" * 5_000, json.dumps({"phase": "x" * compat_server.MAX_STORED_CHARS}))
 #: By run. An XCom backend may store JSON in a text; any task may store something else.
 SUMMARIES: dict[str, Any] = {
-    "run-1": {"version": 1, "usage": {"held": 60.5}, "category": "user code", "cause": "x" * 2000},
+    "run-1": {"version": 1, "usage": {"held": 60.5, "tries": 1}, "category": "user code", "cause": "x" * 2000},
     "run-2": json.dumps({"version": 1, "usage": {"held": 7, "wasted": 1}, "cause": "of a text"}),
     "run-3": ["neither"],
 }
@@ -49,7 +49,13 @@ MISSING = TaskInstanceId("team-b", "run-0", "was deleted")
 
 
 def status_of(key: TaskInstanceId) -> Any:
-    return {"phase": "Running", "who": f"{key.run_id} ü {key.map_index}", "gpus": 0.5}
+    return {
+        "version": 1,
+        "usage": {"held": 9.5},
+        "phase": "Running",
+        "who": f"{key.run_id} ü {key.map_index}",
+        "gpus": 0.5,
+    }
 
 
 def fill() -> None:
@@ -67,7 +73,8 @@ def fill() -> None:
             session.execute(insert(TaskInstance).values(of_task))
     with create_session() as session:
         for key in (*KEYS, ENDED):
-            others = (SUMMARY_XCOM, SUMMARIES.get(key.run_id, {"cause": key.run_id})), ("job", {"phase": "another"})
+            ours = {"version": 1, "state": "succeeded" if key == ENDED else "running", "cause": key.run_id}
+            others = (SUMMARY_XCOM, SUMMARIES.get(key.run_id, ours)), ("job", {"phase": "another"})
             for name, value in ((STATUS_XCOM, status_of(key)), *others):
                 serialized = BaseXCom.serialize_value(value)
                 XComModel.set(name, serialized, **vars(key), serialize=False, session=session)  # as its API does
@@ -125,7 +132,7 @@ def main() -> None:
                 "summary": [listed[-1].summary, listed[-1].record.state, listed[-1].record.try_number],
                 "queries": [len(list_queries), len(cost_queries), len(queries), len(find_queries)],
                 "after": [one.record.key for one in found(every, listed[20].position)] == keys[21:],
-                "costs": [one[1:] for one in (costs[0], *costs[-5:])],
+                "costs": [one[1:] for one in (*costs[:4], *costs[-5:])],
                 "by id": [one.record.key for one in by_id] == [listed[1].record.key, listed[3].record.key],
                 "of a DAG": len(found(Selection(frozenset({"team-a"})))),
                 "ended": [one.record.key.task_id for one in found(Selection(every.dag_ids, ("success",)))],

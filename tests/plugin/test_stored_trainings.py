@@ -6,17 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.dialects import mysql
 
 from airflow_provider_ktrain import compat_server
-from airflow_provider_ktrain.compat_server import Selection
+from airflow_provider_ktrain.compat_server import MAX_FIELD_CHARS, UNREADABLE, Selection
 from tests.e2e import database
 
 ROOT = Path(__file__).resolve().parents[2]
+SO_FAR = {"usage": {"held": "9.5", "wasted": None}}
+
+
+def cost(state: str | None, cause: str, category: str | None = None, used: Sequence[str | None] = (None,) * 3) -> Any:
+    """The fields of a summary that are summed up or searched."""
+    held, wasted, tries = used
+    usage = {"held": held, "wasted": wasted, "tries": tries}
+    return {"state": state, "category": category, "cause": cause, "usage": usage}
 
 
 @pytest.mark.parametrize("name", [database.SQLITE, pytest.param(database.POSTGRESQL, marks=pytest.mark.thorough)])
@@ -33,15 +43,18 @@ def test_number_of_queries_does_not_grow_with_trainings(
         "database": name,
         "dags": ["team's 100%", "team-a", "team-b"],
         "newest_first": True,
-        "summary": [{"cause": "run-0"}, "deferred", 2],
+        "summary": [{"version": 1, "state": "running", "cause": "run-0"}, "deferred", 2],
         "queries": [1, 1, 1, 1],
         "costs": [
-            [None, None, None, "run-0"],  # the newest, of another run with this name
-            [None, None, None, None],
-            [None, None, None, None],
-            [7, 1, None, "of a text"],
-            ["60.5", None, "user code", "x" * compat_server.MAX_FIELD_CHARS],
-            [None, None, None, "run-0"],
+            ["success", 2, cost("succeeded", "run-0"), {"usage": {"held": None, "wasted": None}}],
+            ["deferred", 2, cost("running", "run-0"), {"usage": {"held": None, "wasted": None}}],  # it is too large
+            ["deferred", 2, cost("running", "run-0"), UNREADABLE],
+            ["deferred", 2, cost("running", "run-0"), UNREADABLE],
+            ["deferred", 2, UNREADABLE, SO_FAR],
+            ["deferred", 2, UNREADABLE, SO_FAR],
+            ["deferred", 2, {"version": 1, "usage": {"held": 7, "wasted": 1}, "cause": "of a text"}, SO_FAR],
+            ["deferred", 2, cost(None, "x" * MAX_FIELD_CHARS, "user code", ["60.5", None, "1"]), SO_FAR],
+            ["deferred", 2, cost("running", "run-0"), SO_FAR],
         ],
         "by id": True,
         "after": True,
@@ -49,7 +62,7 @@ def test_number_of_queries_does_not_grow_with_trainings(
         "ended": ["earlier"],
         "of two seconds": ["run-1", "run-0"],
         "of a task": 1,
-        "by key": [{"cause": "run-7"}, {}, False],
+        "by key": [{"version": 1, "state": "running", "cause": "run-7"}, {}, False],
         "right": True,
         "changed": [{"phase": "Failed"}, "Running"],
         "none": {},
