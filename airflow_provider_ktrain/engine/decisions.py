@@ -26,7 +26,7 @@ class Decisions:
         self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_logged = False  # whether it was logged that the job can't be read
 
-    async def decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
+    async def rule_for(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
         """The rule that applies, and the read by which it was found; None if nothing was read."""
         event, job = noticed.event, self._job
         unread = job.rule(event, None)

@@ -196,7 +196,7 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
     :raises KtrainError: a task owns the unfinished job, or its owner can't be read, and `force` is False.
     """
 
-    def decide(read: JobRead) -> Mode:
+    def mode_for(read: JobRead) -> Mode:
         owner, phase = None if read.job is ABSENT else Owner.of(read.job), phase_of(read.job)
         if owner is Unreadable.OWNER and not force:
             raise KtrainError(
@@ -209,8 +209,8 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
             )
         return Mode.DELETE
 
-    released = await release(api, ref, DecisionOnRead(decide), timeout=timeout)
-    assert released is not None  # `decide` never returns None
+    released = await release(api, ref, DecisionOnRead(mode_for), timeout=timeout)
+    assert released is not None  # `mode_for` never returns None
     return released
 
 

@@ -322,12 +322,12 @@ class OwnedJob:
         """
         rule: Rule | None = None
 
-        def mode(read: JobRead) -> Mode | None:
+        def mode_for(read: JobRead) -> Mode | None:
             nonlocal rule
             rule = self.rule(event, read, task=task, holds=holds(read), may_wait=False)
             return self.mode(rule, read.job)
 
-        result = await self._release(DecisionOnRead(mode), timeout)
+        result = await self._release(DecisionOnRead(mode_for), timeout)
         released, error = result
         if released is not None:
             self._log.info(released.text)

@@ -156,10 +156,10 @@ class HurriedKill:
 class DecisionOnRead:
     """An end that is decided on a read which the release makes, again if the job has changed in between.
 
-    :param decide: returns how to release the job, or None to leave it as it is. It may raise.
+    :param mode_for: returns how to release the job, or None to leave it as it is. It may raise.
     """
 
-    decide: Callable[[JobRead], Mode | None]
+    mode_for: Callable[[JobRead], Mode | None]
 
 
 @overload
@@ -198,7 +198,7 @@ async def release(
     end, pauses = began + timeout, ConflictPauses()  # usually one write of the operator lies between read and write
     while True:
         ref, read = await _ask(ref, functools.partial(in_served_version, api, ref, reading), began, end)
-        decided = request.decide(read)
+        decided = request.mode_for(read)
         if decided is None:
             return None
         try:

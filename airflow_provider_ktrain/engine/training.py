@@ -219,7 +219,7 @@ class Training:
             while True:
                 if noticed is None:
                     noticed = await following.next(until)
-                rule, read = await self._decisions.decide(following, noticed)
+                rule, read = await self._decisions.rule_for(following, noticed)
                 step = await self._carry_out(rule, read, following, noticed)
                 if not isinstance(step, _Next) or step is _Next.START_OVER:
                     return step
@@ -374,7 +374,7 @@ class Training:
         """A rule ends a job that has not ended: find the cause, read again, store the cause, release the job."""
         job, end = self.job, following.end
         cause = await following.cause_of(noticed)  # the logs are read, which takes seconds
-        rule, read = await self._decisions.decide(following, noticed)
+        rule, read = await self._decisions.rule_for(following, noticed)
         stored, pauses = False, ConflictPauses()
         async with following.stack_reader(noticed, read) as stacks:
             while rule.action in (Action.RELEASE, Action.RELEASE_NOW) and read is not None:
@@ -393,7 +393,7 @@ class Training:
                         result = await job.write(rule, read, verify=rule.action is Action.RELEASE)
                 except JobChanged:
                     await pauses.wait()
-                    rule, read = await self._decisions.decide(following, noticed)
+                    rule, read = await self._decisions.rule_for(following, noticed)
                     continue
                 outcome = await end.outcome(cause, released=_text(result))
                 job.let_go()

@@ -261,7 +261,7 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> Released | None:
     """
     from airflow_provider_ktrain.engine.release import DecisionOnRead, fitting_mode, release
 
-    def decide(read: JobRead) -> Mode | None:
+    def mode_for(read: JobRead) -> Mode | None:
         owner = None if read.job is ABSENT else _owner(read.job)
         if read.job is not ABSENT and (owner is None or owner.ti_id != ref.owner):
             return None
@@ -269,4 +269,4 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> Released | None:
         keeps = kept and fitting_mode(ref, read.job, Mode.DELETE_PODS) is Mode.DELETE_PODS
         return Mode.DELETE_PODS if keeps else Mode.DELETE
 
-    return await release(api, ref, DecisionOnRead(decide))
+    return await release(api, ref, DecisionOnRead(mode_for))

@@ -667,7 +667,7 @@ def test_a_mutation_of_the_rules_is_found(name: str, monkeypatch: pytest.MonkeyP
 class WatchDecisions(Decisions):
     """Decisions on the job and the pods as the watches have shown them."""
 
-    async def decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
+    async def rule_for(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
         state = following.state
         read = JobRead(ABSENT if state.gone or state.job is None else state.job, [dict(pod) for pod in state.pods.live])
         return self._job.rule(noticed.event, read, seen=state.seen), read

@@ -307,7 +307,7 @@ async def test_release_of_others_decides_again_after_a_concurrent_write(kind: Ki
     """Another client writes to the job between our read and our write, three times."""
     reads = list[JobRead]()
 
-    def decide(read: JobRead) -> Mode:
+    def mode_for(read: JobRead) -> Mode:
         reads.append(read)
         if len(reads) <= 3:
             touched = {"tests.example/touched": str(len(reads))}
@@ -316,7 +316,7 @@ async def test_release_of_others_decides_again_after_a_concurrent_write(kind: Ki
 
     async with reached(kind) as (training, api):
         training.start()
-        done = await release(api, training.ref, DecisionOnRead(decide))
+        done = await release(api, training.ref, DecisionOnRead(mode_for))
         assert done is not None
         assert ("suspended." if mode is Mode.SUSPEND else "deleted.") in done.text
         assert len(reads) == 4
