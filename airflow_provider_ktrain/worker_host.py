@@ -25,7 +25,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.owned_job import Submission
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
-from airflow_provider_ktrain.engine.training import Stopped, Training
+from airflow_provider_ktrain.engine.training_owner import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook

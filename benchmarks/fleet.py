@@ -38,7 +38,7 @@ HEAD = [
     "loop lag p99 ms at rest",
 ]  # fmt: skip
 CASES = ["1x100", "1x100+9900", "1x1000", "2x500", "4x250", "4x1000"]
-IMPORTED = ("airflow_provider_ktrain.engine.training", "kubernetes_asyncio")  # by the idle process, too
+IMPORTED = ("airflow_provider_ktrain.engine.training_owner", "kubernetes_asyncio")  # by the idle process, too
 WATCHES = 2  # of a triggerer: jobs and pods
 STARTED = 5.0  # seconds after the last request of the start
 

@@ -35,7 +35,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted, find_own, submit
 from airflow_provider_ktrain.engine.submit.runtimes import read_served
-from airflow_provider_ktrain.engine.training import Stopped, Training
+from airflow_provider_ktrain.engine.training_owner import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: Signals on which the job is deleted.

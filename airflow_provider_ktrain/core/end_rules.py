@@ -1,7 +1,7 @@
 """The rules by which a training's life ends: the first rule that matches decides, and the last one matches everything.
 
-The owner of a life (`engine/training.py`) reads the job and its pods whenever something may end the training, describes
-what it knows as a `Situation`, and carries out the rule that `decide` returns. Nothing else decides an end.
+The owner of a life (`engine/training_owner.py`) reads the job and its pods whenever something may end the training,
+describes what it knows as a `Situation`, and carries out the rule that `decide` returns. Nothing else decides an end.
 A try has no part in the life of a job that it finds under its name: `core/identity/adoption.py` decides whether it
 takes that job, replaces it, or, with invalid parameters, takes it or fails. That needs a read, too, which fences what
 is written.

@@ -1,7 +1,7 @@
 """A task's job as one process knows it: whose it is, what the rules say of it, and how it is released.
 
-It releases the job that this process owns: `training.py` decides while the job is followed, `process_end.py` when the
-process ends. `submit/create_or_adopt.py` releases a job that is replaced or created again.
+It releases the job that this process owns: `training_owner.py` decides while the job is followed, `process_end.py` when
+the process ends. `submit/create_or_adopt.py` releases a job that is replaced or created again.
 """
 
 from __future__ import annotations

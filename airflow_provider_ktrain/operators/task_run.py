@@ -26,7 +26,7 @@ from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import UNKNOWN_CAUSE, Outcome, cause_of, read_event
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Submitted
-from airflow_provider_ktrain.engine.training import RETRY_SECONDS
+from airflow_provider_ktrain.engine.training_owner import RETRY_SECONDS
 from airflow_provider_ktrain.exceptions import (
     TrainingJobError,
     TrainingReleaseError,

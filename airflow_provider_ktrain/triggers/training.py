@@ -26,7 +26,7 @@ from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, ask_s
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.follow.outcome import Outcome
     from airflow_provider_ktrain.engine.logs.log_socket import LogSocket
-    from airflow_provider_ktrain.engine.training import Training
+    from airflow_provider_ktrain.engine.training_owner import Training
 
 INTERRUPT_SECONDS = 4.0  #: Time to release the job after Ctrl-C in `airflow dags test`.
 WARM_UP_TIMEOUT = 60.0  #: Seconds in which the request that warms up the supervisor holds back status writes.
@@ -164,7 +164,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         from airflow_provider_ktrain.engine.follow.deferral import Handover
         from airflow_provider_ktrain.engine.follow.options import Options
         from airflow_provider_ktrain.engine.host import Host
-        from airflow_provider_ktrain.engine.training import Training
+        from airflow_provider_ktrain.engine.training_owner import Training
 
         if self._training is None:
             sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None

@@ -26,7 +26,7 @@ from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.host import Host, StatusSink
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted, find_own, submit
-from airflow_provider_ktrain.engine.training import Stopped, Training
+from airflow_provider_ktrain.engine.training_owner import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.engine.model_airflow import OVER, Airflow, Deferral, Sink, Try
 from tests.engine.model_cluster import NAME, NAMESPACE, Broken, Client, Cluster, manifest

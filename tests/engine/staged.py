@@ -21,7 +21,7 @@ from airflow_provider_ktrain.engine.follow.following import Noticed
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import StatusSink
-from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.training_owner import Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.apiserver import NAMESPACE, ApiServer, Object, Request, connected, precise_stamp, served, stamp
 from tests.apiserver.server import merged

@@ -43,7 +43,7 @@ from airflow_provider_ktrain.engine.host import Host, StatusSink
 from airflow_provider_ktrain.engine.release import DecidedEnd, Released, release
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted
-from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.training_owner import Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests import clusters
 from tests.clusters import TestCluster

@@ -31,7 +31,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.release import DecidedEnd, DecisionOnRead, ReleaseError, release
 from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submitted, find_own, submit
-from airflow_provider_ktrain.engine.training import Stopped, Training
+from airflow_provider_ktrain.engine.training_owner import Stopped, Training
 from airflow_provider_ktrain.engine.watch.wakeup import StopSignal
 from tests.apiserver import (
     NAMESPACE,

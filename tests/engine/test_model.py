@@ -46,7 +46,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
 from airflow_provider_ktrain.engine.release import DecisionOnRead, release
 from airflow_provider_ktrain.engine.submit import create_or_adopt as submitting
-from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.training_owner import Training
 from tests.apiserver.in_process import InProcessStream
 from tests.engine.model_airflow import OVER, RETRIES, Airflow, Try
 from tests.engine.model_cluster import (

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.host import StatusSink
-from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.training_owner import Training
 from tests.apiserver import ApiServer, connected, served
 from tests.engine.staged import Memory, Staged, staged
 from tests.engine.tasks import host_of

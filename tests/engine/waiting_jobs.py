@@ -13,7 +13,7 @@ from typing import Any, cast
 from airflow_provider_ktrain.core.identity.names import DEPLOYMENT_LABEL, JobRef
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.follow.options import Options
-from airflow_provider_ktrain.engine.training import Training
+from airflow_provider_ktrain.engine.training_owner import Training
 from tests.apiserver import ApiServer
 from tests.apiserver.in_process import InProcessApi
 from tests.engine.large_job import AT, STEPS_UNTIL_IDLE

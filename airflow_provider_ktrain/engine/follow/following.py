@@ -1,7 +1,8 @@
 """Follows one job: phases, logs, clocks, warnings. Workers, triggerers and `ktrain run` run the same code.
 
 `Following.next` returns what may end the training's life. It changes nothing and decides nothing: the owner
-(`engine/training.py`) reads the job, lets the following observe what was read, and asks whether the rule still holds.
+(`engine/training_owner.py`) reads the job, lets the following observe what was read, and asks whether the rule still
+holds.
 """
 
 from __future__ import annotations
