@@ -8,8 +8,8 @@ from pathlib import Path
 from airflow_provider_ktrain.core.errors import ManifestUnreadableError
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.manifest.loader import SUFFIXES, load_documents, parse, the_job
-from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.state.accelerators import stored
+from airflow_provider_ktrain.core.state.pods.devices import accelerators_of_job
 
 __all__ = ["gpus_of", "load"]
 

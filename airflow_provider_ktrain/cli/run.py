@@ -166,7 +166,7 @@ def _conflict(args: argparse.Namespace) -> str:
 def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], console: Console) -> Iterator[Target]:
     """A new embedded cluster."""
     from airflow_provider_ktrain import embedded
-    from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, resources_of_job
+    from airflow_provider_ktrain.core.state.pods.devices import accelerators_of_job, resources_of_job
 
     real, requested = embedded.number_of_gpus(), accelerators_of_job(manifest)
     names = resources_of_job(manifest)

@@ -20,7 +20,6 @@ from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
-from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.announcement import describe_job
 from airflow_provider_ktrain.core.reporting.lineage import of_manifest, of_outcome
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus, replica_rows
@@ -37,7 +36,7 @@ from airflow_provider_ktrain.core.state.accelerators import (
     stored,
     unit_of,
 )
-from airflow_provider_ktrain.core.state.pods.devices import requested_by
+from airflow_provider_ktrain.core.state.pods.devices import accelerators_of_job, requested_by
 from airflow_provider_ktrain.core.state.pods.partial_start import find_partial_start
 from airflow_provider_ktrain.core.state.pods.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory

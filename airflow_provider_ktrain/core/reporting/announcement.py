@@ -11,10 +11,9 @@ import yaml
 
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import pod_of
 from airflow_provider_ktrain.core.reporting.lineage import of_manifest
 from airflow_provider_ktrain.core.state.accelerators import described
-from airflow_provider_ktrain.core.state.pods.devices import requested_by
+from airflow_provider_ktrain.core.state.pods.devices import pod_of, requested_by
 from airflow_provider_ktrain.core.text.output import clipped, counted, format_duration
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job, pod_of
 from airflow_provider_ktrain.core.state.accelerators import stored
+from airflow_provider_ktrain.core.state.pods.devices import accelerators_of_job, pod_of
 
 JOB_KEYS = ("kind", "namespace", "name", "uid")
 GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: Keys of the usage that are GPU-seconds.

@@ -12,9 +12,9 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity.names import JobRef, Owner, annotation
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import incomplete_annotation, true_conditions
-from airflow_provider_ktrain.core.manifest.resources import accelerators_of_job
 from airflow_provider_ktrain.core.reporting.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.state.accelerators import CLAIMS, Amounts
+from airflow_provider_ktrain.core.state.pods.devices import accelerators_of_job
 from airflow_provider_ktrain.core.state.pods.exit_code import EndedPrimary, find_ended_primary
 from airflow_provider_ktrain.core.state.pods.objects import created, is_being_deleted
 from airflow_provider_ktrain.core.state.pods.pod_history import PodHistory
