@@ -120,18 +120,16 @@ def stopped_pods_annotation(job: Json, found: Sequence[StoppedPod]) -> str | Non
     return json.dumps({"job": uid_of(job), "pods": [asdict(one) for one in found]}) if found else ""
 
 
-def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json], earlier: Iterable[StoppedPod] = ()) -> list[Json]:
+def pods_until_end(kind: Kind, job: Json, pods: Iterable[Json]) -> list[Json]:
     """The pods without those that replace another one after the job has ended.
 
     The operator may create a Master just after it has reported the end (recordings 103, 105c, 107c). What becomes of
     that one is not the training's end.
-
-    :param earlier: of replicas whose pods an earlier process has seen. Default: none.
     """
     known, end = sorted(pods, key=created), ended_at(job)
     if not end:
         return known
-    seen: set[Replica] = {(one.role, one.index) for one in earlier}
+    seen: set[Replica] = set()
     found = []
     for pod in known:
         replica = kind.role_of(pod)
