@@ -150,6 +150,7 @@ async def test_log_is_read_when_the_api_server_answers_again() -> None:
         pytest.param(Logs("", None), LEFT_OUT, READ_TO_THE_END, id="left-out"),
         pytest.param(Logs(FORBIDDEN), Handover(), NEVER_FOLLOWED, id="never-followed"),
         pytest.param(Logs(FORBIDDEN), Handover(), END_UNREAD, id="end-unread"),
+        pytest.param(Logs("unable to retrieve container logs for x"), Handover(), NEVER_FOLLOWED, id="no-log"),
     ],
 )
 async def test_result_that_is_lost_is_reported(logs: Logs, handover: Handover, log: str) -> None:

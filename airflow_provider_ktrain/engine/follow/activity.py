@@ -19,12 +19,10 @@ from airflow_provider_ktrain.core.logs.activity import Container, containers_to_
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
-from airflow_provider_ktrain.engine.logs.reader import NO_LOG_TEXT, PEEK_TIMEOUT_SECONDS
+from airflow_provider_ktrain.engine.logs.single_read import read_log
 
 LOG_LIMITS = (Limit.LOG_STALL, Limit.PROGRESS)  #: Limits that act only if the logs of all replicas confirm them.
 CONCURRENT_READS = 16
@@ -172,23 +170,15 @@ class _Search:
 
     async def _request(self, container: Container, limit_bytes: int, **query: str) -> _Response:
         """Request lines and take from them what moves the clock."""
-        path = f"{api_paths.core(self._namespace, 'pods', container.pod)}/log"
         query |= {"container": container.name, "timestamps": "true", "limitBytes": str(limit_bytes)}
-        splitter, found = LineSplitter(), _Response()
-        async with (
-            self._output.follower.budget.slot(),
-            self._api.stream(path, query=query, pool="logs", read_timeout=PEEK_TIMEOUT_SECONDS) as response,
-        ):
-            async for chunk in response.content.iter_any():
-                found.size += len(chunk)
-                self._take(container, splitter.feed(chunk), found)
-        if splitter.unended_line.startswith(NO_LOG_TEXT):
-            raise ApiStatusError(404, "NotFound", splitter.unended_line.decode(errors="replace"))
-        self._take(container, splitter.unended_line, found)
+        found, budget = _Response(), self._output.follower.budget
+        found.size = await read_log(
+            self._api, budget, self._namespace, container.pod, query, lambda block: self._take(container, block, found)
+        )
         return found
 
-    def _take(self, container: Container, block: bytes | None, found: _Response) -> None:
-        for at, text in timed_lines(block or b""):
+    def _take(self, container: Container, block: bytes, found: _Response) -> None:
+        for at, text in timed_lines(block):
             found.first = found.first or at
             found.newest = max(found.newest, at)
             found.lines += 1

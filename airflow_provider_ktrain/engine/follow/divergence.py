@@ -13,12 +13,10 @@ from airflow_provider_ktrain.core.logs.container_run import run_of
 from airflow_provider_ktrain.core.state.pods.objects import name_of
 from airflow_provider_ktrain.core.state.steps.non_finite import REPORTS_IN_A_ROW, NonFiniteReports
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER
-from airflow_provider_ktrain.engine.api import api_paths
-from airflow_provider_ktrain.engine.api.client import ApiStatusError, Object
+from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
-from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
-from airflow_provider_ktrain.engine.logs.reader import NO_LOG_TEXT, PEEK_TIMEOUT_SECONDS
+from airflow_provider_ktrain.engine.logs.single_read import read_log
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 LAST_LINES = 100_000  #: How many of the last lines of a log are searched for the reports.
@@ -107,26 +105,18 @@ class DivergenceProbe:
 
     async def _read(self, pod: Object, container: str) -> NonFiniteReports:
         """The reports at the end of the log of the container's newest run."""
-        path = f"{api_paths.core(self._state.ref.namespace, 'pods', name_of(pod))}/log"
         query = {"container": container, "tailLines": str(LAST_LINES), "limitBytes": str(MAX_READ_BYTES)}
-        reports, lines, size = NonFiniteReports(self._watched), LineSplitter(), 0
-        async with (
-            self._budget.slot(),
-            self._api.stream(path, query=query, pool="logs", read_timeout=PEEK_TIMEOUT_SECONDS) as response,
-        ):
-            async for chunk in response.content.iter_any():
-                size += len(chunk)
-                _take(reports, lines.feed(chunk))
-        if lines.unended_line.startswith(NO_LOG_TEXT):
-            raise ApiStatusError(404, "NotFound", lines.unended_line.decode(errors="replace"))
+        reports, namespace = NonFiniteReports(self._watched), self._state.ref.namespace
+        size = await read_log(
+            self._api, self._budget, namespace, name_of(pod), query, lambda block: _take(reports, block)
+        )
         if size >= MAX_READ_BYTES:  # later values, which were cut off, may be finite
             return NonFiniteReports(self._watched)
-        _take(reports, lines.unended_line)
         return reports
 
 
-def _take(reports: NonFiniteReports, block: bytes | None) -> None:
-    if block and METRIC_MARKER.encode() in block:
+def _take(reports: NonFiniteReports, block: bytes) -> None:
+    if METRIC_MARKER.encode() in block:
         for line in block.decode("utf-8", "replace").split("\n"):
             if METRIC_MARKER in line:
                 reports.take(line)

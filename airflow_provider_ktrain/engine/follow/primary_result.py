@@ -23,20 +23,18 @@ from airflow_provider_ktrain.core.logs.result import (
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.api.request_errors import retry_transient
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
+from airflow_provider_ktrain.engine.logs.single_read import read_log
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
 
 #: Time to read one log, even if the API server can't be reached: the release of the GPUs waits for it.
 READ_SECONDS = 20.0
-READ_TIMEOUT_SECONDS = 10.0  #: How long a read may receive no byte.
 #: How many last lines of the primary are searched for a result if its log was not followed to its end: more if the
 #: first ones have none.
 LAST_LINES = (1_000, 100_000)
@@ -215,29 +213,23 @@ class PrimaryResult:
 
         :param metrics: takes those of its lines. Default: none.
         """
-        path = f"{api_paths.core(self._state.ref.namespace, 'pods', pod)}/log"
         query = {"container": container, "timestamps": "true", "limitBytes": str(MAX_READ_BYTES), **query}
         try:
             async with asyncio.timeout(READ_SECONDS):
-                return await retry_transient(lambda: self._read(path, query, metrics), timing.now() + READ_SECONDS)
+                return await retry_transient(lambda: self._read(pod, query, metrics), timing.now() + READ_SECONDS)
         except (TimeoutError, ApiStatusError, ApiUnavailable):
             return None
 
-    async def _read(self, path: str, query: Mapping[str, str], metrics: TrainingMetrics | None) -> _Part:
-        found, lines, size, number, time = "", LineSplitter(), 0, 0, ""
-        async with (
-            self._budget.slot(),
-            self._api.stream(path, query=query, pool="logs", read_timeout=READ_TIMEOUT_SECONDS) as response,
-        ):
-            async for chunk in response.content.iter_any():
-                size += len(chunk)
-                number += chunk.count(b"\n")
-                if block := lines.feed(chunk):
-                    found, time = _kept(found, block), _time_of_result(block) or time
-                    _read_metrics(metrics, block)
-        _read_metrics(metrics, lines.unended_line)
-        number += bool(lines.unended_line)
-        found, time = _kept(found, lines.unended_line), _time_of_result(lines.unended_line) or time
+    async def _read(self, pod: str, query: Mapping[str, str], metrics: TrainingMetrics | None) -> _Part:
+        found, number, time = "", 0, ""
+
+        def take(block: bytes) -> None:
+            nonlocal found, number, time
+            found, time = _kept(found, block), _time_of_result(block) or time
+            number += block.count(b"\n") + 1
+            _read_metrics(metrics, block)
+
+        size = await read_log(self._api, self._budget, self._state.ref.namespace, pod, query, take)
         return _Part(found, number, size < MAX_READ_BYTES, time)
 
 
