@@ -142,7 +142,6 @@ class RateLimitedEmitter:
     :param set_logged: called with the position up to which the log is complete, whenever it is another one than before;
         it then moves on by itself. Default: nothing.
     :param job: called for the job, as far as it is known. Default: nothing is.
-    :param again: whether the lines come after those of all other containers. Default: False.
     :param began: when the trigger began, by the loop's time. Default: now.
     """
 
@@ -154,7 +153,6 @@ class RateLimitedEmitter:
         *,
         set_logged: Callable[[Position], None] = lambda position: None,
         job: KnownJob = dict,
-        again: bool = False,
         began: float | None = None,
     ) -> None:
         self.tally = Tally()
@@ -162,7 +160,7 @@ class RateLimitedEmitter:
         self.backlog: Backlog | None = None  #: Lines that are not logged yet. None: what was inspected is logged.
         self.only_counts = False  #: Whether no further line is logged.
         self.gap_until = ""  #: Time of the first line after the last gap that a rotation left.
-        self.queue = LineQueue(sink, self._lose, again=again, began=began, lost_notice=self._lose_notice)
+        self.queue = LineQueue(sink, self._lose, again=source.again, began=began, lost_notice=self._lose_notice)
         self._inspect, self._source, self._set_logged, self._job = inspect, source, set_logged, job
         self._replica = (source.pod, source.container, source.role, source.index)
         limit = BYTES_PER_SECOND, BURST_BYTES, PAUSE_SECONDS
@@ -391,7 +389,7 @@ class EarlierEmitter(RateLimitedEmitter):
         job: KnownJob,
         began: float,
     ) -> None:
-        super().__init__(sink, source, inspect, job=job, again=True, began=began)
+        super().__init__(sink, source, inspect, job=job, began=began)
         self.again_from = until  #: The time from which lines are logged again.
         self.ended = False  #: Whether all lines up to the takeover were read.
         self._until, self._restart = until, restart
