@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 
@@ -21,3 +21,13 @@ def epoch_seconds(text: Any) -> float | None:
         return None if time is None else time.timestamp()
     except (ValueError, OverflowError):  # of the year 1, without an offset
         return None
+
+
+def utc(epoch_seconds: float) -> datetime:
+    """The time in UTC that is so many seconds after the epoch."""
+    return datetime.fromtimestamp(epoch_seconds, UTC)
+
+
+def timestamp(epoch_seconds: float) -> str:
+    """The same as Kubernetes writes it, in whole seconds."""
+    return f"{utc(epoch_seconds):%Y-%m-%dT%H:%M:%SZ}"

@@ -10,7 +10,6 @@ before may have been a step, and the clock moves to the first line that is left.
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.activity import Container, containers_to_read, timed_lines
 from airflow_provider_ktrain.core.logs.stacks import own_text
 from airflow_provider_ktrain.core.state.limits import Clock, Limit
+from airflow_provider_ktrain.core.text.timestamps import timestamp
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -136,8 +136,7 @@ class _Search:
             self.failed = True
 
     async def _look_at(self, container: Container) -> None:
-        began = datetime.datetime.fromtimestamp(self.since, datetime.UTC)
-        since = {"sinceTime": f"{began:%Y-%m-%dT%H:%M:%SZ}"}
+        since = {"sinceTime": timestamp(self.since)}
         tail = await self._request(container, TAIL_BYTES, **since, tailLines=str(TAIL_LINES))
         read_until = self._read_until(container)
         wrote = self._wrote.setdefault(container, read_until > 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import traceback
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from airflow_provider_ktrain.core.state.accelerators import unit_of
 from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.text.output import counted, listed
-from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.text.timestamps import parse_timestamp, utc
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -199,10 +198,7 @@ class FollowingEnd:
 
     def _warn_about_earlier_lines(self, report: DrainReport) -> None:
         """Log how many lines since the handover are not logged again after a takeover, and between which times."""
-        since, until = (
-            datetime.datetime.fromtimestamp(at or 0.0, datetime.UTC)
-            for at in (self._state.handover.handed_over_at, self._output.taken_over_at)
-        )
+        since, until = (utc(at or 0.0) for at in (self._state.handover.handed_over_at, self._output.taken_over_at))
         for key, tally in report.containers.items():
             self._warn_about_gaps(key, tally, Tally())
             if tally.unlogged or not tally.complete:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from airflow_provider_ktrain.core.state.pods.objects import name_of
 from airflow_provider_ktrain.core.state.steps.progress import RunStarts
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text.output import clipped, counted
-from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, utc
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.follow.context import FollowContext
@@ -147,7 +146,7 @@ class JobOutput:
             return None
         cursor, handed_over = self.cursor, replace(self.cursor)
         cursor.positions, cursor.names, cursor.since = {}, {}, ""  # in place: others hold this cursor
-        at = datetime.datetime.fromtimestamp(self.taken_over_at, datetime.UTC).replace(tzinfo=None)
+        at = utc(self.taken_over_at).replace(tzinfo=None)
         return Takeover(handed_over, f"{at.isoformat(timespec='microseconds')}000Z", self._inspector_of_earlier_lines)
 
     def _warn_about_repeated_lines(self) -> None:
@@ -156,7 +155,7 @@ class JobOutput:
         if self._context.options.logs == "none":
             return
         if self.taken_over_at is not None:
-            since = datetime.datetime.fromtimestamp(self._state.handover.handed_over_at, datetime.UTC)
+            since = utc(self._state.handover.handed_over_at)
             log.warning(
                 f"Up to {AGAIN_LINES:,} lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or "
                 f"this trigger started late.\nThey come beside the new ones, in blocks that begin with {AGAIN!r}."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import functools
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from airflow_provider_ktrain.core.logs.result import (
     keep_result_line,
 )
 from airflow_provider_ktrain.core.state.steps.training_metrics import METRIC_MARKER, TrainingMetrics
-from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, timestamp
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api, ApiStatusError, ApiUnavailable, Object
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
@@ -118,8 +117,7 @@ class PrimaryResult:
         if newest is not None:
             tails = [{"tailLines": str(number)} for number in LAST_LINES]
             if (name, container) in unread_before and (not self._found or self._found.startswith(PART_MARKER)):
-                since = datetime.datetime.fromtimestamp(state.handover.handed_over_at, datetime.UTC)
-                queries = [{"sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"}, *tails]
+                queries = [{"sinceTime": timestamp(state.handover.handed_over_at)}, *tails]
             elif self._cursor.has(newest["metadata"]["uid"], container) and (name, container) not in unread_logs:
                 return
             elif newest["metadata"]["uid"] in state.pods.groups.pods:  # else its name may be that of a later pod

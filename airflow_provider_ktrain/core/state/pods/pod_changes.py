@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Self
 
 from airflow_provider_ktrain.core.state.pods import objects
 from airflow_provider_ktrain.core.state.pods.objects import Json
-from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
+from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, timestamp
 
 #: The end of a container is the node's time, and the request the API server's.
 MAX_CLOCK_SKEW_SECONDS = 5.0
@@ -152,8 +151,7 @@ def as_ended(pod: Json, changes: PodChanges | None) -> Json:
     if ends and all(changes.first(container, end) is First.END for container, end in ends.items()):
         del meta["deletionTimestamp"]
     elif changes.requested is not None and not meta.get("deletionGracePeriodSeconds"):
-        at = datetime.fromtimestamp(changes.requested, UTC)
-        meta["deletionTimestamp"] = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+        meta["deletionTimestamp"] = timestamp(changes.requested)
     return {**pod, "metadata": meta}
 
 
