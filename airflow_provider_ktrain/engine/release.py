@@ -28,6 +28,7 @@ from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.accelerators import CLAIMS, Amounts, described
 from airflow_provider_ktrain.core.state.pods.devices import amounts_of
 from airflow_provider_ktrain.core.state.pods.objects import (
+    grace_of,
     has_ended,
     is_being_deleted,
     node_of,
@@ -551,4 +552,4 @@ def _is_left(pod: Mapping[str, Any]) -> bool:
 
 def _grace(pod: Mapping[str, Any]) -> float:
     """Grace period of a pod, in seconds. 0: it has finished."""
-    return 0 if has_ended(pod) else float((pod.get("spec") or {}).get("terminationGracePeriodSeconds", 30))
+    return 0 if has_ended(pod) else grace_of(pod)

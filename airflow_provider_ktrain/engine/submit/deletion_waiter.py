@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity.names import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.pods.objects import has_ended, is_being_deleted
+from airflow_provider_ktrain.core.state.pods.objects import grace_of, has_ended, is_being_deleted
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import timing
@@ -129,13 +129,13 @@ def _describe_terminating(pod: Mapping[str, Any]) -> str:
     """Why a pod is still there, as far as the pod shows: we have no right to read its node."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
     due = parse_timestamp(meta.get("deletionTimestamp"))  # includes the grace period
-    grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
+    grace = meta.get("deletionGracePeriodSeconds", grace_of(pod))
     if due is None:
         why = "not being deleted yet"
     elif (timing.utc_now() - due).total_seconds() > NODE_SUSPECTED_AFTER_SECONDS:
         why = f"its grace period ended at {due:%H:%M:%S} UTC: check that its node is ready"
     else:
-        why = f"has until {due:%H:%M:%S} UTC: its grace period is {grace} s"
+        why = f"has until {due:%H:%M:%S} UTC: its grace period is {grace:g} s"
     return f"pod {meta['name']} on {spec.get('nodeName') or 'no node'} ({why})"
 
 

@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.kinds.manifest_fields import REQUIRED_NODES
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, parse_timestamp
 
 Json = Mapping[str, Any]
+DEFAULT_GRACE_SECONDS = 30.0  #: Kubernetes' terminationGracePeriodSeconds.
 NODE_NAME = "metadata.name"  #: The only field that matchFields of a node affinity may name.
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 BY_TAINT, NO_EXECUTE = "DeletionByTaintManager", "NoExecute taint"  #: The second is for a node that reports.
@@ -199,6 +200,12 @@ def signal_name(exit_code: int | None) -> str:
         return ""
 
 
+def grace_of(pod: Json) -> float:
+    """The grace period of a pod, or of a template of pods, in seconds."""
+    seconds = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return float(DEFAULT_GRACE_SECONDS if seconds is None else seconds)
+
+
 def deletion_requested_at(pod: Json) -> datetime | None:
     """When the deletion of a pod was requested: its deletionTimestamp less the grace period; None if it was not."""
     deadline = parse_timestamp(metadata_of(pod).get("deletionTimestamp"))
@@ -249,8 +256,7 @@ def _was_silent(pod: Json, evicted: datetime | None) -> bool:
     since = parse_timestamp(ready.get("lastTransitionTime"))
     if evicted is None or silent_since(pod) or (ready.get("status") == "True" and since and since > evicted):
         return True
-    grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
-    latest = evicted + timedelta(seconds=(30 if grace is None else grace) + 5)
+    latest = evicted + timedelta(seconds=grace_of(pod) + 5)
     ends = (parse_timestamp(state_of(c, "terminated").get("finishedAt")) for c in main_containers(pod))
     return any(end and not evicted - timedelta(seconds=5) <= end <= latest for end in ends)
 

@@ -20,7 +20,6 @@ from airflow_provider_ktrain.core.text.timestamps import epoch_seconds, timestam
 #: The end of a container is the node's time, and the request the API server's.
 MAX_CLOCK_SKEW_SECONDS = 5.0
 MAX_LAG_SECONDS = 60.0  #: How long the job's status may take to show that its program has ended.
-DEFAULT_GRACE_SECONDS = 30  #: Kubernetes' terminationGracePeriodSeconds.
 
 
 class Verdict(StrEnum):
@@ -65,7 +64,7 @@ class PodEnd:
     disrupted: bool = False
     first: First = First.UNKNOWN
     observed: bool | None = None
-    grace: float = DEFAULT_GRACE_SECONDS
+    grace: float = objects.DEFAULT_GRACE_SECONDS
 
     def verdict(self, job_end: float | None) -> Verdict:
         """How the program ended.
@@ -168,12 +167,6 @@ def disrupted_at(pod: Json) -> float | None:
     return epoch_seconds(objects.condition_of(pod, "DisruptionTarget").get("lastTransitionTime")) or 0.0
 
 
-def grace_of(pod: Json) -> float:
-    """The grace period of a pod, or of a template of pods, in seconds."""
-    seconds = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
-    return float(DEFAULT_GRACE_SECONDS if seconds is None else seconds)
-
-
 def end_of(pod: Json, changes: PodChanges | None, container: str, *, exists: bool) -> PodEnd:
     """What is known of a pod.
 
@@ -194,7 +187,7 @@ def end_of(pod: Json, changes: PodChanges | None, container: str, *, exists: boo
         disrupted=disrupted_at(pod) is not None,
         first=changes.first(container, _end(ended)),
         observed=status["observedGeneration"] == generation if shows_request else None,
-        grace=max(grace_of(pod), float(meta.get("deletionGracePeriodSeconds") or 0.0)),  # of the request
+        grace=max(objects.grace_of(pod), float(meta.get("deletionGracePeriodSeconds") or 0.0)),  # of the request
     )
 
 

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.conditions import ended_at, true_conditions
 from airflow_provider_ktrain.core.state.pods import objects
-from airflow_provider_ktrain.core.state.pods.objects import Json, created, node_of, uid_of
+from airflow_provider_ktrain.core.state.pods.objects import Json, created, grace_of, node_of, uid_of
 from airflow_provider_ktrain.core.state.pods.pod_changes import (
     MAX_CLOCK_SKEW_SECONDS,
     MAX_LAG_SECONDS,
@@ -28,7 +28,6 @@ from airflow_provider_ktrain.core.state.pods.pod_changes import (
     PodEnd,
     Verdict,
     end_of,
-    grace_of,
     version_before_end,
 )
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
