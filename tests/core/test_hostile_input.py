@@ -65,7 +65,7 @@ def metric(**values: Any) -> str:
 @pytest.mark.parametrize("step", [1e300, -1e300, 2**53, -(2**53), math.nan, math.inf, 10**30])
 def test_number_that_can_be_no_step_counts_as_none(step: float) -> None:
     metrics = TrainingMetrics()
-    assert metrics.read_line("Master 0", metric(step=step, loss=1.5), LATE)
+    metrics.read_line("Master 0", metric(step=step, loss=1.5), LATE)
     assert metrics.points() == {"loss": [[1, 1.5]]}, "the number of the report is its step"
     assert metrics.step is None
     assert not metrics.steps.to_dict()

@@ -108,15 +108,15 @@ class TrainingMetrics:
     def __bool__(self) -> bool:
         return bool(self._series)
 
-    def read_line(self, source: str, text: str, written_at: float, *, earlier: bool = False) -> bool:
-        """Take the metrics of one log line. Returns whether it has any.
+    def read_line(self, source: str, text: str, written_at: float, *, earlier: bool = False) -> None:
+        """Take the metrics of one log line.
 
         :param written_at: when it was written, in epoch seconds.
         :param earlier: whether it was written before all lines that were not. Default: False.
         """
         values = parse_metric_line(text)
         if not values:
-            return False
+            return
         step = self._step(source, values.pop(STEP, None))
         if earlier:
             if step is not None:
@@ -128,7 +128,6 @@ class TrainingMetrics:
         else:
             self._reports[source] = step = self._reports.get(source, 0) + 1
             self._add_all(source, step, values, written_at)
-        return True
 
     def read_step(self, source: str, text: str, written_at: float) -> None:
         """Take only the step of a line, as progress: the series are those of the followed replicas.
