@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.reporting.announcement import summary_of_succe
 from airflow_provider_ktrain.core.state.accelerators import unit_of
 from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
-from airflow_provider_ktrain.core.text.output import counted, listed
+from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp, utc
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.threads import in_thread
@@ -26,13 +26,12 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.logs.emitter import Tally
-from airflow_provider_ktrain.engine.logs.follower import DrainReport
+from airflow_provider_ktrain.engine.logs.follower import DrainReport, names_of
 
 MAX_DRAIN_SECONDS = 300.0  #: How long to read the remaining logs of a job that has ended, as long as lines come.
 #: How long to read the remaining logs after a limit has passed or near the deadline, and the lines before a takeover.
 SHORT_DRAIN_SECONDS = 5.0
 MAX_REMAINDER_SECONDS = 30.0  #: How long to read, after the release, lines of replicas that outlived the job.
-MAX_NAMED_CONTAINERS = 3  #: How many containers one message names.
 
 
 class FollowingEnd:
@@ -192,7 +191,7 @@ class FollowingEnd:
         if unlogged:
             self._log.warning(
                 f"Logs are incomplete: Airflow did not take all lines within {seconds:.0f} s.\n"
-                f"Missing: {counted(sum(unlogged.values()), 'line')} of {_names(unlogged)}."
+                f"Missing: {counted(sum(unlogged.values()), 'line')} of {names_of(unlogged)}."
             )
         self._warn_about_earlier_lines(follower.earlier_report())
 
@@ -204,7 +203,7 @@ class FollowingEnd:
             if tally.unlogged or not tally.complete:
                 number = f"{'' if tally.complete else 'at least '}{counted(tally.unlogged, 'line')}"
                 self._log.warning(
-                    f"{number if tally.unlogged else 'Some lines'} of {_names([key])} between {since:%H:%M:%S} and "
+                    f"{number if tally.unlogged else 'Some lines'} of {names_of([key])} between {since:%H:%M:%S} and "
                     f"{until:%H:%M:%S} are not logged again.\nIf the log of the earlier process is lost, only "
                     "`kubectl logs` has them until the release."
                 )
@@ -225,7 +224,7 @@ class FollowingEnd:
             self._unread.update(unread)
             self._log.warning(
                 f"Logs are incomplete: reading them was stopped after {seconds:.0f} s.\n"
-                f"Missing: the last lines of {_names(unread)}."
+                f"Missing: the last lines of {names_of(unread)}."
             )
 
     def _warn_about_unseen_logs(self) -> None:
@@ -233,7 +232,7 @@ class FollowingEnd:
         if unseen := self._output.unseen_logs():
             self._log.warning(
                 f"Logs are incomplete: pods were deleted before they were seen to run.\n"
-                f"Missing: all lines of {_names(unseen)}, if they ran."
+                f"Missing: all lines of {names_of(unseen)}, if they ran."
             )
 
     def _warn_about_gaps(self, key: tuple[str, str], tally: Tally, earlier: Tally) -> None:
@@ -313,7 +312,3 @@ class FollowingEnd:
         watches = self._api.stats["watches"] - self._watches_before
         done = {"log.lines": report.total.lines, "log.bytes": report.total.bytes, "watch.requests": watches}
         metrics.update({name: metrics.get(name, 0) + number for name, number in done.items()})
-
-
-def _names(containers: Iterable[tuple[str, str]]) -> str:
-    return listed([f"{pod}/{container}" for pod, container in containers], MAX_NAMED_CONTAINERS)

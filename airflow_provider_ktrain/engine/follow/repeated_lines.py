@@ -10,17 +10,16 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position
 from airflow_provider_ktrain.core.logs.repetition import Repetition
 from airflow_provider_ktrain.core.logs.selection import chooser, is_followed
-from airflow_provider_ktrain.core.text.output import counted, listed
+from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.api.job_calls import JobRead, Log
 from airflow_provider_ktrain.engine.follow.deferral import Deferral
 from airflow_provider_ktrain.engine.logs.emitter import ignore
-from airflow_provider_ktrain.engine.logs.follower import AGAIN_LINES, LogFollower, Takeover
+from airflow_provider_ktrain.engine.logs.follower import AGAIN_LINES, LogFollower, Takeover, names_of
 from airflow_provider_ktrain.engine.logs.line_logger import MICROSECONDS, LineLogger
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 
-MAX_NAMED_CONTAINERS = 3  #: How many containers one message names.
 ONLY_IN_TRIGGER_LOG = "Only the triggerer's log has them."
 
 
@@ -74,8 +73,7 @@ async def repeat_lines(
     missing = {key for key, tally in earlier.containers.items() if tally.unlogged or not tally.complete}
     missing |= {key for key, tally in gone.items() if tally.gaps}
     if missing:
-        names = listed([f"{pod}/{name}" for pod, name in sorted(missing)], MAX_NAMED_CONTAINERS)
         number = earlier.total.unlogged
         least = "" if all(tally.complete for tally in earlier.containers.values()) else "at least "
         lines = f"{least}{counted(number, 'line')}" if number else "some lines"
-        log.warning(f"Not logged again: {lines} of {names}.\n{ONLY_IN_TRIGGER_LOG}")
+        log.warning(f"Not logged again: {lines} of {names_of(sorted(missing))}.\n{ONLY_IN_TRIGGER_LOG}")

@@ -12,14 +12,14 @@ when the log has no more room:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, normal_time
 from airflow_provider_ktrain.core.logs.exec_trace import KnownJob
-from airflow_provider_ktrain.core.text.output import masked_log
+from airflow_provider_ktrain.core.text.output import listed, masked_log
 from airflow_provider_ktrain.engine.api.client import Api
 from airflow_provider_ktrain.engine.logs.backlog_lines import BacklogLines
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower
@@ -37,6 +37,7 @@ COUNT_SECONDS = 5.0  #: How long lines are only inspected and counted at the end
 LOOK_SECONDS = 0.05  #: Pause before checking again whether there is room in the log, or all lines are logged.
 AGAIN_LINES = 10_000  #: How many lines of a job are logged again after a takeover.
 AGAIN_SECONDS = 15.0  #: How long after the takeover they are logged again.
+MAX_NAMED_CONTAINERS = 3  #: How many containers one message names.
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class DrainReport:
     def unread(self) -> list[tuple[str, str]]:
         """Containers whose logs were not read to the end."""
         return [key for key, tally in self.containers.items() if not tally.complete]
+
+
+def names_of(containers: Iterable[tuple[str, str]]) -> str:
+    """The first of these containers for a message, and the number of others."""
+    return listed([f"{pod}/{container}" for pod, container in containers], MAX_NAMED_CONTAINERS)
 
 
 class LogFollower:
